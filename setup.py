@@ -20,8 +20,9 @@ from setuptools import setup
 COMPILED = {
     "broker": "coordinators dispatch fetch fetch_look fetcher open_fetch partition partitions produce state upkeep "
     "wiring",
-    "client": "accumulator alone async_link batch_outcomes collector lone_record loop_lease metadata partitioning "
-    "produce_requests sender stand_in topic_board wakefulness",
+    "client/cluster": "loop_cluster metadata",
+    "client/producer": "caller_io delivery direct_send inflight_requests loop_handoff partition_queues partitioning "
+    "producer_metadata record_buffer sender single_record spin_policy",
     "net": "async_client server",
     "protocol": "connection frames",
     "record": "checksum codec few_checks few_records header validate",

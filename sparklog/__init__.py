@@ -9,8 +9,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparklog.client.admin import Admin as Admin
-    from sparklog.client.consumer import Consumer as Consumer
+    from sparklog.client.admin.admin import Admin as Admin
+    from sparklog.client.consumer.consumer import Consumer as Consumer
+    from sparklog.client.consumer.origin import Origin as Origin
+    from sparklog.client.consumer.origin import origin as origin
     from sparklog.client.errors import BufferFull as BufferFull
     from sparklog.client.errors import ClientForked as ClientForked
     from sparklog.client.errors import ClientTimeout as ClientTimeout
@@ -21,11 +23,9 @@ if TYPE_CHECKING:
     from sparklog.client.errors import ProducerClosed as ProducerClosed
     from sparklog.client.errors import ProducerFenced as ProducerFenced
     from sparklog.client.errors import TransactionStateError as TransactionStateError
-    from sparklog.client.origin import Origin as Origin
-    from sparklog.client.origin import origin as origin
-    from sparklog.client.producer import Producer as Producer
-    from sparklog.client.results import RecordMetadata as RecordMetadata
-    from sparklog.client.results import WriteResult as WriteResult
+    from sparklog.client.producer.futures import RecordMetadata as RecordMetadata
+    from sparklog.client.producer.futures import WriteResult as WriteResult
+    from sparklog.client.producer.producer import Producer as Producer
     from sparklog.cluster.local import LocalCluster as LocalCluster
     from sparklog.errors import BrokerError as BrokerError
     from sparklog.errors import ClusterError as ClusterError
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Admin": "sparklog.client.admin",
+    "Admin": "sparklog.client.admin.admin",
     "BrokerError": "sparklog.errors",
     "BufferFull": "sparklog.client.errors",
     "ClientForked": "sparklog.client.errors",
@@ -52,25 +52,25 @@ _HOME = {
     "CommitOutcomeUnknown": "sparklog.client.errors",
     "CommitRefused": "sparklog.client.errors",
     "ConfigError": "sparklog.errors",
-    "Consumer": "sparklog.client.consumer",
+    "Consumer": "sparklog.client.consumer.consumer",
     "ErrorCode": "sparklog.errors",
     "LocalCluster": "sparklog.cluster.local",
     "LocalReadUnavailable": "sparklog.client.errors",
     "LogTruncated": "sparklog.client.errors",
     "OffsetRange": "sparklog.model",
-    "Origin": "sparklog.client.origin",
-    "Producer": "sparklog.client.producer",
+    "Origin": "sparklog.client.consumer.origin",
+    "Producer": "sparklog.client.producer.producer",
     "ProducerClosed": "sparklog.client.errors",
     "ProducerFenced": "sparklog.client.errors",
-    "RecordMetadata": "sparklog.client.results",
+    "RecordMetadata": "sparklog.client.producer.futures",
     "SparklogError": "sparklog.errors",
     "StorageError": "sparklog.errors",
     "TopicPartition": "sparklog.model",
     "TransactionStateError": "sparklog.client.errors",
-    "WriteResult": "sparklog.client.results",
+    "WriteResult": "sparklog.client.producer.futures",
     "configure": "sparklog.spark.configure",
     "locate_moment": "sparklog.spark.read_history",
-    "origin": "sparklog.client.origin",
+    "origin": "sparklog.client.consumer.origin",
     "read": "sparklog.spark.read",
     "read_history": "sparklog.spark.read_history",
 }

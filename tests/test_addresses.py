@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sparklog.client.bootstrap import Address, parse_bootstrap
+from sparklog.client.cluster.bootstrap import Address, parse_bootstrap
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.model import host_and_port
 from sparklog.net.blocking import BlockingConnection

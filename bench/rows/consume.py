@@ -19,7 +19,7 @@ from bench.rows.produce import PARTITIONS, write_tables
 from bench.sides import Bench, Kafka
 from bench.values import check_arrow, check_objects, objects, tables
 from sparklog import Consumer, TopicPartition
-from sparklog.client.reader import PartitionReader
+from sparklog.client.consumer.partition_reader import PartitionReader
 
 _RECORDS = {100: 5_000_000, 1000: 1_000_000}
 _POLL_S = 10.0

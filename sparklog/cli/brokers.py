@@ -11,8 +11,8 @@ import typer
 from sparklog.cli.moves import await_moves, print_moves
 from sparklog.cli.options import AsJson, Bootstrap, Throttle, Timeout, Yes, byte_count, confirm, open_admin
 from sparklog.cli.output import done, human_bytes, note, print_json, print_line, print_table
-from sparklog.client.admin import Admin
-from sparklog.client.descriptions import BrokerDescription, ClusterDescription, Reassigned
+from sparklog.client.admin.admin import Admin
+from sparklog.client.admin.descriptions import BrokerDescription, ClusterDescription, Reassigned
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition, host_and_port
 

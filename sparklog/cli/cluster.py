@@ -14,7 +14,7 @@ import typer
 
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_admin
 from sparklog.cli.output import done, human_bytes, print_json, print_line, print_lines
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import ClientTimeout
 from sparklog.cluster.driver_note import DriverNote, noted_driver
 from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions, add_setting, merged, read_settings

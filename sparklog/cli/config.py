@@ -10,7 +10,7 @@ import typer
 
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Topic, open_admin, pairs, topic_names
 from sparklog.cli.output import done, print_json, print_table
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.config import (
     BROKER_SETTINGS,
     TOPIC_SETTINGS,

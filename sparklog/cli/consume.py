@@ -19,9 +19,9 @@ from sparklog.cli.options import TIMES, Bootstrap, Timeout, Topics, open_admin, 
 from sparklog.cli.progress import bar
 from sparklog.cli.sinks import Format, format_of, open_sink
 from sparklog.cli.template import Template
-from sparklog.client.consumer import Consumer
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.consumer.origin import origin
 from sparklog.client.errors import ClientTimeout
-from sparklog.client.origin import origin
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 

@@ -28,7 +28,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from sparklog.cli.text_values import DECODER, from_csv, from_json
-from sparklog.client.partitioning import PARTITION_COLUMN
+from sparklog.client.producer.partitioning import PARTITION_COLUMN
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.record.nulls import misplaced_null
 from sparklog.record.rows import ValueRefusedError

@@ -13,8 +13,8 @@ import typer
 
 from sparklog.cli.options import TIMES, AsJson, Bootstrap, Timeout, Yes, confirm, group_names, open_admin, point_in_time
 from sparklog.cli.output import done, note, print_json, print_table
-from sparklog.client.admin import Admin
-from sparklog.client.offsets import OffsetQuery
+from sparklog.client.admin.admin import Admin
+from sparklog.client.cluster.offsets import OffsetQuery
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 

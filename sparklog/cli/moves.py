@@ -23,8 +23,8 @@ from sparklog.cli.options import (
 )
 from sparklog.cli.output import done, human_bytes, ids, note, print_json, print_line, print_table
 from sparklog.cli.progress import bar
-from sparklog.client.admin import Admin
-from sparklog.client.descriptions import MoveDescription, TopicDescription
+from sparklog.client.admin.admin import Admin
+from sparklog.client.admin.descriptions import MoveDescription, TopicDescription
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
-from sparklog.client.feed_cuts import LOG_COLUMNS
-from sparklog.client.origin import origin
+from sparklog.client.consumer.batch_slicing import LOG_COLUMNS
+from sparklog.client.consumer.origin import origin
 from sparklog.record.schema import fit_table
 
 

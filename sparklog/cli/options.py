@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 from sparklog.escaping import escaped

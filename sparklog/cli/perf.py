@@ -16,9 +16,9 @@ from sparklog.cli import options
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Topic, byte_count, open_admin, servers
 from sparklog.cli.output import human_bytes, print_json, print_line
 from sparklog.cli.progress import bar
-from sparklog.client.consumer import Consumer
+from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.errors import ClientTimeout
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.record.schema import DEFAULT_SCHEMA

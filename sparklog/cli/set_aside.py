@@ -11,7 +11,7 @@ import typer
 
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_admin
 from sparklog.cli.output import done, human_bytes, note, print_json, print_table
-from sparklog.client.set_aside import SetAsideDescription
+from sparklog.client.admin.set_aside import SetAsideDescription
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 
 set_aside = typer.Typer(help="Logs that no topic claims: list, restore, remove.", no_args_is_help=True)

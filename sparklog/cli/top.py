@@ -19,7 +19,7 @@ from rich.text import Text
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, open_admin
 from sparklog.cli.output import human_bytes, on_terminal, print_json, print_line, print_table
 from sparklog.cli.top_view import Snapshot, View, compare
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError
 from sparklog.escaping import escaped

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sparklog.client.descriptions import BrokerDescription, PartitionDescription, TopicDescription
+from sparklog.client.admin.descriptions import BrokerDescription, PartitionDescription, TopicDescription
 from sparklog.model import TopicPartition, host_and_port
 
 _KEPT_CHANGES = 200

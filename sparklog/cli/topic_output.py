@@ -9,8 +9,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from sparklog.cli.output import ids, print_line, print_table
-from sparklog.client.admin import Admin
-from sparklog.client.descriptions import PartitionDescription, TopicDescription
+from sparklog.client.admin.admin import Admin
+from sparklog.client.admin.descriptions import PartitionDescription, TopicDescription
 from sparklog.config import TOPIC_SETTINGS
 from sparklog.errors import ConfigError
 

@@ -37,7 +37,7 @@ from sparklog.cli.topic_output import (
     print_topic,
     state,
 )
-from sparklog.client.ddl import parse_columns
+from sparklog.client.admin.ddl import parse_columns
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 

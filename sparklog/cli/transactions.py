@@ -11,8 +11,8 @@ import typer
 
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_admin
 from sparklog.cli.output import done, print_json, print_line, print_table
-from sparklog.client.admin import Admin
-from sparklog.client.descriptions import HangingTransaction, TransactionDescription
+from sparklog.client.admin.admin import Admin
+from sparklog.client.admin.descriptions import HangingTransaction, TransactionDescription
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 

@@ -19,7 +19,7 @@ from types import TracebackType
 
 from pyspark.sql import SparkSession
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions
 from sparklog.cluster.process import is_alive, send_signal

@@ -29,8 +29,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from sparklog.client.admin import Admin
-from sparklog.client.descriptions import TopicDescription
+from sparklog.client.admin.admin import Admin
+from sparklog.client.admin.descriptions import TopicDescription
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
 from sparklog.delta.batches import Archived, BatchArchiver, data_loss
 from sparklog.delta.file_sizes import FileSizes

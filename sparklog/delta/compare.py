@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparklog.client.descriptions import TopicDescription
-from sparklog.client.fetched import FetchedBatch
-from sparklog.client.link import ClusterLink
-from sparklog.client.reader import PartitionReader
+from sparklog.client.admin.descriptions import TopicDescription
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.consumer.fetched_batches import FetchedBatch
+from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.config import topic_config
 from sparklog.delta.archived_rows import Archive
 from sparklog.delta.placing import Numbers, Rows
@@ -25,7 +25,7 @@ class RestoreDiffersError(SparklogError):
     """The log does not hold what the table holds."""
 
 
-def compare(link: ClusterLink, topic: TopicDescription, archive: Archive, partition: int) -> int:
+def compare(link: BlockingCluster, topic: TopicDescription, archive: Archive, partition: int) -> int:
     """How many rows one partition has in both.
 
     Raises:

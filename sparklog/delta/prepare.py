@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from sparklog.client.descriptions import TopicDescription
+from sparklog.client.admin.descriptions import TopicDescription
 from sparklog.delta import topic_description, upsert
 from sparklog.delta.archive_table import ArchiveRefused, ArchiveTable
 from sparklog.delta.casting import Casting, plan_casting

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparklog.client.admin import Admin
-from sparklog.client.descriptions import TopicDescription
-from sparklog.client.link import ClusterLink
-from sparklog.client.restoring import restore_batches
+from sparklog.client.admin.admin import Admin
+from sparklog.client.admin.descriptions import TopicDescription
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.producer.restore_produce import restore_batches
 from sparklog.config import topic_config
 from sparklog.delta.archived_rows import Archive, open_archive
 from sparklog.delta.compare import compare
@@ -95,7 +95,7 @@ def restore_topic(
     """
     if compression not in {None, "none", *COMPRESSIONS}:
         raise ConfigError(f"compression {compression}: expected none, {', '.join(COMPRESSIONS)}")
-    with Admin(bootstrap, timeout_s=timeout_s) as admin, ClusterLink(bootstrap, timeout_s=timeout_s) as link:
+    with Admin(bootstrap, timeout_s=timeout_s) as admin, BlockingCluster(bootstrap, timeout_s=timeout_s) as link:
         plan = _Plan(archive, partitions, replication_factor, dict(config or {}))
         topic, archive = _made(admin, name, plan)
         run = _Run(admin, link, topic, archive, compression=compression, timeout_s=timeout_s, tell=tell)
@@ -160,7 +160,7 @@ class _Run:
     def __init__(
         self,
         admin: Admin,
-        link: ClusterLink,
+        link: BlockingCluster,
         topic: TopicDescription,
         archive: Archive,
         *,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from sparklog.client.descriptions import TopicDescription
+from sparklog.client.admin.descriptions import TopicDescription
 from sparklog.delta.origin import Origin
 from sparklog.errors import ConfigError
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA, parse_schema, schema_message

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.demo.flights import ROW_ID
 from sparklog.demo.story import Story
 from sparklog.errors import ClusterError

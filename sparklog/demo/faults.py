@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.demo.story import Story
 from sparklog.errors import ClusterError, SparklogError
 from sparklog.model import TopicPartition

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.demo.evidence import Duplicates, await_replicas, compare_rows, compare_segments
 from sparklog.demo.faults import FaultThread, replicated_rows
 from sparklog.demo.flights import EVENT_TIME, KEY_COLUMNS, load_flights, write_slices

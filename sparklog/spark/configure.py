@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from sparklog.client.bootstrap import parse_bootstrap
+from sparklog.client.cluster.bootstrap import parse_bootstrap
 from sparklog.spark.source import SparklogSource
 from sparklog.spark.worker_python import choose_worker_python
 

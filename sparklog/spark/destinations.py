@@ -13,7 +13,7 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from sparklog.client.link import ClusterLink
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import Metadata, TopicMetadata
 from sparklog.record.schema import DEFAULT_SCHEMA
@@ -29,11 +29,11 @@ _DEFAULT_SHAPE = TopicShape(DEFAULT_SCHEMA, "timestamp")
 
 def look_up_route(topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
     """As ``settle_route``, asking the cluster that the options name."""
-    with ClusterLink(options.bootstrap, client_id=CLIENT_ID) as link:
+    with BlockingCluster(options.bootstrap, client_id=CLIENT_ID) as link:
         return settle_route(link, topic, columns, options)
 
 
-def settle_route(link: ClusterLink, topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
+def settle_route(link: BlockingCluster, topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
     """How a DataFrame of ``columns`` gets into ``topic``, which is there with fitting columns when this returns.
 
     Raises:
@@ -52,7 +52,7 @@ def settle_route(link: ClusterLink, topic: str, columns: StructType, options: Wr
     if options.merge_schema and not shape.is_default:
         lacking = [column for column in data_columns(shape, columns).fields if column.name not in shape.schema.names]
         if lacking:
-            from sparklog.client import topics
+            from sparklog.client.admin import topics
 
             # They may hold nulls, whatever the DataFrame promises: the rows that are there have no values.
             added = [field.with_nullable(True) for field in arrow_schema(StructType(lacking))]
@@ -70,7 +70,7 @@ def _under_own_names(route: TopicRoute, given: StructType, columns: StructType) 
     return route if payload == route.payload else replace(route, payload=payload, stored_as=route.payload)
 
 
-def _found(link: ClusterLink, topic: str, columns: StructType, options: WriteOptions) -> TopicMetadata:
+def _found(link: BlockingCluster, topic: str, columns: StructType, options: WriteOptions) -> TopicMetadata:
     # Not by asking for it: a topic that may just have been made is waited for.
     if options.new_topic is not None and not _is_there(link, topic):
         with _somebody_was_faster():
@@ -83,7 +83,7 @@ def _found(link: ClusterLink, topic: str, columns: StructType, options: WriteOpt
         raise
 
 
-def _is_there(link: ClusterLink, topic: str) -> bool:
+def _is_there(link: BlockingCluster, topic: str) -> bool:
     reply = link.retrying("metadata", lambda: link.ask_metadata(Metadata(0, None, schemas=False)))
     return any(found.name == topic and not found.code for found in reply.topics)
 
@@ -97,10 +97,12 @@ def _somebody_was_faster() -> Iterator[None]:
             raise
 
 
-def _made(link: ClusterLink, topic: str, columns: StructType, new: NewTopic, *, keys: tuple[str, ...]) -> TopicMetadata:
+def _made(
+    link: BlockingCluster, topic: str, columns: StructType, new: NewTopic, *, keys: tuple[str, ...]
+) -> TopicMetadata:
     """Kafka's columns for a DataFrame of those, else the DataFrame's own, nullable as Spark makes tables: what is
     computed without nulls today may have some tomorrow."""
-    from sparklog.client import topics
+    from sparklog.client.admin import topics
 
     kafka_like = _is_kafka_like(topic, columns) and keys in {(), ("key",)}
     own = data_columns(_NO_COLUMNS, columns)

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from sparklog.client.bootstrap import parse_bootstrap
+from sparklog.client.cluster.bootstrap import parse_bootstrap
 from sparklog.errors import ConfigError
 from sparklog.model import check_topic_name
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from sparklog.client.link import ClusterLink
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.errors import SparklogError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import GroupOffset
@@ -31,7 +31,7 @@ class GroupProgress:
         self._stored: Mapping[TopicPartition, Position] = {}
         self._silent_until = 0.0
 
-    def store(self, link: ClusterLink, positions: Mapping[TopicPartition, Position]) -> None:
+    def store(self, link: BlockingCluster, positions: Mapping[TopicPartition, Position]) -> None:
         """Set the group's offsets to ``positions``; an error is logged, and the query goes on."""
         if positions == self._stored or time.monotonic() < self._silent_until:
             return
@@ -40,7 +40,7 @@ class GroupProgress:
             for tp, found in positions.items()
             if found != self._stored.get(tp)
         ]
-        from sparklog.client.groups import commit_offsets  # for queries that have a group
+        from sparklog.client.admin.groups import commit_offsets  # for queries that have a group
 
         try:
             commit_offsets(link, self._group, offsets, timeout_s=_TIMEOUT_S)

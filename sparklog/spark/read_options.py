@@ -13,7 +13,7 @@ from typing import cast, get_args
 
 import msgspec
 
-from sparklog.client.nearest import LocalReads
+from sparklog.client.cluster.replica_selector import LocalReads
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.spark.limits import TriggerLimits

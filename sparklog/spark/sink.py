@@ -26,8 +26,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from sparklog.client.errors import ProducerFenced
-from sparklog.client.sink_transaction import AlreadyCommitted, decide, join, settled_version
-from sparklog.client.transaction_run import Joined
+from sparklog.client.producer.transaction_run import Joined
+from sparklog.client.producer.two_phase_write import AlreadyCommitted, decide, join, settled_version
 from sparklog.errors import BrokerError, ClusterError, ErrorCode, SparklogError
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.spark.write_options import NamedWrite

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.offsets import list_offsets
+from sparklog.client.cluster.replica_selector import LocalReads
 from sparklog.client.errors import LogTruncated
-from sparklog.client.link import ClusterLink
-from sparklog.client.nearest import LocalReads
-from sparklog.client.offsets import list_offsets
 from sparklog.delta.origin import Origin
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import NO_EPOCH, Span, TopicPartition
@@ -30,7 +30,7 @@ from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.resting import rest_what_is_loaded
 
 if TYPE_CHECKING:
-    from sparklog.client.fetched import FetchedBatch
+    from sparklog.client.consumer.fetched_batches import FetchedBatch
     from sparklog.record.header import BatchHeader
 
 _LOG = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
     """Each stored batch for itself. Raises as ``read_range``."""
     position, end, epoch = wanted.start, wanted.end, wanted.last_epoch
     assembler = _Assembler(wanted)
-    with ClusterLink(wanted.bootstrap, client_id=CLIENT_ID) as link:
+    with BlockingCluster(wanted.bootstrap, client_id=CLIENT_ID) as link:
         while position < end:
             try:
                 for found in _fetched(link, wanted, position, end=end, last_epoch=epoch, keep=assembler.keep):
@@ -149,7 +149,7 @@ def _is_trimmed(error: BrokerError) -> bool:
 
 
 def _fetched(
-    link: ClusterLink,
+    link: BlockingCluster,
     wanted: RangeRead,
     position: int,
     *,
@@ -157,7 +157,7 @@ def _fetched(
     last_epoch: int,
     keep: Callable[[BatchHeader], bool] | None,
 ) -> Iterator[FetchedBatch]:
-    from sparklog.client.reader import PartitionReader
+    from sparklog.client.consumer.partition_reader import PartitionReader
 
     with PartitionReader(
         link,
@@ -183,7 +183,7 @@ def _stored_columns(wanted: RangeRead) -> list[str]:
 
 
 def _behind_loss(
-    link: ClusterLink, wanted: RangeRead, position: int, *, end: int, error: BrokerError
+    link: BlockingCluster, wanted: RangeRead, position: int, *, end: int, error: BrokerError
 ) -> tuple[int, int]:
     """The rest of the range that can still be read, after a warning."""
     if error.code in _GONE:

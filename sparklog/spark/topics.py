@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from sparklog.client.link import ClusterLink
-from sparklog.client.offsets import listed_offsets
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.offsets import listed_offsets
 from sparklog.delta.origin import Origin
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
@@ -76,7 +76,7 @@ class TopicView:
 
     def __init__(self, bootstrap: str) -> None:
         """Connects to nothing yet."""
-        self.link = ClusterLink(bootstrap, client_id=CLIENT_ID, timeout_s=_TIMEOUT_S)
+        self.link = BlockingCluster(bootstrap, client_id=CLIENT_ID, timeout_s=_TIMEOUT_S)
 
     def close(self) -> None:
         self.link.close()
@@ -170,7 +170,7 @@ class TopicView:
     def _first_record(
         self, tp: TopicPartition, topic: SelectedTopic, offset: int, *, end: int, time_us: int
     ) -> int | None:
-        from sparklog.client.reader import PartitionReader
+        from sparklog.client.consumer.partition_reader import PartitionReader
 
         plan = plan_timestamps(topic.shape)
         if not plan.stored_columns:

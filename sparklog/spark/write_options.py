@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparklog.client.transaction_run import MAX_ID_BYTES
+from sparklog.client.producer.transaction_run import MAX_ID_BYTES
 from sparklog.errors import ConfigError
 from sparklog.spark.options import (
     check_topic,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sparklog.client.producer import Producer
-from sparklog.client.transaction_run import Joined
+from sparklog.client.producer.producer import Producer
+from sparklog.client.producer.transaction_run import Joined
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.spark.gather import gathered
@@ -23,7 +23,7 @@ from sparklog.spark.sink import SinkRun, Written, is_known, take_part
 from sparklog.spark.topic_route import TopicRoute, rows_by_value
 
 if TYPE_CHECKING:
-    from sparklog.client.results import WriteResult
+    from sparklog.client.producer.futures import WriteResult
     from sparklog.spark.writer import WritePlan
 
 #: Spark cuts a task's rows into batches of at most 10,000; so many bytes of them are encoded together, and stored as

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.cluster.stop_request import exit_on_first
 from sparklog.errors import ClusterError, SparklogError
 from sparklog.model import TopicPartition

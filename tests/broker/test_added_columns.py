@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 
 from sparklog.broker.add_columns import with_columns
-from sparklog.client.admin import Admin
-from sparklog.client.consumer import Consumer
-from sparklog.client.producer import Producer
-from sparklog.client.reader import PartitionReader
+from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.consumer.partition_reader import PartitionReader
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition, TopicRecord, TopicSchema
 from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema, schema_message

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sparklog.cli.main import run
-from sparklog.client.admin import Admin
-from sparklog.client.consumer import Consumer
-from sparklog.client.fetched import decode_partition, split_partitions
-from sparklog.client.nearest import LocalReads
-from sparklog.client.producer import Producer
-from sparklog.client.reader import PartitionReader
+from sparklog.client.admin.admin import Admin
+from sparklog.client.cluster.replica_selector import LocalReads
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.consumer.fetched_batches import decode_partition, split_partitions
+from sparklog.client.consumer.partition_reader import PartitionReader
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply

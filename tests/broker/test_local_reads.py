@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
+from sparklog.client.cluster.replica_selector import LocalReads
+from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import LocalReadUnavailable, LogTruncated
-from sparklog.client.nearest import LocalReads
-from sparklog.client.producer import Producer
-from sparklog.client.reader import PartitionReader
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.descriptors import DescriptorClient
@@ -360,7 +360,7 @@ def test_fetching_from_the_nearest_follower(
     def near(leader: int, in_sync: list[int], *_: object, **__: object) -> int:
         return follower if follower in in_sync else leader
 
-    monkeypatch.setattr("sparklog.client.reader.nearest", near)
+    monkeypatch.setattr("sparklog.client.consumer.partition_reader.nearest", near)
     found, reader = read(cluster, "near", 0, 120, local="never")
     assert found.equals(content)
     assert reader.counters.follower_batches == reader.counters.fetched_batches > 0

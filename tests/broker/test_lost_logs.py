@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.model import TopicPartition
 from sparklog.storage.checkpoints import CHECKPOINT_FILE, RUNNING_FILE, BootMark
 from sparklog.storage.partition_file import PARTITION_FILE

@@ -8,7 +8,7 @@ import signal
 import msgspec
 import pytest
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.model import TopicPartition
 from sparklog.record.header import HEADER_BYTES
 from sparklog.storage.checkpoints import CHECKPOINT_FILE, RUNNING_FILE, BootMark

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.storage.set_aside import SET_ASIDE
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.support import encoded, read_all

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from sparklog.cli.main import run
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import ElectLeaders, ProduceReply

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.client.admin import Admin
-from sparklog.client.consumer import Consumer
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition, VersionedState
 from sparklog.protocol.messages import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.model import TopicPartition
 from sparklog.record.header import unpack_headers
 from sparklog.storage.set_aside import SET_ASIDE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.topics import create_topic, leader
 

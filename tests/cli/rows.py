@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sparklog.client.consumer import Consumer
+from sparklog.client.consumer.consumer import Consumer
 from tests.client.fake_cluster import FakeCluster
 
 TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])

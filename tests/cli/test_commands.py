@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sparklog.cli.main import app
 from sparklog.cli.options import byte_count
 from sparklog.cli.output import print_table
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.protocol.messages import GroupDescription, HangingTransaction, MemberDescription, TopicPartitions
 from tests.cli.in_process import Cli, Result
 from tests.cli.rows import ROWS, table_of

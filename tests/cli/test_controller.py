@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.cli.main import run
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.testing.process_cluster import ProcessCluster

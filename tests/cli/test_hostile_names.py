@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from sparklog.cli.main import app
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from sparklog.cli.sinks import Format, open_sink
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.model import TopicSchema
 from sparklog.record.schema import schema_message
@@ -117,7 +117,7 @@ def test_columns_that_come_while_it_follows_are_shown(cli: Cli, fake: FakeCluste
 
     schemas = [TYPED, WIDER]
     from sparklog.cli.newest_columns import NewestColumns
-    from sparklog.client.origin import Origin, with_origin
+    from sparklog.client.consumer.origin import Origin, with_origin
 
     newest = NewestColumns(["t"], asked, places=False)
     old = with_origin(pa.RecordBatch.from_pylist([{"carrier": "UA"}], schema=TYPED), Origin("t", 0, 0, 0))

@@ -13,8 +13,8 @@ import typer
 
 from sparklog.cli.options import confirm, point_in_time, topic_names
 from sparklog.cli.topic_output import Health
-from sparklog.client.descriptions import PartitionDescription, TopicDescription
-from sparklog.client.producer import Producer
+from sparklog.client.admin.descriptions import PartitionDescription, TopicDescription
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import AlterReassignments, Request

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from sparklog.cli import files
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from tests.cli.in_process import Cli
 from tests.cli.rows import ROWS, TYPED, table_of
 from tests.client.fake_cluster import FakeCluster

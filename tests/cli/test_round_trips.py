@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparklog.cli import files
 from sparklog.cli.sinks import Format, format_of, open_sink
 from sparklog.cli.text_values import _stored, _stored_type
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.record.fit import fit_table
 from sparklog.record.rows import ColumnOfValues

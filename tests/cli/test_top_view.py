@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from sparklog.cli.top_view import Snapshot, compare
-from sparklog.client.descriptions import BrokerAddress, BrokerDescription, PartitionDescription, TopicDescription
+from sparklog.client.admin.descriptions import BrokerAddress, BrokerDescription, PartitionDescription, TopicDescription
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import ReplicaDescription
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 import time
 
-from sparklog.client.admin import Admin
-from sparklog.client.consumer import Consumer
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.producer.producer import Producer
 
 STEP = 25
 

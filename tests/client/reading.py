@@ -6,8 +6,8 @@ import time
 
 import pyarrow as pa
 
-from sparklog.client.consumer import Consumer
-from sparklog.client.producer import Producer
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection

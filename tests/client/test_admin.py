@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import DoubleType, StringType, StructField, StructType, TimestampType
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
+from sparklog.client.admin.topics import to_arrow_schema
 from sparklog.client.errors import ClientTimeout
-from sparklog.client.producer import Producer
-from sparklog.client.topics import to_arrow_schema
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection

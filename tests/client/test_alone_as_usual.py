@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from sparklog import Producer
-from sparklog.client import produce_requests as requests_module
-from sparklog.client.alone import _MOST_PREPARED, SendAlone
 from sparklog.client.errors import ClientTimeout, ProducerClosed
-from sparklog.client.lone_record import LoneRecord
-from sparklog.client.results import RecordFuture, RecordMetadata
+from sparklog.client.producer import inflight_requests as requests_module
+from sparklog.client.producer.direct_send import _MOST_PREPARED, DirectSender
+from sparklog.client.producer.futures import RecordFuture, RecordMetadata
+from sparklog.client.producer.single_record import SingleRecordCompletion
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import Metadata, Produce
@@ -28,7 +28,7 @@ from tests.client.fake_cluster import FakeCluster, Fault
 from tests.client.interrupting import interrupted_in, lines
 from tests.client.producing import LoseAnswers, hang_up, produce_requests, refuse, say_nothing, times, values
 from tests.client.test_interrupted_outcomes import ended
-from tests.client.test_loop_lease import acting, until
+from tests.client.test_loop_handoff import acting, until
 
 _TIMEOUT_S = 30.0
 _WAYS = pytest.mark.parametrize("way", ["alone", "usual"])
@@ -60,7 +60,7 @@ def send(
         finally:
             producer._alone = alone
     assert isinstance(future, RecordFuture)
-    assert isinstance(future._chunk, LoneRecord) == (way == "alone")
+    assert isinstance(future._chunk, SingleRecordCompletion) == (way == "alone")
     return future
 
 
@@ -313,7 +313,7 @@ def test_requests_of_many_sizes_and_partitions_are_few(fake: FakeCluster) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "line"), lines(SendAlone._send, SendAlone._forget, SendAlone._find, SendAlone._answered)
+    ("method", "line"), lines(DirectSender._send, DirectSender._forget, DirectSender._find, DirectSender._answered)
 )
 def test_an_interrupt_in_any_line_leaves_nobody_waiting(
     fake: FakeCluster, method: Callable[..., Any], line: int

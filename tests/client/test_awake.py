@@ -14,8 +14,8 @@ from collections.abc import Callable
 import pytest
 
 from sparklog import Producer
-from sparklog.client import wakefulness
-from sparklog.client.wakefulness import SOON_S, Wakefulness, processors
+from sparklog.client.producer import spin_policy
+from sparklog.client.producer.spin_policy import SOON_S, SpinPolicy, processors
 from sparklog.net.async_client import AsyncConnection
 from tests.client.fake_cluster import FakeCluster
 
@@ -85,7 +85,7 @@ def _asked(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, soon_s: float) ->
         asked.append(awake_s)
         return wait_readable(self, timeout_s)
 
-    monkeypatch.setattr(wakefulness, "SOON_S", soon_s)
+    monkeypatch.setattr(spin_policy, "SOON_S", soon_s)
     monkeypatch.setattr(AsyncConnection, "wait_readable", noted)
     with Producer(fake.bootstrap) as producer:
         deadline = time.monotonic() + _TIMEOUT_S
@@ -115,7 +115,7 @@ def test_a_producer_sleeps_on_the_only_processor(fake: FakeCluster, monkeypatch:
 _SOON_S, _LATE_S = SOON_S / 2, SOON_S
 
 
-def _slept_for(subject: Wakefulness) -> int:
+def _slept_for(subject: SpinPolicy) -> int:
     """How many answers that come soon it sleeps for now."""
     for count in range(10_000):
         if subject.awake_s:
@@ -125,7 +125,7 @@ def _slept_for(subject: Wakefulness) -> int:
 
 
 def test_each_answer_that_kept_it_awake_for_nothing_lets_it_sleep_twice_as_long() -> None:
-    subject = Wakefulness(processors=2)
+    subject = SpinPolicy(processors=2)
     slept = []
     for _ in range(13):
         slept.append(_slept_for(subject))
@@ -136,7 +136,7 @@ def test_each_answer_that_kept_it_awake_for_nothing_lets_it_sleep_twice_as_long(
 
 
 def test_late_answers_that_it_slept_for_let_it_sleep_on_and_no_longer_than_before() -> None:
-    subject = Wakefulness(processors=2)
+    subject = SpinPolicy(processors=2)
     _slept_for(subject)
     subject.answered(_LATE_S)
     for _ in range(10):
@@ -147,7 +147,7 @@ def test_late_answers_that_it_slept_for_let_it_sleep_on_and_no_longer_than_befor
 
 
 def test_answers_that_come_soon_in_a_row_make_up_for_late_ones() -> None:
-    subject = Wakefulness(processors=2)
+    subject = SpinPolicy(processors=2)
     for _ in range(3):
         _slept_for(subject)
         subject.answered(_LATE_S)
@@ -166,7 +166,7 @@ def test_answers_that_come_soon_in_a_row_make_up_for_late_ones() -> None:
     ("one_in", "least", "most"), [(5, 0.0, 0.02), (12, 0.0, 0.2), (50, 0.8, 1.0), (200, 0.95, 1.0)]
 )
 def test_it_is_awake_where_few_answers_are_late(one_in: int, least: float, most: float) -> None:
-    subject, chance, awake = Wakefulness(processors=2), random.Random(7), 0
+    subject, chance, awake = SpinPolicy(processors=2), random.Random(7), 0
     for _ in range(100_000):
         awake += subject.awake_s > 0
         subject.answered(_LATE_S if chance.random() < 1 / one_in else _SOON_S)
@@ -174,7 +174,7 @@ def test_it_is_awake_where_few_answers_are_late(one_in: int, least: float, most:
 
 
 def test_nobody_stays_awake_on_the_only_processor() -> None:
-    subject = Wakefulness(processors=1)
+    subject = SpinPolicy(processors=1)
     for _ in range(100):
         subject.answered(0.0)
         assert subject.awake_s == 0

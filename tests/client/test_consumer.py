@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparklog.client.consumer import Consumer
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.consumer.origin import Origin, origin, with_origin
 from sparklog.client.errors import ClientTimeout
-from sparklog.client.origin import Origin, origin, with_origin
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.model import TopicPartition, TopicSchema
 from sparklog.record.schema import schema_message

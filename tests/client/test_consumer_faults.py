@@ -7,9 +7,9 @@ import time
 import pyarrow as pa
 import pytest
 
-from sparklog.client.consumer import Consumer
+from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.errors import ClientTimeout, LogTruncated
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import Fetch, FetchedPartition, FetchReply, Request
@@ -64,7 +64,7 @@ def test_a_leader_that_hangs_is_left_when_another_is_elected(fake: FakeCluster) 
 
 
 def test_a_slow_reader_is_no_silent_leader(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparklog.client.fetching._SUSPECT_AFTER_S", 0.05)
+    monkeypatch.setattr("sparklog.client.consumer.fetcher._SUSPECT_AFTER_S", 0.05)
     fill(fake, records=1000)
     with Consumer(fake.bootstrap, "t", max_bytes=1, timeout_s=0.5) as consumer:
         found = []

@@ -10,13 +10,13 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sparklog.client import fetching
-from sparklog.client import reader as reader_module
-from sparklog.client.admin import Admin
-from sparklog.client.consumer import Consumer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer import fetcher
+from sparklog.client.consumer import partition_reader as reader_module
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import ClientTimeout
-from sparklog.client.producer import Producer
-from sparklog.client.reader import PartitionReader
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.net.server import ServerConnection
@@ -131,7 +131,7 @@ def test_a_range_is_not_waited_for_where_it_will_not_come(
 
 
 def test_nor_are_records_it_never_saw_committed(deposed: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "_SUSPECT_AFTER_S", 0.2)
+    monkeypatch.setattr(fetcher, "_SUSPECT_AFTER_S", 0.2)
     with Consumer(at_broker_0(deposed), "t", start={TP: CUT_OFF_AT}, timeout_s=5.0) as consumer:
         assert sum(batch.num_rows for batch in consumer.poll(10.0)) == END - CUT_OFF_AT
 

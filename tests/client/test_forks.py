@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from sparklog import Admin, ClientForked, Consumer, Producer, TopicPartition
-from sparklog.client.link import ClusterLink
-from sparklog.client.reader import PartitionReader
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.protocol.messages import Produce
 from tests.client.fake_cluster import FakeCluster
 from tests.client.producing import say_nothing, times
@@ -116,7 +116,7 @@ def test_readers_refuse_every_call_in_a_child_and_go_on_in_the_parent(fake: Fake
         Producer(fake.bootstrap) as producer,
         Consumer(fake.bootstrap, "t") as consumer,
         Admin(fake.bootstrap) as admin,
-        ClusterLink(fake.bootstrap) as link,
+        BlockingCluster(fake.bootstrap) as link,
         PartitionReader(fake.bootstrap, TopicPartition("t", 0), 0, 1) as reader,
     ):
         producer.send("t", b"before").result(_TIMEOUT_S)

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin import Admin
-from sparklog.client.groups import GroupDescription
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.admin.groups import GroupDescription
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import CommitOffsets, CommitOffsetsReply, GroupOffset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection

@@ -15,16 +15,24 @@ from typing import Any, cast
 import pytest
 
 from sparklog import Producer
-from sparklog.client.collector import Collector, RecordChunk
 from sparklog.client.errors import ProducerClosed
-from sparklog.client.partitioning import ProducerTopic
-from sparklog.client.results import BatchOutcome, Completion, Ending, RecordFuture, TableWrite, resolve, tell
+from sparklog.client.producer.futures import (
+    BatchOutcome,
+    Completion,
+    CompletionLatch,
+    RecordFuture,
+    TableWrite,
+    resolve,
+    tell,
+)
+from sparklog.client.producer.partitioning import ProducerTopic
+from sparklog.client.producer.record_buffer import RecordBuffer, RecordChunk
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import Produce
 from tests.client.fake_cluster import FakeCluster
 from tests.client.interrupting import interrupted_in, lines
 from tests.client.producing import refuse, times, values
-from tests.client.test_loop_lease import acting
+from tests.client.test_loop_handoff import acting
 
 _TIMEOUT_S = 30.0
 _TOPIC = cast(ProducerTopic, SimpleNamespace(name="t"))
@@ -87,7 +95,7 @@ def ended(threads: list[threading.Thread]) -> None:
 
 @pytest.mark.parametrize(
     ("method", "line"),
-    lines(RecordChunk.batch_done, RecordChunk._tell, RecordChunk._tell_listeners, Ending.end, tell, resolve),
+    lines(RecordChunk.batch_done, RecordChunk._tell, RecordChunk._tell_listeners, CompletionLatch.end, tell, resolve),
 )
 def test_of_a_record_everybody_is_told(method: Callable[..., Any], line: int) -> None:
     chunk = RecordChunk(_TOPIC, None, 0.0)
@@ -112,7 +120,7 @@ def test_of_a_record_everybody_is_told(method: Callable[..., Any], line: int) ->
         assert told.wait(_TIMEOUT_S)
 
 
-@pytest.mark.parametrize(("method", "line"), lines(TableWrite._close_one, TableWrite._tell, Ending.end, tell))
+@pytest.mark.parametrize(("method", "line"), lines(TableWrite._close_one, TableWrite._tell, CompletionLatch.end, tell))
 def test_of_a_table_everybody_is_told(method: Callable[..., Any], line: int) -> None:
     table = TableWrite("t")
     assert table.add_batch() == 0
@@ -130,7 +138,7 @@ def test_of_a_table_everybody_is_told(method: Callable[..., Any], line: int) -> 
 
 
 def test_who_waits_no_longer_leaves_nothing_behind() -> None:
-    ending = Ending()
+    ending = CompletionLatch()
     assert not ending.wait(0.0) and not ending.wait(0.001)
     assert not ending._told
     ending.end()
@@ -181,7 +189,7 @@ class _Attendant:
 def test_a_record_whose_sender_is_interrupted_is_there_once_or_not_at_all(seal: bool, batch_bytes: int) -> None:
     for call in range(200):
         attendant, opened = _Attendant(), list[RecordChunk]()
-        collector = Collector(
+        collector = RecordBuffer(
             batch_bytes=batch_bytes,
             linger_ms=0.0,
             buffer_bytes=10_000,
@@ -190,7 +198,7 @@ def test_a_record_whose_sender_is_interrupted_is_there_once_or_not_at_all(seal: 
             opened=opened.append,
         )
 
-        def append(collector: Collector = collector) -> None:
+        def append(collector: RecordBuffer = collector) -> None:
             collector.append(_TOPIC, None, record=(None, b"v", None, 1), size=1)
 
         if seal:

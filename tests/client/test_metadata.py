@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparklog.client.metadata import Leader, MetadataCache, topic_error
+from sparklog.client.cluster.metadata import Leader, MetadataCache, topic_error
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition, TopicSchema
 from sparklog.protocol.messages import MetadataReply, PartitionMetadata, TopicMetadata

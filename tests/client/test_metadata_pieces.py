@@ -10,9 +10,9 @@ import pytest
 
 from sparklog.broker import metadata_cache
 from sparklog.broker.metadata_cache import MetadataCache
-from sparklog.client.async_link import AsyncLink
-from sparklog.client.link import ClusterLink
-from sparklog.client.metadata import MetadataPieces
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.loop_cluster import LoopCluster
+from sparklog.client.cluster.metadata import MetadataPieces
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.net.server import ServerConnection
@@ -178,7 +178,7 @@ def test_clients_ask_one_broker_for_all_pieces(fake: FakeCluster) -> None:
 
     for broker in fake.brokers:
         fake.fault(broker.broker_id, fault)
-    with ClusterLink(fake.bootstrap) as link:
+    with BlockingCluster(fake.bootstrap) as link:
         link.refresh(None)
         assert {*link.metadata.partitions("a"), *link.metadata.partitions("big")} == expected
         assert len(link.topic("big", refresh=True).partitions) == 35
@@ -188,7 +188,7 @@ def test_clients_ask_one_broker_for_all_pieces(fake: FakeCluster) -> None:
 
     async def ask() -> None:
         arrived = asyncio.Event()
-        link = AsyncLink(fake.bootstrap, client_id="test", changed=arrived.set, request_timeout_s=30.0)
+        link = LoopCluster(fake.bootstrap, client_id="test", changed=arrived.set, request_timeout_s=30.0)
         link.want_metadata(["big"])
         while len(link.metadata.partitions("big")) < 35:
             await asyncio.wait_for(arrived.wait(), 30)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import ClientTimeout, LogTruncated
-from sparklog.client.link import ClusterLink
-from sparklog.client.reader import PartitionReader
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
@@ -60,7 +60,7 @@ def test_a_range_cut_while_it_is_read_raises(fake: FakeCluster) -> None:
 
 def test_two_readers_may_share_a_link(fake: FakeCluster) -> None:
     fill(fake, partitions=2)
-    with ClusterLink(fake.bootstrap) as link:
+    with BlockingCluster(fake.bootstrap) as link:
         for partition in range(2):
             with PartitionReader(link, TopicPartition("t", partition), 0, 100) as reader:
                 assert numbers([batch for _, batch in reader]) == list(range(100))

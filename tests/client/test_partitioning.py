@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog.client.frames import to_table
-from sparklog.client.partitioning import (
+from sparklog.client.producer.data_frames import to_table
+from sparklog.client.producer.partitioning import (
     EncodedPart,
     ProducerTopic,
     _encode_one,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.client.errors import BufferFull, ClientTimeout, ProducerClosed
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (

@@ -7,7 +7,7 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import OffsetRange, TopicPartition, TopicSchema
 from sparklog.protocol.messages import (

@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.client import chunk_encoder, fetching, topic_board
-from sparklog.client.consumer import Consumer
+from sparklog.client.consumer import fetcher
+from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.errors import ProducerClosed
-from sparklog.client.partitioning import ProducerTopic, encode_parts
-from sparklog.client.producer import Producer
+from sparklog.client.producer import chunk_encoder, producer_metadata
+from sparklog.client.producer.partitioning import ProducerTopic, encode_parts
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import Produce, TopicMetadata
 from tests.client.fake_cluster import FakeCluster
@@ -158,7 +159,7 @@ def test_a_topic_that_this_client_cannot_read_is_nothing_to_others(
             raise BrokerError(ErrorCode.SCHEMA_MISMATCH, "written by a later Arrow")
         return ProducerTopic(metadata)
 
-    monkeypatch.setattr(topic_board, "ProducerTopic", take)
+    monkeypatch.setattr(producer_metadata, "ProducerTopic", take)
     with Producer(fake.bootstrap) as producer:
         with pytest.raises(BrokerError, match="a later Arrow"):
             producer.send("odd", b"v")
@@ -275,7 +276,7 @@ def test_a_reader_passes_over_nothing_that_it_could_not_read(
             producer.send("t", b"v", partition=partition).result(30)
     with Consumer(fake.bootstrap, "t") as consumer:
         with monkeypatch.context() as patched:
-            patched.setattr(fetching, "decode_partition", fail)
+            patched.setattr(fetcher, "decode_partition", fail)
             with pytest.raises(Unforeseen):
                 consumer.to_table(timeout_s=30)
             with pytest.raises(Unforeseen):

@@ -11,7 +11,7 @@ from sparklog.client.errors import ProducerClosed
 from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.connection import ClientEnd
 from tests.client.fake_cluster import FakeCluster
-from tests.client.test_loop_lease import acting
+from tests.client.test_loop_handoff import acting
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerFenced, TransactionStateError
-from sparklog.client.producer import Producer
-from sparklog.client.sink_transaction import AlreadyCommitted, Decided, decide, join
-from sparklog.client.transaction_run import Joined
+from sparklog.client.producer.producer import Producer
+from sparklog.client.producer.transaction_run import Joined
+from sparklog.client.producer.two_phase_write import AlreadyCommitted, Decided, decide, join
 from sparklog.protocol.messages import (
     EndTransaction,
 )

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer.group_session import GroupMetadata
 from sparklog.client.errors import CommitOutcomeUnknown, ProducerFenced, TransactionStateError
-from sparklog.client.group_session import GroupMetadata
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import (
     ClientTimeout,
     CommitOutcomeUnknown,
@@ -16,7 +16,7 @@ from sparklog.client.errors import (
     ProducerFenced,
     TransactionStateError,
 )
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparklog.client.admin import Admin
-from sparklog.client.consumer import Consumer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.isolation_level import Isolation
+from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.errors import ProducerFenced
-from sparklog.client.isolation import Isolation
-from sparklog.client.link import ClusterLink
-from sparklog.client.producer import Producer
+from sparklog.client.producer.producer import Producer
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -50,7 +50,7 @@ def values(cluster: ProcessCluster, topic: str, isolation: Isolation = "read_com
 
 
 def coordinator_of(cluster: ProcessCluster, key: str) -> int:
-    with ClusterLink(cluster.bootstrap) as link:
+    with BlockingCluster(cluster.bootstrap) as link:
         request = FindCoordinator(0, "transaction", key)
         reply = link.retrying("coordinator", lambda: link.ask_any(request, FindCoordinatorReply))
         return reply.broker.broker_id

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.client.admin import Admin
-from sparklog.client.consumer import Consumer
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection

@@ -12,13 +12,13 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from sparklog.client.admin import Admin
-from sparklog.client.consumer import Consumer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.consumer.origin import origin
+from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import ClientTimeout, LogTruncated
-from sparklog.client.origin import origin
-from sparklog.client.producer import Producer
-from sparklog.client.reader import PartitionReader
-from sparklog.client.results import RecordMetadata
+from sparklog.client.producer.futures import RecordMetadata
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster, wait_until

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sparklog.client.bootstrap import Address, parse_bootstrap
-from sparklog.client.ddl import parse_columns
+from sparklog.client.admin.ddl import parse_columns
+from sparklog.client.cluster.bootstrap import Address, parse_bootstrap
 from sparklog.errors import ConfigError
 
 

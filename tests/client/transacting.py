@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from sparklog.client.consumer import Consumer
-from sparklog.client.isolation import Isolation
+from sparklog.client.cluster.isolation_level import Isolation
+from sparklog.client.consumer.consumer import Consumer
 from sparklog.errors import ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sparklog.broker.secret_file import new_secret
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.cluster.barrier_task import retire_through
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper

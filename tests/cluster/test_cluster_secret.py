@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from sparklog.broker.secret_file import new_secret, read_secret_file
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.cluster import runtime_directory
 from sparklog.cluster.barrier_task import retire_through
 from sparklog.cluster.cluster_secret import driver_keys, driver_secret_file, found_on_host, keep_on_host

@@ -11,10 +11,10 @@ from concurrent.futures import Future
 import pytest
 
 from sparklog.cli.main import run
-from sparklog.client.admin import Admin
-from sparklog.client.consumer import Consumer
-from sparklog.client.producer import Producer
-from sparklog.client.results import RecordMetadata
+from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.producer.futures import RecordMetadata
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from tests.cluster.supervised_cluster import SupervisedCluster
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.delta.session import PACKAGE, SETTINGS
 from sparklog.spark.configure import configure
 from sparklog.testing.process_cluster import ProcessCluster

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from sparklog.client.descriptions import PartitionDescription, TopicDescription
+from sparklog.client.admin.descriptions import PartitionDescription, TopicDescription
 from sparklog.delta.seam import Mode, Seam
 from sparklog.delta.table import quarantine_path, table_path
 from sparklog.delta.topic_description import PROPERTY, to_json

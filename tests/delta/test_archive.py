@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sparklog.client.admin import Admin
-from sparklog.client.groups import group_offsets
-from sparklog.client.link import ClusterLink
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.admin.groups import group_offsets
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.producer.producer import Producer
 from sparklog.delta.archive import TopicArchive
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
 from sparklog.delta.archived_rows import open_archive
@@ -446,7 +446,7 @@ def test_what_is_refused(
     late, old = TopicArchive(spark, asked(brokers, topic, lake), print), seams(lake, topic)[-1]
     late._store(old)
     late.close()
-    with ClusterLink(brokers.bootstrap) as link:
+    with BlockingCluster(brokers.bootstrap) as link:
         found = group_offsets(link, f"archive-{topic}")
     assert found == ()
     admin.delete_topic(topic)

@@ -7,8 +7,8 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.producer.producer import Producer
 from sparklog.delta.archive_table import ArchiveTable
 from sparklog.delta.table import table_path
 from sparklog.testing.process_cluster import ProcessCluster

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparklog
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.producer.producer import Producer
 from sparklog.delta.job import run_archives
 from sparklog.delta.table import table_path
 from sparklog.errors import ConfigError

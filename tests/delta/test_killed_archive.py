@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.producer.producer import Producer
 from sparklog.delta.seam import read_seam
 from sparklog.delta.session import submit_arguments
 from sparklog.delta.table import table_path

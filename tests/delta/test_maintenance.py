@@ -16,8 +16,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sparklog.cli.starting import started
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.producer.producer import Producer
 from sparklog.delta.archive_table import ArchiveTable
 from sparklog.delta.maintenance import RETENTION, VACUUMED, Maintenance
 from sparklog.delta.options import MaintenanceOptions

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import ClientTimeout
-from sparklog.client.link import ClusterLink
-from sparklog.client.producer import Producer
-from sparklog.client.reader import PartitionReader
-from sparklog.client.restoring import restore_batches
+from sparklog.client.producer.producer import Producer
+from sparklog.client.producer.restore_produce import restore_batches
 from sparklog.delta.archived_rows import open_archive
 from sparklog.delta.compare import RestoreDiffersError, compare
 from sparklog.delta.placing import Placing
@@ -295,7 +295,10 @@ def test_what_stands_in_the_way_is_told(cluster: ProcessCluster, admin: Admin, t
     with pytest.raises(BrokerError, match=r"INVALID_CONFIG.*restoring=true is for topics that are made by a restore"):
         admin.alter_topic("mine", {"restoring": "true"})
     batches = Placing(DEFAULT_SCHEMA, 0, "timestamp", 1 << 20).nothing(1, 5)
-    with ClusterLink(cluster.bootstrap) as link, pytest.raises(BrokerError, match=r"INVALID_REQUEST.*only its leader"):
+    with (
+        BlockingCluster(cluster.bootstrap) as link,
+        pytest.raises(BrokerError, match=r"INVALID_REQUEST.*only its leader"),
+    ):
         restore_batches(link, TopicPartition("mine", 0), "", batches, timeout_s=30)
     assert admin.list_offsets([TopicPartition("mine", 0)]) == {("mine", 0): 1}
     admin.delete_topic("mine")
@@ -311,7 +314,7 @@ def test_a_difference_is_found(cluster: ProcessCluster, admin: Admin, tmp_path: 
     restored(cluster, archived)
     topic = admin.describe_topic("same")
     rows, offsets = default_rows(500, partition=0, seed=0)
-    with ClusterLink(cluster.bootstrap) as link:
+    with BlockingCluster(cluster.bootstrap) as link:
         assert compare(link, topic, open_archive(archived.table), 0) == len(offsets)
         for number, (column, value) in enumerate(
             [

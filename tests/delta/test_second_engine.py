@@ -14,8 +14,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.producer.producer import Producer
 from sparklog.delta.archived_rows import open_archive
 from sparklog.delta.job import run_archives
 from sparklog.delta.restore import restore_topic

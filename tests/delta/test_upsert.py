@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.producer.producer import Producer
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
 from sparklog.delta.casting import TOMBSTONE
 from sparklog.delta.seam import Seam

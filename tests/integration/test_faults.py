@@ -21,8 +21,8 @@ from typing import Literal
 
 import pytest
 
-from sparklog.client.consumer import Consumer
-from sparklog.client.origin import origin
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.consumer.origin import origin
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.testing.checker import check

@@ -54,7 +54,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 from sparklog.broker.coordinator_host import _rows
 from sparklog.broker.internal_topics import _number
-from sparklog.client.partitioning import fit_to_topic
+from sparklog.client.producer.partitioning import fit_to_topic
 from sparklog.coordinator.group_topics import pattern_error
 from sparklog.record.arrays import empty_batch
 from sparklog.record.codec import _copied

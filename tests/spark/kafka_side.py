@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, Protocol
 
 from pyspark.sql import SparkSession
 
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.producer.producer import Producer
 from sparklog.cluster.embedded_zookeeper import find_java
 from tests.waiting import wait_until
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 
 pytestmark = pytest.mark.integration
 

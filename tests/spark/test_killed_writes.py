@@ -19,11 +19,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
+from sparklog.client.cluster.isolation_level import Isolation
+from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import ProducerFenced
-from sparklog.client.isolation import Isolation
-from sparklog.client.producer import Producer
-from sparklog.client.reader import PartitionReader
+from sparklog.client.producer.producer import Producer
 from sparklog.model import TopicPartition
 from sparklog.spark.sink import commit_run
 from sparklog.testing.process_cluster import ProcessCluster, wait_until

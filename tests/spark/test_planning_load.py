@@ -9,7 +9,13 @@ import sys
 import pytest
 
 #: What takes long to load and only tasks use.
-_OF_TASKS = {"asyncio", "uvloop", "pyarrow.compute", "sparklog.client.producer", "sparklog.client.reader"}
+_OF_TASKS = {
+    "asyncio",
+    "uvloop",
+    "pyarrow.compute",
+    "sparklog.client.producer.producer",
+    "sparklog.client.consumer.partition_reader",
+}
 
 
 @pytest.mark.parametrize("step", ["reader", "stream", "writer", "destinations"])

@@ -11,8 +11,8 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as sf
 
 import sparklog
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.producer.producer import Producer
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.spark.queries import drained
 

@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import sparklog
-from sparklog.client import reader as client_reader
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
-from sparklog.client.reader import PartitionReader
+from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer import partition_reader as client_reader
+from sparklog.client.consumer.partition_reader import PartitionReader
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.spark.read_options import parse_read_options

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.producer.producer import Producer
 from sparklog.spark.schema import arrow_schema
 from sparklog.testing.process_cluster import ProcessCluster
 

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.spark.kafka_side import KafkaBroker, KafkaSide, Record, Side, SparklogSide, jars_folder
 from tests.spark.queries import drained

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import ProducerFenced, TransactionStateError
-from sparklog.client.reader import PartitionReader
-from sparklog.client.sink_transaction import decide
+from sparklog.client.producer.two_phase_write import decide
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.spark import sink
@@ -424,8 +424,9 @@ import pickle, sys
 from sparklog.spark.writer import BatchWriter, plan_write
 options, columns = pickle.load(sys.stdin.buffer)
 writer = BatchWriter(plan_write(options, schema=columns, now=True))
-assert not {"asyncio", "uvloop", "pandas", "pyarrow.compute", "sparklog.client.producer"} & set(sys.modules)
-assert not {"sparklog.client.admin", "sparklog.client.topics", "sparklog.client.descriptions"} & set(sys.modules)
+assert not {"asyncio", "uvloop", "pandas", "pyarrow.compute", "sparklog.client.producer.producer"} & set(sys.modules)
+admin = {f"sparklog.client.admin.{name}" for name in ("admin", "topics", "descriptions")}
+assert not admin & set(sys.modules)
 assert not {"sparklog.spark.topics", "sparklog.spark.columns", "difflib"} & set(sys.modules)
 assert not sys.modules["sparklog.protocol.messages"]._request_decoder.cache_info().currsize
 sys.stdout.buffer.write(pickle.dumps(writer))

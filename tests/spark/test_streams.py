@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparklog.client.admin import Admin
-from sparklog.client.producer import Producer
+from sparklog.client.admin.admin import Admin
+from sparklog.client.producer.producer import Producer
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.topics import create_topic, hosted, leader

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparklog.client.admin import Admin
+from sparklog.client.admin.admin import Admin
 from tests.spark.queries import drained
 from tests.spark.test_round_trips import ALL_TYPES, read
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from msgspec.structs import replace
 
-from sparklog.client.fetched import PartitionBytes, decode_partition
+from sparklog.client.consumer.fetched_batches import PartitionBytes, decode_partition
 from sparklog.model import TopicPartition, TopicSchema
 from sparklog.protocol.messages import AbortedRange, FetchedPartition
 from sparklog.record.codec import encode_batch

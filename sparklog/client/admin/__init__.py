@@ -1,0 +1,1 @@
+"""The admin client: topics, groups, reassignments, the state of the cluster."""

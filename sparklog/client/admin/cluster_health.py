@@ -1,0 +1,154 @@
+"""Whether a cluster is whole: every broker there, every replica in sync, by what each broker says itself.
+
+One broker's metadata would not do. A broker that has just started has heard nothing, and right after a restart an ISR
+of full size may be a claim from before it. So all brokers must agree, and each replica must have the leader's epoch
+and have reached the high watermark its leader had at the look before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster, Deadline
+from sparklog.client.errors import ClientTimeout
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_LEADER, TopicPartition
+from sparklog.protocol.messages import (
+    DescribeBroker,
+    DescribeBrokerReply,
+    Metadata,
+    MetadataReply,
+    PartitionMetadata,
+    ReplicaDescription,
+)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
+#: Problems named when time is up.
+_NAMED = 3
+
+
+@dataclass(slots=True)
+class ClusterSnapshot:
+    """What all brokers said, one after the other."""
+
+    metadata: dict[int, MetadataReply] = field(default_factory=dict)
+    replicas: dict[tuple[TopicPartition, int], ReplicaDescription] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def newest(self) -> dict[TopicPartition, PartitionMetadata]:
+        """Each partition as the broker with the newest leader epoch knows it."""
+        found: dict[TopicPartition, PartitionMetadata] = {}
+        for reply in self.metadata.values():
+            for topic in reply.topics:
+                for part in topic.partitions:
+                    tp = TopicPartition(topic.name, part.partition)
+                    known = found.get(tp)
+                    if known is None or part.leader_epoch > known.leader_epoch:
+                        found[tp] = part
+        return found
+
+
+def take_look(link: BlockingCluster, expected: Collection[int]) -> ClusterSnapshot:
+    """Ask every broker that is registered. A broker that does not answer is a problem, not an error.
+
+    Raises:
+        BrokerError: no broker at all can be reached.
+    """
+    look = ClusterSnapshot()
+    link.refresh(())
+    registered = sorted(link.metadata.brokers)
+    for broker_id in sorted(set(expected) - set(registered)):
+        look.problems.append(f"broker {broker_id} is not registered")
+    for broker_id in registered:
+        try:
+            look.metadata[broker_id] = link.ask_metadata(Metadata(0, None, schemas=False, internal=True), broker_id)
+            described = link.ask_broker(broker_id, DescribeBroker(0), DescribeBrokerReply)
+        except BrokerError as error:
+            look.problems.append(f"broker {broker_id} does not answer: {error}")
+            continue
+        if described.state != "running":
+            look.problems.append(f"broker {broker_id} is {described.state}")
+        for replica in described.replicas:
+            look.replicas[TopicPartition(replica.topic, replica.partition), broker_id] = replica
+    return look
+
+
+def problems_of(look: ClusterSnapshot, before: ClusterSnapshot) -> list[str]:
+    """Why the cluster is not whole, one sentence each; none: it is. ``before`` is the look before this one."""
+    found = list(look.problems)
+    epochs = {broker_id: reply.controller_epoch for broker_id, reply in look.metadata.items()}
+    newest = max(epochs.values(), default=-1)
+    found += [f"broker {b} has not heard of controller {newest}" for b, epoch in epochs.items() if epoch < newest]
+    partitions = look.newest
+    for broker_id, reply in look.metadata.items():
+        known = {
+            TopicPartition(topic.name, part.partition): part.leader_epoch
+            for topic in reply.topics
+            for part in topic.partitions
+        }
+        behind = [tp for tp, part in partitions.items() if known.get(tp, -1) < part.leader_epoch]
+        if behind:
+            found.append(f"broker {broker_id} has not heard who leads {behind[0]}")
+    for tp, part in partitions.items():
+        problem = _problem(tp, part, look, before)
+        if problem:
+            found.append(problem)
+    return found
+
+
+def _problem(tp: TopicPartition, part: PartitionMetadata, look: ClusterSnapshot, before: ClusterSnapshot) -> str:
+    if part.leader == NO_LEADER:
+        return f"{tp} has no leader"
+    missing = sorted(set(part.replicas) - set(part.isr))
+    if missing:
+        return f"{tp}: replicas {missing} are not in sync"
+    leader = before.replicas.get((tp, part.leader))
+    if leader is None or (leader.role, leader.leader_epoch) != ("leader", part.leader_epoch):
+        return f"{tp}: broker {part.leader} does not lead it yet"
+    for broker_id in part.replicas:
+        replica = look.replicas.get((tp, broker_id))
+        if replica is None or replica.role == "offline" or replica.leader_epoch != part.leader_epoch:
+            return f"{tp}: broker {broker_id} does not follow in leader epoch {part.leader_epoch}"
+        if replica.log_end_offset < leader.high_watermark:
+            missing_records = leader.high_watermark - replica.log_end_offset
+            return f"{tp}: broker {broker_id} lacks {missing_records} committed offsets"
+    return ""
+
+
+def wait_until_whole(
+    link: BlockingCluster,
+    *,
+    expected: Collection[int],
+    timeout_s: float,
+    what: str,
+    also: Callable[[ClusterSnapshot], str] = lambda look: "",
+) -> ClusterSnapshot:
+    """Look until the cluster is whole, and ``also`` has no problem to name.
+
+    Raises:
+        ClientTimeout: names ``what`` was waited for and what was in the way.
+    """
+    deadline = Deadline(timeout_s)
+    before: ClusterSnapshot | None = None
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            look = take_look(link, expected)
+            problems = ["not looked at twice yet"] if before is None else problems_of(look, before)
+            extra = also(look)
+            problems += [extra] if extra else []
+            before = look
+        except BrokerError as error:
+            if not error.retriable and error.code != ErrorCode.NETWORK_EXCEPTION:
+                raise
+            problems = [str(error)]
+        if not problems:
+            return look
+        if deadline.left_s() <= 0:
+            more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+            raise ClientTimeout(f"{what}: not so within {timeout_s:g} s: {'; '.join(problems[:_NAMED])}{more}")
+        time.sleep(min(pause_s, deadline.left_s()))
+        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)

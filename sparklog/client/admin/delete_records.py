@@ -1,0 +1,65 @@
+"""Deleting the oldest records: each partition's leader is asked, until all have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster, no_leader
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import DeleteRecords, DeleteRecordsPartition, DeleteRecordsReply
+
+_HIGH_WATERMARK = -1
+
+
+def delete_records(
+    link: BlockingCluster, before: Mapping[TopicPartition, int | None], *, timeout_s: float
+) -> dict[TopicPartition, int]:
+    """Arguments and errors are those of ``Admin.delete_records``. Asking twice does no more than asking once, but for
+    an end (None), which may have moved."""
+    done: dict[TopicPartition, int] = {}
+
+    def attempt() -> None:
+        waiting = [tp for tp in before if tp not in done]
+        link.refresh(sorted({tp.topic for tp in waiting}))
+        problem: BrokerError | None = None
+        for broker_id, group in link.metadata.group_by_leader(waiting).items():
+            try:
+                if broker_id is None:
+                    raise no_leader(link.metadata, group[0])
+                _ask_one(link, broker_id, group, before=before, done=done)
+            except BrokerError as error:  # noqa: PERF203 - the other leaders are asked all the same
+                if not error.retriable:
+                    raise
+                problem = error
+        if problem is not None:
+            raise problem
+
+    link.retrying("delete records", attempt, timeout_s=timeout_s)
+    return {tp: done[tp] for tp in before}
+
+
+def _ask_one(
+    link: BlockingCluster,
+    broker_id: int,
+    group: Sequence[TopicPartition],
+    *,
+    before: Mapping[TopicPartition, int | None],
+    done: dict[TopicPartition, int],
+) -> None:
+    """Raises the last error among the partitions' after keeping what was done."""
+    leaders = {tp: leader for tp in group if (leader := link.metadata.leader(tp))}
+    wanted = [
+        DeleteRecordsPartition(tp.topic, tp.partition, _HIGH_WATERMARK if offset is None else offset, leader.epoch)
+        for tp, leader in leaders.items()
+        for offset in [before[tp]]
+    ]
+    reply = link.ask_broker(broker_id, DeleteRecords(0, tuple(wanted)), DeleteRecordsReply)
+    problem: BrokerError | None = None
+    for tp, result in zip(leaders, reply.results, strict=True):
+        if result.code == ErrorCode.NONE:
+            done[tp] = result.log_start_offset
+        else:
+            problem = BrokerError(result.code, result.detail or f"partition {tp}")
+    if problem is not None:
+        raise problem

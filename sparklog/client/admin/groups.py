@@ -1,0 +1,159 @@
+"""Consumer groups from outside: their offsets, their members, which there are; and forgetting them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.blocking_coordinator import GROUP, BlockingCoordinator, ask_all_brokers
+from sparklog.errors import BrokerError
+from sparklog.model import INTERNAL_PREFIX, TopicPartition
+from sparklog.protocol.messages import (
+    Ack,
+    CommitOffsets,
+    CommitOffsetsReply,
+    DeleteGroup,
+    DescribeGroup,
+    DescribeGroupReply,
+    FetchOffsets,
+    FetchOffsetsReply,
+    FindCoordinator,
+    FindCoordinatorReply,
+    GroupOffset,
+    ListGroups,
+    ListGroupsReply,
+    TopicPartitions,
+)
+
+#: A group's coordinator is the leader of one of its partitions.
+OFFSETS_TOPIC = INTERNAL_PREFIX + "consumer_offsets"
+
+
+def commit_offsets(
+    link: BlockingCluster, group: str, offsets: Sequence[GroupOffset], *, timeout_s: float | None = None
+) -> None:
+    """Set offsets of a group; the others stay. Answered when they are committed. The coordinator may be the last to
+    hear of a topic: a partition that it does not know is asked for again, for as long as any new topic's is.
+
+    Raises:
+        BrokerError: of the first partition refused; the others are set.
+        ClientTimeout: no coordinator answered in time; they may have been set.
+    """
+    request, coordination = CommitOffsets(0, group, tuple(offsets)), BlockingCoordinator(link)
+
+    def attempt() -> None:
+        reply = coordination.ask_once(GROUP, group, request, CommitOffsetsReply)
+        for result in reply.results:
+            if result.code:
+                raise BrokerError(result.code, result.detail or f"group {group!r}, {result.topic}-{result.partition}")
+
+    link.retrying(f"CommitOffsets, coordinator of group {group!r}", attempt, timeout_s=timeout_s)
+
+
+def group_offsets(link: BlockingCluster, group: str, *, timeout_s: float | None = None) -> tuple[GroupOffset, ...]:
+    """All offsets a group has; none for a group that nobody has written to.
+
+    A coordinator that was cut off and deposed does not know it. Who went on from what it tells would do twice what has
+    been committed since, so the other brokers have to confirm it.
+
+    Raises:
+        ClientTimeout: no coordinator answered in time, or not more than half of the brokers confirmed the one that did.
+    """
+    asked_before = False
+
+    def attempt() -> tuple[GroupOffset, ...]:
+        nonlocal asked_before
+        found = link.ask_any(FindCoordinator(0, GROUP, group), FindCoordinatorReply)
+        tp = TopicPartition(OFFSETS_TOPIC, found.partition)
+        leader = link.leader(tp, refresh=asked_before)
+        asked_before = True
+        reply = link.ask_broker(leader.broker_id, FetchOffsets(0, group), FetchOffsetsReply)
+        link.confirm(tp, leader)
+        return reply.offsets
+
+    return link.retrying(f"offsets of group {group!r}", attempt, timeout_s=timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """``state``: as ``GroupDescription.state``."""
+
+    group: str
+    state: str
+    members: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """``owned``: partitions nobody else may read; ``target``: those it should have. They differ while partitions change
+    hands."""
+
+    member_id: str
+    instance_id: str
+    client_id: str
+    host: str
+    rack: str
+    member_epoch: int
+    topics: tuple[str, ...]
+    pattern: str
+    owned: tuple[TopicPartition, ...]
+    target: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """``state``: ``"empty"`` (no members), ``"reconciling"`` (partitions change hands) or ``"stable"``."""
+
+    group: str
+    state: str
+    group_epoch: int
+    members: tuple[GroupMember, ...]
+
+
+def list_groups(link: BlockingCluster) -> list[GroupListing]:
+    """The groups of all live brokers, in order. Raises as ``ask_all_brokers``."""
+    replies = ask_all_brokers(link, "groups", ListGroups(0), ListGroupsReply)
+    found: dict[str, GroupListing] = {}
+    for reply in replies:
+        states = reply.states or (("", 0),) * len(reply.groups)
+        found.update((name, GroupListing(name, *state)) for name, state in zip(reply.groups, states, strict=True))
+    return [found[name] for name in sorted(found)]
+
+
+def describe_group(link: BlockingCluster, group: str) -> GroupDescription | None:
+    """None when there is no such group. Raises ClientTimeout: its coordinator did not answer."""
+    reply = BlockingCoordinator(link).ask(GROUP, group, DescribeGroup(0, group), DescribeGroupReply)
+    found = reply.description
+    if found is None:
+        return None
+    members = tuple(
+        GroupMember(
+            one.member_id,
+            one.instance_id,
+            one.client_id,
+            one.host,
+            one.rack,
+            one.member_epoch,
+            one.topics,
+            one.pattern,
+            _partitions(one.owned),
+            _partitions(one.target),
+        )
+        for one in found.members
+    )
+    return GroupDescription(found.group, found.state, found.group_epoch, members)
+
+
+def _partitions(topics: Iterable[TopicPartitions]) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(found.topic, number) for found in topics for number in found.partitions)
+
+
+def delete_group(link: BlockingCluster, group: str) -> None:
+    """Forget its offsets.
+
+    Raises:
+        BrokerError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND.
+        ClientTimeout: its coordinator did not answer; it may be deleted.
+    """
+    BlockingCoordinator(link).ask(GROUP, group, DeleteGroup(0, group), Ack)

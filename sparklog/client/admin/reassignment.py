@@ -1,0 +1,218 @@
+"""Moving replicas and leaderships: what the admin client asks brokers for, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from sparklog.client.admin.descriptions import BrokerDescription, MoveDescription
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.controller.targets import Targets
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition
+from sparklog.protocol.messages import (
+    AlterReassignments,
+    AlterReassignmentsReply,
+    ElectLeaders,
+    ElectLeadersReply,
+    ListReassignments,
+    ListReassignmentsReply,
+    MetadataReply,
+    PartitionMetadata,
+    PartitionResult,
+    ReplicaMove,
+)
+
+Replicas = Mapping[TopicPartition, Sequence[int]]
+#: Of a move that was there a moment ago: it has ended, or its topic has been deleted.
+_ENDED = {ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+def alter(
+    link: BlockingCluster, targets: Mapping[TopicPartition, Sequence[int]], *, throttle_bytes: int, timeout_ms: int
+) -> str:
+    """Begin or change moves. Returns the warning about shared hosts, if there is one.
+
+    Raises:
+        BrokerError: of the first move refused; says how many were. The others are under way.
+    """
+    moves = tuple(ReplicaMove(tp.topic, tp.partition, tuple(target)) for tp, target in targets.items())
+    warning, _ = _ask(link, moves, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms)
+    return warning
+
+
+def take_back(
+    link: BlockingCluster,
+    partitions: Iterable[TopicPartition],
+    *,
+    may_have_ended: Collection[TopicPartition],
+    timeout_ms: int,
+) -> list[TopicPartition]:
+    """Take moves back; returns those that were. One that ``may_have_ended`` is passed over where it, or its topic, is
+    not there any more.
+
+    A move that is not found when the request is repeated, because an answer was lost, counts as taken back: by the
+    first attempt, or it had ended just before.
+
+    Raises:
+        BrokerError: of the first one refused; says how many were. The others are taken back.
+    """
+    moves = tuple(ReplicaMove(tp.topic, tp.partition, None) for tp in (*partitions, *may_have_ended))
+    _, taken = _ask(link, moves, throttle_bytes=0, timeout_ms=timeout_ms, may_have_ended=frozenset(may_have_ended))
+    return taken
+
+
+def _ask(
+    link: BlockingCluster,
+    moves: tuple[ReplicaMove, ...],
+    *,
+    throttle_bytes: int,
+    timeout_ms: int,
+    may_have_ended: frozenset[TopicPartition] = frozenset(),
+) -> tuple[str, list[TopicPartition]]:
+    """The warning, and what was done. Raises BrokerError for what was refused."""
+    if not moves:
+        return "", []
+    request = AlterReassignments(0, moves, timeout_ms, throttle_bytes)
+    done = {ErrorCode.NONE}
+
+    def attempt() -> AlterReassignmentsReply:
+        try:
+            return link.ask_any(request, AlterReassignmentsReply)
+        except BrokerError as error:
+            if error.code in {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}:
+                done.add(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+            raise
+
+    reply = link.retrying("moving replicas", attempt)
+    left = [result for result in reply.results if result.code not in done]
+    refused = [one for one in left if one.code not in _ENDED or _partition(one) not in may_have_ended]
+    taken = [_partition(result) for result in reply.results if result.code in done]
+    if refused:
+        raise _refusal(refused, len(moves), len(taken))
+    return reply.warning, taken
+
+
+def _partition(result: PartitionResult) -> TopicPartition:
+    return TopicPartition(result.topic, result.partition)
+
+
+def _refusal(refused: Sequence[PartitionResult], asked: int, taken: int) -> BrokerError:
+    first = refused[0]
+    if asked == 1:
+        return BrokerError(first.code, first.detail)
+    others = f"; {taken} others were taken" if taken else ""
+    return BrokerError(first.code, f"{len(refused)} of {asked} moves were refused{others}; first: {first.detail}")
+
+
+def under_way(link: BlockingCluster, brokers: Iterable[BrokerDescription] = ()) -> list[MoveDescription]:
+    """Moves under way, each with the sizes that ``brokers`` tell of its copies."""
+    reply = link.retrying("moves", lambda: link.ask_any(ListReassignments(0), ListReassignmentsReply))
+    sizes = {
+        (TopicPartition(replica.topic, replica.partition), broker.address.broker_id): replica.size_bytes
+        for broker in brokers
+        for replica in broker.replicas
+    }
+    found = []
+    for move in reply.moves:
+        tp = TopicPartition(move.topic, move.partition)
+        found.append(
+            MoveDescription(
+                topic=move.topic,
+                partition=move.partition,
+                target=tuple(move.target),
+                original=tuple(move.original),
+                replicas=tuple(move.replicas),
+                isr=tuple(move.isr),
+                leader=move.leader if move.leader >= 0 else None,
+                throttle_bytes=move.throttle_bytes,
+                leader_bytes=sizes.get((tp, move.leader), 0),
+                copied_bytes={
+                    replica: sizes.get((tp, replica), 0) for replica in move.target if replica not in move.original
+                },
+            )
+        )
+    return found
+
+
+def not_on_target(reply: MetadataReply, targets: Replicas) -> list[str]:
+    """Which partitions are not on their target, only there and in sync, one sentence each."""
+    there = {(t.name, p.partition): p for t in reply.topics for p in t.partitions}
+    found = []
+    for tp, target in targets.items():
+        part = there.get(tp)
+        if part is None:
+            found.append(f"{TopicPartition(*tp)} is gone")
+        elif tuple(part.replicas) != tuple(target) or set(part.isr) != set(target):
+            found.append(_place(TopicPartition(*tp), part))
+    return found
+
+
+def not_in_sync(reply: MetadataReply, topics: Collection[str] | None) -> list[str]:
+    """Which partitions (of ``topics``, None: of all) have no leader or not all replicas in sync, one sentence each."""
+    missing = sorted(set(topics or ()) - {topic.name for topic in reply.topics if not topic.code})
+    found = [f"topic {name!r} is not known" for name in missing]
+    for topic in reply.topics:
+        for part in topic.partitions if topics is None or topic.name in topics else ():
+            tp = TopicPartition(topic.name, part.partition)
+            if part.leader == NO_LEADER:
+                found.append(f"{tp} has no leader")
+            elif set(part.isr) != set(part.replicas):
+                found.append(_place(tp, part))
+    return found
+
+
+def _place(tp: TopicPartition, part: PartitionMetadata) -> str:
+    return f"{tp} is on {list(part.replicas)}, in sync are {list(part.isr)}"
+
+
+def elect(
+    link: BlockingCluster, partitions: Iterable[TopicPartition] | None, *, unclean: bool, timeout_ms: int
+) -> dict[TopicPartition, BrokerError]:
+    """Partitions that did not get the leader they should have, and why. Those that had it already are no failures."""
+    named = None if partitions is None else tuple((tp.topic, tp.partition) for tp in partitions)
+    request = ElectLeaders(0, "unclean" if unclean else "preferred", timeout_ms, named)
+    reply = link.retrying("electing leaders", lambda: link.ask_any(request, ElectLeadersReply))
+    return {
+        TopicPartition(result.topic, result.partition): BrokerError(result.code, result.detail)
+        for result in reply.results
+        if result.code not in {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
+    }
+
+
+def replicas_of(reply: MetadataReply, moves: Iterable[MoveDescription]) -> dict[TopicPartition, tuple[int, ...]]:
+    """Every partition's replicas, preferred leader first; where one is moved already, its target."""
+    replicas = {
+        TopicPartition(topic.name, part.partition): tuple(part.replicas)
+        for topic in reply.topics
+        if topic.code == ErrorCode.NONE
+        for part in topic.partitions
+    }
+    return replicas | {TopicPartition(move.topic, move.partition): move.target for move in moves}
+
+
+def with_factor(
+    brokers: Sequence[BrokerEndpoint], replicas: Replicas, topic: str, replication_factor: int
+) -> dict[TopicPartition, tuple[int, ...]]:
+    """Targets that give each partition of ``topic`` so many replicas; those that have them are left out.
+
+    Raises:
+        BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICATION_FACTOR.
+    """
+    wanted = {tp: held for tp, held in replicas.items() if tp.topic == topic}
+    if not wanted:
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic!r} is not known")
+    targets = Targets(brokers, replicas)
+    found = {tp: targets.of(tp, held, replication_factor) for tp, held in wanted.items()}
+    return {tp: target for tp, target in found.items() if target != tuple(wanted[tp])}
+
+
+def draining(
+    brokers: Sequence[BrokerEndpoint], replicas: Replicas, broker_id: int
+) -> dict[TopicPartition, tuple[int, ...]]:
+    """Targets that leave ``broker_id`` with nothing, each partition with as many replicas as it has.
+
+    Raises:
+        BrokerError: INVALID_REPLICATION_FACTOR when there are not enough other brokers.
+    """
+    targets = Targets(brokers, replicas, without={broker_id})
+    return {tp: targets.of(tp, held, len(held)) for tp, held in replicas.items() if broker_id in held}

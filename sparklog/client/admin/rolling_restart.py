@@ -1,0 +1,125 @@
+"""Restarting all brokers, one after the other, so that nobody who uses the cluster is refused.
+
+Before each step the cluster is whole (see ``health``), so that with f+1 replicas any f-1 others may fail meanwhile.
+After each step the broker gets back the leaderships it should have: else the last one to restart would leave all of
+them to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sparklog.client.admin.cluster_health import ClusterSnapshot, wait_until_whole
+from sparklog.client.admin.reassignment import elect
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.errors import ClientTimeout
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import Ack, RestartBroker
+
+Tell = Callable[[str], None]
+
+
+def restart(link: BlockingCluster, broker_id: int) -> int:
+    """Ask a broker to stop in an orderly way and its supervisor to start it again. Does not wait for it.
+
+    Returns the incarnation that ends.
+
+    Raises:
+        BrokerError: BROKER_NOT_AVAILABLE when it is not registered; INVALID_REQUEST when nobody would start it again;
+            BROKER_STOPPING.
+        ClientTimeout: it does not answer.
+    """
+    link.retrying("metadata", link.refresh)
+    if broker_id not in link.metadata.brokers:
+        raise BrokerError(
+            ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} found; live are {sorted(link.metadata.brokers)}"
+        )
+    incarnation = link.metadata.brokers[broker_id].incarnation
+
+    def attempt() -> None:
+        now = link.metadata.brokers.get(broker_id)
+        if now is None or now.incarnation != incarnation:
+            return  # the answer was lost, not the request
+        try:
+            link.ask_broker(broker_id, RestartBroker(0, incarnation), Ack)
+        except BrokerError as error:
+            if error.code == ErrorCode.NETWORK_EXCEPTION:
+                link.refresh()
+            raise
+
+    link.retrying(f"restarting broker {broker_id}", attempt)
+    return incarnation
+
+
+def roll(link: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: float, tell: Tell) -> list[int]:
+    """Restart ``brokers`` (None: all) one after the other. ``timeout_s`` bounds each wait of each step.
+
+    Returns the brokers restarted.
+
+    Raises:
+        BrokerError: as ``restart``.
+        ClientTimeout: the cluster was not whole before a step, or a broker did not come back: says what is in the way.
+            Brokers after that one are as they were.
+    """
+    link.retrying("metadata", link.refresh)
+    everyone = sorted(link.metadata.brokers)
+    order = everyone if brokers is None else list(dict.fromkeys(brokers))
+    for number, broker_id in enumerate(order, 1):
+        name = f"broker {broker_id} ({number} of {len(order)})"
+        look = wait_until_whole(
+            link, expected=everyone, timeout_s=timeout_s, what=f"waiting to restart {name}: the cluster whole"
+        )
+        alone = sum(part.replicas == (broker_id,) for part in look.newest.values())
+        if alone:
+            tell(f"{name}: holds the only replica of {alone} partitions, which are away while it restarts")
+        before = restart(link, broker_id)
+        tell(f"{name}: restarting, incarnation {before} ends")
+
+        def came_back(look: ClusterSnapshot, broker_id: int = broker_id, before: int = before) -> str:
+            now = link.metadata.brokers.get(broker_id)
+            if now is None or now.incarnation <= before:
+                return f"broker {broker_id} has not come back"
+            return ""
+
+        wait_until_whole(
+            link, expected=everyone, timeout_s=timeout_s, what=f"{name}: restarted and in sync", also=came_back
+        )
+        moved = _give_leaderships_back(link, broker_id, timeout_s=timeout_s)
+        incarnation = link.metadata.brokers[broker_id].incarnation
+        tell(f"{name}: back as incarnation {incarnation}, in sync, {moved} leaderships returned")
+    wait_until_whole(link, expected=everyone, timeout_s=timeout_s, what="after the last restart: the cluster whole")
+    return order
+
+
+def _give_leaderships_back(link: BlockingCluster, broker_id: int, *, timeout_s: float) -> int:
+    """Elect ``broker_id`` where it is the preferred leader. How many leaderships moved.
+
+    Raises:
+        ClientTimeout: it cannot have them; names the first.
+    """
+    look = link.retrying("metadata", lambda: link.refresh(None))
+    wanted = [
+        TopicPartition(topic.name, part.partition)
+        for topic in look.topics
+        for part in topic.partitions
+        if part.replicas[:1] == (broker_id,) and part.leader != broker_id
+    ]
+
+    def attempt() -> None:
+        failed = elect(link, wanted, unclean=False, timeout_ms=_timeout_ms(link)).values()
+        for error in failed:
+            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # deleted meanwhile
+                raise error
+
+    if wanted:
+        try:
+            link.retrying(f"leaderships back to broker {broker_id}", attempt, timeout_s=timeout_s)
+        except BrokerError as error:
+            raise ClientTimeout(f"leaderships back to broker {broker_id}: {error}") from error
+    return len(wanted)
+
+
+def _timeout_ms(link: BlockingCluster) -> int:
+    """What the broker may take, so that its answer still comes in time."""
+    return max(1, int(link.request_timeout_s * 800))

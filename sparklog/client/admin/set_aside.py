@@ -1,0 +1,107 @@
+"""Set-aside logs, as an administrator sees them: found on all brokers, restored as topics, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.messages import (
+    Ack,
+    DescribeBroker,
+    DescribeBrokerReply,
+    ListSetAside,
+    ListSetAsideReply,
+    RemoveSetAside,
+    RestoreSetAside,
+    RestoreSetAsideReply,
+)
+from sparklog.protocol.set_aside_messages import KNOWN_BY
+
+
+@dataclass(frozen=True, slots=True)
+class SetAsideDescription:
+    """One log that a broker keeps without serving it. ``intact``: it could be opened when it was set aside, and the
+    offsets are known; only such a log is restored."""
+
+    broker_id: int
+    name: str
+    topic: str
+    partition: int
+    topic_id: str
+    reason: str
+    since_ms: int
+    size_bytes: int
+    intact: bool
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTopic:
+    """A topic that was made again out of set-aside logs. ``findings``: what to know of it as it is now."""
+
+    name: str
+    partitions: int
+    findings: tuple[str, ...] = ()
+
+
+def set_aside_logs(link: BlockingCluster) -> list[SetAsideDescription]:
+    """Arguments and errors are those of ``Admin.set_aside_logs``."""
+    link.retrying("metadata", link.refresh)
+    found = []
+    for broker_id in sorted(link.metadata.brokers):
+        if not _knows(link, broker_id):
+            continue
+        reply = link.ask_broker(broker_id, ListSetAside(0), ListSetAsideReply)
+        found += [
+            SetAsideDescription(
+                broker_id,
+                log.name,
+                log.topic,
+                log.partition,
+                log.topic_id,
+                log.reason,
+                log.since_ms,
+                log.size_bytes,
+                log.intact,
+                log.log_start_offset,
+                log.high_watermark,
+                log.log_end_offset,
+            )
+            for log in reply.logs
+        ]
+    return found
+
+
+def restore_set_aside(link: BlockingCluster, topic_id: str, *, timeout_s: float) -> RestoredTopic:
+    """Arguments and errors are those of ``Admin.restore_set_aside``."""
+    link.retrying("metadata", link.refresh)
+    for broker_id in sorted(link.metadata.brokers):
+        if _knows(link, broker_id):
+            request = RestoreSetAside(0, topic_id, link.broker_timeout_ms(timeout_s))
+            reply = link.ask_broker(broker_id, request, RestoreSetAsideReply)
+            return RestoredTopic(reply.topic, reply.partitions, reply.findings)
+    raise BrokerError(ErrorCode.UNSUPPORTED_VERSION, "no live broker keeps set-aside logs: upgrade one first")
+
+
+def remove_set_aside(link: BlockingCluster, broker_id: int, names: Iterable[str]) -> None:
+    """Arguments and errors are those of ``Admin.remove_set_aside``."""
+    link.retrying("metadata", link.refresh)
+    if broker_id not in link.metadata.brokers:
+        raise BrokerError(
+            ErrorCode.BROKER_NOT_AVAILABLE,
+            f"broker {broker_id} is not live; the live brokers are {sorted(link.metadata.brokers)}",
+        )
+    if not _knows(link, broker_id):
+        raise BrokerError(
+            ErrorCode.UNSUPPORTED_VERSION, f"broker {broker_id} keeps no set-aside logs: upgrade it first"
+        )
+    link.ask_broker(broker_id, RemoveSetAside(0, tuple(names)), Ack)
+
+
+def _knows(link: BlockingCluster, broker_id: int) -> bool:
+    """Whether a broker answers requests about set-aside logs. Raises BrokerError where it cannot be reached."""
+    return KNOWN_BY in link.ask_broker(broker_id, DescribeBroker(0), DescribeBrokerReply).settings

@@ -1,0 +1,189 @@
+"""Making, growing and deleting topics: what the admin client asks brokers for, until it is so.
+
+A request whose answer was lost is repeated and may then be refused because it has been carried out; that is no failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from sparklog.client.admin.ddl import parse_columns
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import check_topic_name
+from sparklog.protocol.messages import (
+    Ack,
+    AddColumns,
+    AlterTopic,
+    CreatePartitions,
+    CreateTopic,
+    CreateTopicReply,
+    DeleteTopic,
+    Metadata,
+    TopicMetadata,
+)
+from sparklog.record.schema import parse_schema, schema_message
+
+T = TypeVar("T")
+
+#: In CreateTopic: let the broker's settings decide.
+_BROKER_DEFAULT = -1
+#: After these nobody knows whether the request was carried out.
+_ANSWER_LOST = {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}
+
+
+def create_topic(
+    link: BlockingCluster,
+    name: str,
+    *,
+    partitions: int | None,
+    replication_factor: int | None,
+    schema: pa.Schema | str | Any,
+    key: str | Sequence[str] | None,
+    event_time: str | None,
+    config: Mapping[str, Any] | None,
+    timeout_s: float,
+) -> str:
+    """Returns when the partitions have leaders: the warning about their placement, if there is one. Arguments and
+    errors are those of ``Admin.create_topic``."""
+    reason = check_topic_name(name)
+    if reason is not None:
+        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+    request = CreateTopic(
+        0,
+        name,
+        _BROKER_DEFAULT if partitions is None else partitions,
+        _BROKER_DEFAULT if replication_factor is None else replication_factor,
+        link.broker_timeout_ms(timeout_s),
+        schema=b"" if schema is None else schema_message(to_arrow_schema(schema)),
+        key_columns=(key,) if isinstance(key, str) else tuple(key or ()),
+        event_time=event_time,
+        config={str(setting): _as_text(value) for setting, value in (config or {}).items()},
+    )
+    reply = _carry_out(
+        link,
+        f"creating topic {name!r}",
+        lambda: link.ask_any(request, CreateTopicReply),
+        done=lambda error: error.code == ErrorCode.TOPIC_ALREADY_EXISTS,
+        timeout_s=timeout_s,
+    )
+    return reply.warning if reply is not None else ""
+
+
+def delete_topic(link: BlockingCluster, name: str, *, timeout_s: float) -> None:
+    """Errors are those of ``Admin.delete_topic``."""
+    request = DeleteTopic(0, name, link.broker_timeout_ms(timeout_s))
+    _carry_out(
+        link,
+        f"deleting topic {name!r}",
+        lambda: link.ask_any(request, Ack),
+        done=lambda error: error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        timeout_s=timeout_s,
+    )
+    link.metadata.forget(name)
+
+
+def create_partitions(
+    link: BlockingCluster, name: str, partitions: int, *, assignment: Sequence[Sequence[int]], timeout_s: float
+) -> str:
+    """Returns when the new partitions have leaders: the warning about their placement, if there is one. Arguments and
+    errors are those of ``Admin.create_partitions``."""
+    replicas = tuple(tuple(brokers) for brokers in assignment)
+    request = CreatePartitions(0, name, partitions, link.broker_timeout_ms(timeout_s), replicas)
+
+    def so_many_already(error: BrokerError) -> bool:
+        if error.code != ErrorCode.INVALID_PARTITIONS:
+            return False
+        return len(link.topic(name, refresh=True).partitions) == partitions
+
+    reply = _carry_out(
+        link,
+        f"partitions for topic {name!r}",
+        lambda: link.ask_any(request, CreateTopicReply),
+        done=so_many_already,
+        timeout_s=timeout_s,
+    )
+    return reply.warning if reply is not None else ""
+
+
+def add_columns(link: BlockingCluster, name: str, columns: pa.Schema | str | Any, *, timeout_s: float) -> TopicMetadata:
+    """The topic with the columns, once every broker that answers knows of them. Arguments and errors are those of
+    ``Admin.add_columns``."""
+    wanted = to_arrow_schema(columns)
+    request = AddColumns(0, name, schema_message(wanted), link.broker_timeout_ms(timeout_s))
+    link.retrying(f"columns for topic {name!r}", lambda: link.ask_any(request, Ack), timeout_s=timeout_s)
+    found = link.topic(name, refresh=True)
+    for broker_id in list(link.metadata.brokers):
+        found = _described_by(link, broker_id, name, columns=set(wanted.names), timeout_s=timeout_s) or found
+    return found
+
+
+def alter_topic(
+    link: BlockingCluster, name: str, config: Mapping[str, Any], *, unset: Iterable[str], timeout_s: float
+) -> None:
+    """Arguments and errors are those of ``Admin.alter_topic``."""
+    settings = {str(setting): _as_text(value) for setting, value in config.items()}
+    request = AlterTopic(0, name, settings, tuple(unset), link.broker_timeout_ms(timeout_s))
+    link.retrying(f"settings of topic {name!r}", lambda: link.ask_any(request, Ack), timeout_s=timeout_s)
+
+
+def _described_by(
+    link: BlockingCluster, broker_id: int, name: str, *, columns: set[str], timeout_s: float
+) -> TopicMetadata | None:
+    """The topic as one broker knows it, once it has heard of ``columns``. None: it cannot be asked."""
+
+    def attempt() -> TopicMetadata | None:
+        try:
+            reply = link.ask_metadata(Metadata(0, (name,)), broker_id)
+        except BrokerError:
+            return None
+        topic = reply.topics[0]
+        if topic.code or columns - set(parse_schema(topic.schemas[-1].message).names):
+            raise BrokerError(ErrorCode.SCHEMA_OUTDATED, f"broker {broker_id} has not heard of {sorted(columns)}")
+        return topic
+
+    return link.retrying(f"columns of topic {name!r}", attempt, timeout_s=timeout_s)
+
+
+def _carry_out(
+    link: BlockingCluster, what: str, attempt: Callable[[], T], *, done: Callable[[BrokerError], bool], timeout_s: float
+) -> T | None:
+    """Retry as ``BlockingCluster.retrying`` does. Return None if an earlier attempt, whose reply was lost, did it."""
+    uncertain = False
+
+    def again() -> T | None:
+        nonlocal uncertain
+        try:
+            return attempt()
+        except BrokerError as error:
+            if uncertain and done(error):
+                return None
+            uncertain = uncertain or error.code in _ANSWER_LOST
+            raise
+
+    return link.retrying(what, again, timeout_s=timeout_s)
+
+
+def to_arrow_schema(schema: pa.Schema | str | Any) -> pa.Schema:
+    """A pyarrow schema out of one, out of text, or out of a Spark ``StructType`` (times become us, UTC).
+
+    Raises:
+        ConfigError: text that is not understood.
+        TypeError: anything else.
+    """
+    if isinstance(schema, pa.Schema):
+        return schema
+    if isinstance(schema, str):
+        return parse_columns(schema)
+    if hasattr(schema, "fieldNames") and hasattr(schema, "jsonValue"):
+        from pyspark.sql.pandas.types import to_arrow_schema as spark_to_arrow  # heavy, and only Spark users need it
+
+        return spark_to_arrow(schema, timezone="UTC")
+    raise TypeError(f"schema: {type(schema).__name__} found; expected pyarrow.Schema, StructType or text")
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

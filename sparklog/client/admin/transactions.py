@@ -1,0 +1,74 @@
+"""Transactions as an operator sees them: listed, ended in place of who began them, and found where nobody ends them."""
+
+from __future__ import annotations
+
+from sparklog.client.admin.descriptions import (
+    HangingTransaction,
+    TransactionDescription,
+    describe_hanging,
+    describe_transaction,
+)
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.blocking_coordinator import TRANSACTION, BlockingCoordinator, ask_all_brokers
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import (
+    AbortHanging,
+    AbortTransaction,
+    Ack,
+    FindHanging,
+    FindHangingReply,
+    ListTransactions,
+    ListTransactionsReply,
+)
+
+
+def list_transactions(link: BlockingCluster) -> list[TransactionDescription]:
+    """By key. Raises as ``ask_all_brokers``."""
+    replies = ask_all_brokers(link, "transactions", ListTransactions(0), ListTransactionsReply)
+    found = [describe_transaction(one) for reply in replies for one in reply.transactions]
+    return sorted(found, key=lambda one: one.key)
+
+
+def abort_transaction(link: BlockingCluster, key: str) -> None:
+    """Raises BrokerError INVALID_TXN_STATE when nothing is open; ClientTimeout."""
+    coordination = BlockingCoordinator(link)
+    uncertain = False
+
+    def attempt() -> None:
+        nonlocal uncertain
+        try:
+            coordination.ask_once(TRANSACTION, key, AbortTransaction(0, key), Ack)
+        except BrokerError as error:
+            if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
+                return  # by the attempt whose answer was lost
+            uncertain = uncertain or error.retriable
+            raise
+
+    link.retrying(f"aborting transaction {key!r}", attempt)
+
+
+def find_hanging(link: BlockingCluster, *, open_s: float) -> list[HangingTransaction]:
+    """By partition and offset. Raises as ``ask_all_brokers``; also while some coordinator has no leader."""
+    request = FindHanging(0, max(0, int(open_s * 1000)))
+    replies = ask_all_brokers(link, "hanging transactions", request, FindHangingReply)
+    found = [describe_hanging(one) for reply in replies for one in reply.transactions]
+    return sorted(found, key=lambda one: (one.partition, one.first_offset))
+
+
+def abort_hanging(link: BlockingCluster, tp: TopicPartition, producer_id: int) -> None:
+    """Raises BrokerError INVALID_TXN_STATE when nothing is open there, or a coordinator knows it; ClientTimeout."""
+    uncertain = False
+
+    def attempt() -> None:
+        nonlocal uncertain
+        leader = link.leader(tp, refresh=True).broker_id
+        try:
+            link.ask_broker(leader, AbortHanging(0, tp.topic, tp.partition, producer_id), Ack)
+        except BrokerError as error:
+            if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
+                return  # by the attempt whose answer was lost
+            uncertain = uncertain or error.retriable
+            raise
+
+    link.retrying(f"ending what producer {producer_id} has open in {tp}", attempt)

@@ -1,0 +1,384 @@
+"""The asyncio side of a client: connections to the brokers of one cluster, and metadata kept fresh.
+
+It answers at once with what it has, starts getting what it has not, and calls ``changed`` when there is something new:
+its user decides synchronously and never waits in the middle of a decision. Every method is called on its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from sparklog.client.cluster.backoff import Backoff
+from sparklog.client.cluster.bootstrap import Address, parse_bootstrap
+from sparklog.client.cluster.metadata import MetadataCache, MetadataPieces
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import BrokerEndpoint, TopicPartition
+from sparklog.net.async_client import AsyncConnection
+from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
+
+#: A broker that has not answered what any broker could answer for so long is passed over, first time; then twice, and
+#: so on up to the time-out of requests.
+_ASK_ANOTHER_AFTER_S = 1.0
+#: A broker that says nothing for so long while others do, though it was asked something, may hang: who asks it for a
+#: new leader, which may be about to be elected in its place, would lose ``_ASK_ANOTHER_AFTER_S``.
+_SUSPICIOUS_S = 0.5
+#: How often metadata are asked for while they do not help, at most: who waits for a new leader waits so much longer.
+_METADATA_BACKOFF = Backoff(max_ms=200.0)
+#: Metadata that did not help so often in a row may come from brokers that are out of date.
+_ASK_OTHERS_AFTER = 3
+
+
+class _Broker:
+    """One broker's connection, or what has become of the last attempt at one."""
+
+    __slots__ = ("connection", "failures", "opening", "pausing", "silent")
+
+    def __init__(self) -> None:
+        self.connection: AsyncConnection | None = None
+        #: It kept a question of no particular broker waiting: others are asked first.
+        self.silent = False
+        self.opening = False
+        self.failures = 0
+        #: The last attempt failed; a timer ends this and tells whoever waits.
+        self.pausing = False
+
+    @property
+    def strange(self) -> bool:
+        """Not connected, with nothing known against it."""
+        connected = self.connection is not None and not self.connection.closed
+        return not (connected or self.opening or self.pausing or self.failures)
+
+
+class LoopCluster:
+    """Owned by one event loop; ``close`` ends its connections and tasks."""
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str],
+        *,
+        client_id: str,
+        changed: Callable[[], None],
+        request_timeout_s: float,
+        loop: asyncio.AbstractEventLoop | None = None,
+        connect_timeout_s: float = 5.0,
+        backoff: Backoff = Backoff(),  # noqa: B008 - an immutable value
+    ) -> None:
+        """``changed`` is called when a connection has come or gone, or metadata are new. ``loop``: where methods may be
+        called by a thread that acts for it while nobody runs it.
+
+        Raises:
+            ConfigError: ``bootstrap`` holds no address.
+        """
+        self.metadata = MetadataCache()
+        #: Topics the last replies called unknown or unusable, with what they said.
+        self.topic_errors: dict[str, TopicMetadata] = {}
+        self.last_problem = ""
+        #: Counts the changes of ``metadata`` and ``topic_errors``.
+        self.version = 0
+        self._bootstrap = parse_bootstrap(bootstrap)
+        self._client_id = client_id
+        self._changed = changed
+        self._given_loop = loop
+        self._request_timeout_s = request_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._backoff = backoff
+        self._brokers: dict[int, _Broker] = {}
+        #: What goes on that needs a loop that turns: a connection is opened, metadata are asked for.
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._wanted: set[str] = set()
+        self._refreshing = False
+        self._refreshes = 0
+        #: Questions in a row that nobody answered in time.
+        self._unanswered = 0
+        self._refreshed_at_s = float("-inf")
+        self._random = random.Random()
+        self._closed = False
+
+    # --- connections ---
+
+    def connection(self, broker_id: int) -> AsyncConnection | None:
+        """The open connection to a broker; else None, and one is being opened unless that failed just now."""
+        broker = self._brokers.get(broker_id)
+        if broker is None:
+            broker = self._brokers[broker_id] = _Broker()
+        if broker.connection is not None and not broker.connection.closed:
+            return broker.connection
+        endpoint = self.metadata.endpoint(broker_id)
+        if endpoint is not None and not broker.opening and not broker.pausing:
+            broker.opening = True
+            self.start(self._connect(broker_id, broker, Address(endpoint.host, endpoint.port)))
+        return None
+
+    async def ask_any(self, request: Request, *, longest_s: float = math.inf) -> Reply:
+        """Ask some broker once. A hung one is passed over soon, not given up: it may be busy with others' requests;
+        ``longest_s``: or wait for news itself, for no longer than that. Raises BrokerError."""
+        return await self._ask(await self._any_connection(), request, longest_s=longest_s)
+
+    async def ask_metadata(self, request: Metadata) -> MetadataReply:
+        """The whole reply of some broker, asked once. Raises BrokerError."""
+        connection = await self._any_connection()
+        pieces = MetadataPieces(request)
+        while pieces.request is not None:
+            reply = await self._ask(connection, pieces.request)
+            if not isinstance(reply, MetadataReply):
+                detail = f"{connection.address} answered Metadata with {type(reply).__name__}"
+                raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+            pieces.take(reply)
+        return pieces.reply
+
+    async def _ask(self, connection: AsyncConnection, request: Request, *, longest_s: float = math.inf) -> Reply:
+        patience_s = min(self._request_timeout_s, longest_s, _ASK_ANOTHER_AFTER_S * 2 ** min(self._unanswered, 10))
+        future = connection.request(request)
+        try:
+            reply, _ = await asyncio.wait_for(future, patience_s)
+        except asyncio.TimeoutError:
+            self._kept_silent(connection, for_good=patience_s >= self._request_timeout_s)
+            raise BrokerError(
+                ErrorCode.NETWORK_EXCEPTION, f"{connection.address}: no answer within {patience_s:g} s"
+            ) from None
+        self._unanswered = 0
+        for broker in self._brokers.values():
+            broker.silent = broker.silent and broker.connection is not connection
+        return reply
+
+    async def ask_endpoint(self, broker: BrokerEndpoint, request: Request, *, patience_s: float) -> Reply:
+        """Ask one broker once. Raises BrokerError, NETWORK_EXCEPTION when no answer comes for ``patience_s``."""
+        if self._closed:
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
+        known = self._brokers.get(broker.broker_id)
+        connection = known.connection if known is not None else None
+        if connection is None or connection.closed:
+            connection = await self._open(Address(broker.host, broker.port))
+            answered = connection.hello.broker_id if connection.hello else -1
+            self._keep(answered, connection)
+            if answered != broker.broker_id:
+                detail = f"{connection.address} is broker {answered}, {broker.broker_id} expected"
+                raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
+            connection = self._brokers[answered].connection or connection
+        try:
+            reply, _ = await asyncio.wait_for(connection.request(request), patience_s)
+        except asyncio.TimeoutError:
+            detail = f"{connection.address}: no answer within {patience_s:g} s"
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
+        return reply
+
+    def roll(self) -> float:
+        """A number in [0, 1), for delays."""
+        return self._random.random()
+
+    def _kept_silent(self, connection: AsyncConnection, *, for_good: bool) -> None:
+        self._unanswered += 1
+        for broker in self._brokers.values():
+            broker.silent = broker.silent or broker.connection is connection
+        if for_good:
+            connection.abort()
+
+    def close(self) -> None:
+        self._closed = True
+        for task in self.tasks:
+            task.cancel()
+        for broker in self._brokers.values():
+            if broker.connection is not None:
+                broker.connection.on_lost = None
+                broker.connection.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    async def closed(self) -> None:
+        """Wait until what ``close`` ended has ended."""
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _connect(self, broker_id: int, broker: _Broker, address: Address) -> None:
+        try:
+            connection = await self._open(address)
+        except BrokerError as error:
+            self.last_problem = str(error)
+            self._pause(broker)
+            self.want_metadata(self.metadata.topic_names())
+        else:
+            answered = connection.hello.broker_id if connection.hello else -1
+            self._keep(answered, connection)
+            if answered != broker_id:  # another broker has taken that address over
+                self._pause(broker)
+                self.want_metadata(self.metadata.topic_names())
+        finally:
+            broker.opening = False
+        self._tell()
+
+    def _pause(self, broker: _Broker) -> None:
+        """No attempt for a while. The timer itself ends that, not a comparison with the clock: a loop's clock may stand
+        just before the moment its timer fires for, and nobody would be told again."""
+        broker.pausing = True
+        self._loop().call_later(self._delay_s(broker.failures), self._resume, broker)
+        broker.failures += 1
+
+    def _resume(self, broker: _Broker) -> None:
+        broker.pausing = False
+        self._tell()
+
+    async def _any_connection(self) -> AsyncConnection:
+        if self._closed:
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
+        if self._refreshes > _ASK_OTHERS_AFTER:
+            await self._meet_another()
+        alive = [b for b in self._brokers.values() if b.connection is not None and not b.connection.closed]
+        alive = [b for b in alive if not b.silent] or alive
+        alive = [b for b in alive if b.connection is not None and b.connection.silent_s < _SUSPICIOUS_S] or alive
+        if alive and self.metadata.brokers:  # else those asked so far knew nothing: others may know more
+            chosen = self._random.choice(alive).connection
+            assert chosen is not None
+            return chosen
+        known = [Address(broker.host, broker.port) for broker in self.metadata.brokers.values()]
+        addresses = list(dict.fromkeys([*self._shuffled(known), *self._shuffled(self._bootstrap)]))
+        failures = []
+        for address in addresses:
+            try:
+                connection = await self._open(address)
+            except BrokerError as error:  # noqa: PERF203 - the next address is tried
+                if error.code != ErrorCode.NETWORK_EXCEPTION:
+                    raise
+                failures.append(error.detail)
+            else:
+                answered = connection.hello.broker_id if connection.hello else -1
+                self._keep(answered, connection)
+                return self._brokers[answered].connection or connection
+        raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
+
+    async def _meet_another(self) -> None:
+        """Connect to a broker that was not asked yet: those that were may all be out of date."""
+        strange = [
+            endpoint
+            for broker_id, endpoint in self.metadata.brokers.items()
+            if self._brokers.setdefault(broker_id, _Broker()).strange
+        ]
+        if strange:
+            chosen = self._random.choice(strange)
+            broker = self._brokers[chosen.broker_id]
+            broker.opening = True
+            await self._connect(chosen.broker_id, broker, Address(chosen.host, chosen.port))
+
+    def _keep(self, broker_id: int, connection: AsyncConnection) -> None:
+        broker = self._brokers.setdefault(broker_id, _Broker())
+        if self._closed or (broker.connection is not None and not broker.connection.closed):
+            connection.close()  # two were opened at the same time
+            return
+        broker.connection = connection
+        broker.failures = 0
+        broker.silent = False
+        connection.on_lost = self._connection_lost
+
+    def _connection_lost(self) -> None:
+        """Perhaps the broker has gone; or it closed what a producer without acks sent to the wrong one."""
+        self.want_metadata(self.metadata.topic_names())
+        self._tell()
+
+    async def _open(self, address: Address) -> AsyncConnection:
+        return await AsyncConnection.open(
+            address.host,
+            address.port,
+            client_id=self._client_id,
+            cluster_id=self.metadata.cluster_id,
+            connect_timeout_s=self._connect_timeout_s,
+        )
+
+    # --- metadata ---
+
+    def want_metadata(self, topics: Iterable[str]) -> None:
+        """Ask for these topics' metadata: at once after a quiet time, later and later if wished again and again."""
+        self._wanted.update(topics)
+        if self._wanted and not self._refreshing and not self._closed:
+            self._refreshing = True
+            self.start(self._refresh())
+
+    async def refresh_once(self, topic: str) -> None:
+        """Ask some broker for one topic now, and merge its reply in. Raises BrokerError."""
+        self._take(await self.ask_metadata(Metadata(0, (topic,))))
+
+    def progress(self) -> None:
+        """A request was served as the metadata said: wishes are granted without a growing delay again."""
+        self._refreshes = 0
+
+    async def _refresh(self) -> None:
+        try:
+            # A cancelled wait may end with the connection's error instead, so cancelling alone does not end this.
+            while self._wanted and not self._closed:
+                delay_ms = _METADATA_BACKOFF.delay_ms(self._refreshes, self._random.random())
+                wait_s = self._refreshed_at_s + delay_ms / 1000 - self._now()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                self._refreshes += 1
+                self._refreshed_at_s = self._now()
+                topics = tuple(sorted(self._wanted))
+                try:
+                    reply = await self.ask_metadata(Metadata(0, topics))
+                except BrokerError as error:
+                    self.last_problem = str(error)
+                    if not error.retriable:
+                        self.topic_errors.update(
+                            (name, TopicMetadata(int(error.code), name, detail=error.detail)) for name in topics
+                        )
+                        self._wanted.difference_update(topics)
+                        self.version += 1
+                    self._tell()
+                    continue
+                self._wanted.difference_update(topics)
+                self._take(reply)
+        finally:
+            self._refreshing = False
+
+    def _take(self, reply: MetadataReply) -> None:
+        self.version += 1
+        stale = self.metadata.is_stale(reply)
+        self.metadata.update(reply)
+        for topic in reply.topics:
+            if topic.code == ErrorCode.NONE:
+                self.topic_errors.pop(topic.name, None)
+            elif stale and topic.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self.last_problem = f"a broker that has not heard of the present controller knows no {topic.name!r}"
+            else:
+                self.topic_errors[topic.name] = topic
+        self._tell()
+
+    def leader_told(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
+        """A broker that leads no more names its successor. True when that is news of a broker known here."""
+        if not self.metadata.leader_told(tp, leader, epoch):
+            return False
+        self.version += 1
+        return True
+
+    # --- small things ---
+
+    def _tell(self) -> None:
+        if not self._closed:
+            self._changed()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` as a task that ends with this link."""
+        task = self._loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled():
+            task.result()  # our own bug: let the loop's exception handler have it
+
+    def _delay_s(self, count: int) -> float:
+        return self._backoff.delay_ms(count, self._random.random()) / 1000
+
+    def _now(self) -> float:
+        return self._loop().time()
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return self._given_loop or asyncio.get_running_loop()
+
+    def _shuffled(self, addresses: Iterable[Address]) -> list[Address]:
+        items = list(addresses)
+        self._random.shuffle(items)
+        return items

@@ -1,0 +1,115 @@
+"""The coordinator of a transaction as a producer's loop asks it: found, remembered, looked for anew when it changed.
+
+What to do about an answer is the caller's; here a question is asked until it is answered, refused for good, or its
+time is up. A coordinator that hangs is not waited for: the other brokers say who took over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TypeVar
+
+from sparklog.client.cluster.backoff import Backoff
+from sparklog.client.cluster.loop_cluster import LoopCluster
+from sparklog.client.errors import ClientTimeout
+from sparklog.client.producer.transaction_run import may_have_acted
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import BrokerEndpoint
+from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Reply, Request
+
+R = TypeVar("R", bound=Reply)
+
+#: A coordinator that is silent for so long is looked for anew, first time; then twice, and so on.
+_FIRST_PATIENCE_S = 1.0
+#: A broker that knows of no coordinator waits 5 s for one to be elected: that is no hanging one.
+_FIND_S = 6.0
+
+
+class LoopCoordinator:
+    """Owned by the loop that owns ``link``; of one key."""
+
+    def __init__(self, link: LoopCluster, kind: str, key: str, *, request_timeout_s: float) -> None:
+        self._link = link
+        self._kind = kind
+        self._key = key
+        self._request_timeout_s = request_timeout_s
+        self._backoff = Backoff()
+        self._found: BrokerEndpoint | None = None
+
+    def of(self, kind: str, key: str) -> LoopCoordinator:
+        """The same for another key."""
+        return LoopCoordinator(self._link, kind, key, request_timeout_s=self._request_timeout_s)
+
+    async def ask_once(self, request: Request, expected: type[R], *, patience_s: float) -> R:
+        """Find the coordinator unless it is known, and ask it. Raises BrokerError."""
+        try:
+            if self._found is None:
+                found = await self._link.ask_any(FindCoordinator(0, self._kind, self._key), longest_s=_FIND_S)
+                self._found = _expect(found, FindCoordinatorReply).broker
+            return _expect(await self._link.ask_endpoint(self._found, request, patience_s=patience_s), expected)
+        except BrokerError as error:
+            if self._link.is_closed:
+                # A cancelled wait may end with the connection's error instead: whoever asks again would not end.
+                raise asyncio.CancelledError from error
+            if error.refresh_metadata:
+                self._found = None
+            raise
+
+    def pause_s(self, count: int) -> float:
+        """The delay after failure number ``count``, jittered."""
+        return self._backoff.delay_ms(count, self._link.roll()) / 1000
+
+    def patience_s(self, silences: int) -> float:
+        """How long to wait for one answer after so many that did not come."""
+        return float(min(self._request_timeout_s, _FIRST_PATIENCE_S * 2 ** min(silences, 10)))
+
+    def describe(self, request: Request) -> str:
+        return f"{type(request).__name__} of {self._kind} {self._key!r}"
+
+
+class Attempts:
+    """One question, asked again and again until its time is up; several requests may share the time."""
+
+    def __init__(self, coordination: LoopCoordinator, *, timeout_s: float) -> None:
+        self._coordination = coordination
+        self._timeout_s = timeout_s
+        self.deadline = time.monotonic() + timeout_s
+        self._failures = 0
+        self._silences = 0
+        #: An attempt ended so that it may have taken effect though nobody said so.
+        self.uncertain = False
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def patience_s(self) -> float:
+        """How long the next attempt waits."""
+        return max(0.001, min(self._coordination.patience_s(self._silences), self.left_s))
+
+    async def ask(self, request: Request, expected: type[R]) -> R:
+        """Raises BrokerError: not retriable; ClientTimeout."""
+        while True:
+            began = time.monotonic()
+            patience_s = self.patience_s
+            try:
+                return await self._coordination.ask_once(request, expected, patience_s=patience_s)
+            except BrokerError as error:
+                if not error.retriable:
+                    raise
+                self.uncertain = self.uncertain or may_have_acted(error)
+                self._silences += time.monotonic() - began >= patience_s
+                delay_s = self._coordination.pause_s(self._failures)
+                self._failures += 1
+                if delay_s >= self.left_s:
+                    what = self._coordination.describe(request)
+                    raise ClientTimeout(f"{what}: not done within {self._timeout_s:g} s, last: {error}") from error
+                await asyncio.sleep(delay_s)
+
+
+def _expect(reply: Reply, expected: type[R]) -> R:
+    if not isinstance(reply, expected):
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{type(reply).__name__} found, {expected.__name__} expected")
+    return reply

@@ -1,0 +1,165 @@
+"""Offsets by position or time: asking the leaders, and asking again where the high watermark is not settled yet."""
+
+from __future__ import annotations
+
+import datetime as dt
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Literal, SupportsIndex, cast
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster, no_leader
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import (
+    EARLIEST,
+    LATEST,
+    ListedOffset,
+    ListOffsets,
+    ListOffsetsPartition,
+    ListOffsetsReply,
+)
+from sparklog.record.rows import datetime_us
+
+#: A place in a log: an end of it, or a time (datetime, or microseconds since the epoch).
+OffsetQuery = Literal["earliest", "latest"] | dt.datetime | int
+
+_HIGHEST_OFFSET = (1 << 63) - 1
+
+
+def checked_offset(tp: TopicPartition, offset: object, *, expected: str = "an offset") -> int:
+    """Return ``offset``, of any integer type, as a position in ``tp``. ``expected`` names what the caller takes.
+
+    Raises:
+        TypeError: ``offset`` is neither an integer nor text.
+        ValueError: ``offset`` is text, below 0, or has over 63 bits.
+    """
+    if isinstance(offset, str):
+        raise ValueError(f"{tp}: {offset!r} found, expected {expected}")
+    if isinstance(offset, bool) or not hasattr(offset, "__index__"):
+        raise TypeError(f"{tp}: {offset!r} ({type(offset).__name__}) found, expected {expected}")
+    found = operator.index(cast(SupportsIndex, offset))
+    if found < 0:
+        raise ValueError(f"{tp}: offset {found}: expected 0 or more")
+    if found > _HIGHEST_OFFSET:
+        raise ValueError(f"{tp}: offset {found}: expected at most {_HIGHEST_OFFSET}")
+    return found
+
+
+def list_offsets(
+    link: BlockingCluster,
+    queries: Mapping[TopicPartition, OffsetQuery],
+    *,
+    isolation: int = 0,
+    known: Mapping[TopicPartition, int] | None = None,
+    timeout_s: float | None = None,
+) -> dict[TopicPartition, int]:
+    """The offset of each place; for a time after the last record, the latest offset.
+
+    ``known``: ends that logs are believed to have reached. A leader that says less has its word confirmed by the other
+    brokers: it may have been deposed without knowing.
+
+    Raises:
+        BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
+        ClientTimeout: some leader did not answer in time.
+    """
+    known = known or {}
+    times = {tp: wire_time(query) for tp, query in queries.items()}
+    answers = _ask_all(link, times, isolation, known=known, timeout_s=timeout_s)
+    after_the_end = [tp for tp, answer in answers.items() if answer.offset < 0]
+    if after_the_end:
+        times = dict.fromkeys(after_the_end, LATEST)
+        answers |= _ask_all(link, times, isolation, known=known, timeout_s=timeout_s)
+    return {tp: answers[tp].offset for tp in queries}
+
+
+def listed_offsets(
+    link: BlockingCluster,
+    queries: Mapping[TopicPartition, OffsetQuery],
+    *,
+    isolation: int = 0,
+    known: Mapping[TopicPartition, int] | None = None,
+    timeout_s: float | None = None,
+) -> dict[TopicPartition, ListedOffset]:
+    """The leaders' answers as they are: with their epochs, and offset -1 for a time after the last record. ``known``
+    and what is raised are as for ``list_offsets``."""
+    times = {tp: wire_time(query) for tp, query in queries.items()}
+    return _ask_all(link, times, isolation, known=known or {}, timeout_s=timeout_s)
+
+
+def wire_time(query: OffsetQuery) -> int:
+    """What ``ListOffsetsPartition.timestamp_us`` holds for a place. A datetime without a zone is UTC."""
+    if query == "earliest":
+        return EARLIEST
+    if query == "latest":
+        return LATEST
+    if isinstance(query, dt.datetime):
+        query = datetime_us(query)
+    if isinstance(query, bool) or not isinstance(query, int) or query < 0:
+        raise ValueError(f"offset query {query!r}: expected 'earliest', 'latest', a datetime or microseconds >= 0")
+    return query
+
+
+def _ask_all(
+    link: BlockingCluster,
+    times: Mapping[TopicPartition, int],
+    isolation: int,
+    *,
+    known: Mapping[TopicPartition, int],
+    timeout_s: float | None,
+) -> dict[TopicPartition, ListedOffset]:
+    answers: dict[TopicPartition, ListedOffset] = {}
+    stale = False
+
+    def attempt() -> None:
+        nonlocal stale
+        waiting = [tp for tp in times if tp not in answers]
+        topics = sorted({tp.topic for tp in waiting if stale or link.metadata.leader(tp) is None})
+        if topics:
+            link.refresh(topics)
+        stale = False
+        problem: BrokerError | None = None
+        for broker_id, group in link.metadata.group_by_leader(waiting).items():
+            try:
+                if broker_id is None:
+                    raise no_leader(link.metadata, group[0])
+                _ask_one(link, broker_id, group, times=times, isolation=isolation, known=known, answers=answers)
+            except BrokerError as error:  # noqa: PERF203 - the other leaders are asked all the same
+                stale = stale or error.refresh_metadata
+                if not error.retriable:
+                    raise
+                problem = error
+        if problem is not None:
+            raise problem
+
+    link.retrying("list offsets", attempt, timeout_s=timeout_s)
+    return answers
+
+
+def _ask_one(
+    link: BlockingCluster,
+    broker_id: int,
+    group: Sequence[TopicPartition],
+    *,
+    times: Mapping[TopicPartition, int],
+    isolation: int,
+    known: Mapping[TopicPartition, int],
+    answers: dict[TopicPartition, ListedOffset],
+) -> None:
+    """Ask one leader about its partitions; keeps what was answered, raises the last error among the rest."""
+    leaders = {tp: leader for tp in group if (leader := link.metadata.leader(tp))}
+    wanted = [ListOffsetsPartition(tp.topic, tp.partition, times[tp], leader.epoch) for tp, leader in leaders.items()]
+    reply = link.ask_broker(broker_id, ListOffsets(0, isolation, tuple(wanted)), ListOffsetsReply)
+    problem: BrokerError | None = None
+    for (tp, leader), result in zip(leaders.items(), reply.results, strict=True):
+        try:
+            if result.code != ErrorCode.NONE:
+                raise BrokerError(result.code, result.detail or f"partition {tp}")
+            if times[tp] == LATEST and result.offset < known.get(tp, 0):
+                link.confirm(tp, leader)
+            answers[tp] = result
+        except BrokerError as error:  # noqa: PERF203 - the other answers are kept
+            problem = error
+            if not problem.retriable:
+                break
+    if problem is not None:
+        raise problem

@@ -1,0 +1,1 @@
+"""The consumer: fetching, projections, positions, and consumer groups."""

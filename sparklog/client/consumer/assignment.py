@@ -1,0 +1,121 @@
+"""Which partitions a consumer without a group reads, and where in each it begins."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Literal
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster, no_leader
+from sparklog.client.cluster.offsets import OffsetQuery, checked_offset, list_offsets, wire_time
+from sparklog.client.consumer.consumer_projection import ConsumerProjection
+from sparklog.client.consumer.fetcher import PartitionCursor
+from sparklog.client.consumer.timestamp_seek import TimestampSeek
+from sparklog.errors import ConfigError
+from sparklog.model import TopicPartition
+
+#: The part of the metadata's greatest age after which they are read again: the answer takes time as well.
+_REFRESH_AFTER = 0.75
+
+#: Where to begin: an end of the log, a time, or an offset for each partition (others begin at the earliest).
+Start = Literal["earliest", "latest"] | dt.datetime | Mapping[TopicPartition, int]
+
+
+class Assignment:
+    """Owned by its ``Consumer``; ``feeds`` are its fetcher's, which are filled here."""
+
+    def __init__(
+        self,
+        link: BlockingCluster,
+        feeds: MutableMapping[TopicPartition, PartitionCursor],
+        *,
+        columns: ConsumerProjection,
+        start_times: TimestampSeek,
+        isolation: int,
+        metadata_max_age_s: float,
+    ) -> None:
+        self._link = link
+        self._refresh_after_s = metadata_max_age_s * _REFRESH_AFTER
+        self._feeds = feeds
+        self._columns = columns
+        self._start_times = start_times
+        self._isolation = isolation
+        #: All partitions of these are read.
+        self._topics: list[str] = []
+        self._refreshed_at = time.monotonic()
+        self._seen_version = 0
+
+    def begin(self, topics: list[str], assigned: Sequence[TopicPartition], start: Start) -> None:
+        """Look up the partitions, and the positions to start from. Raises as ``Consumer``."""
+        self._topics = topics
+        for topic in dict.fromkeys([*topics, *(tp.topic for tp in assigned)]):
+            self._link.topic(topic)
+        partitions = [*assigned, *(tp for topic in topics for tp in self._link.metadata.partitions(topic))]
+        for tp in partitions:
+            if self._link.metadata.partition(tp) is None:
+                raise no_leader(self._link.metadata, tp)
+        for name in dict.fromkeys(tp.topic for tp in partitions):
+            self._columns.choose(name)
+        for tp, position in self._positions(partitions, start).items():
+            self._add(tp, position)
+        if isinstance(start, dt.datetime):
+            self._start_times.begin(partitions, wire_time(start))
+
+    def _positions(self, partitions: Sequence[TopicPartition], start: Start) -> dict[TopicPartition, int]:
+        given: dict[TopicPartition, int] = {}
+        default: OffsetQuery = "earliest"
+        if isinstance(start, Mapping):
+            given = {(tp := TopicPartition(*found)): checked_offset(tp, offset) for found, offset in start.items()}
+            unknown = given.keys() - set(partitions)
+            if unknown:
+                raise ConfigError(f"start names partitions that are not read: {sorted(map(str, unknown))}")
+        else:
+            default = start
+        asked = {tp: default for tp in partitions if tp not in given}
+        found = {**list_offsets(self._link, asked, isolation=self._isolation), **given} if asked else given
+        return {tp: found[tp] for tp in partitions}
+
+    def look_for_more(self) -> None:
+        """Read partitions added to the topics, from their first record on: those of metadata that came for any other
+        reason at once, others when the metadata reach their greatest age."""
+        if not self._topics:
+            return
+        if not self.next_look_s():
+            self._refreshed_at = time.monotonic()
+            for topic in self._topics:
+                self._link.topic(topic, refresh=True)
+        if self._seen_version == self._link.metadata.version:
+            return
+        self._seen_version = self._link.metadata.version
+        for topic in self._topics:
+            for tp in self._link.metadata.partitions(topic):
+                if tp not in self._feeds:
+                    self._add(tp, 0)
+
+    def next_look_s(self) -> float:
+        """Return the seconds until ``look_for_more`` asks a broker; 0: it does so now."""
+        return max(0.0, self._refreshed_at + self._refresh_after_s - time.monotonic())
+
+    def _add(self, tp: TopicPartition, position: int) -> None:
+        topic = self._link.metadata.topic(tp.topic)
+        assert topic is not None
+        self._feeds[tp] = PartitionCursor(tp, topic.topic_id, position)
+
+
+def topics_and_partitions(
+    topics: str | Iterable[str] | Iterable[TopicPartition], *, optional: bool
+) -> tuple[list[str], list[TopicPartition]]:
+    """What was asked for, as names of topics and as single partitions."""
+    if isinstance(topics, str):
+        return [topics], []
+    names: list[str] = []
+    partitions: list[TopicPartition] = []
+    for item in topics:
+        if isinstance(item, str):
+            names.append(item)
+        else:
+            partitions.append(TopicPartition(*item))
+    if not names and not partitions and not optional:
+        raise ConfigError("a consumer needs a topic or a partition")
+    return list(dict.fromkeys(names)), [tp for tp in dict.fromkeys(partitions) if tp.topic not in names]

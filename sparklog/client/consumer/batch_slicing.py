@@ -1,0 +1,43 @@
+"""Fetched batches cut at a row, and with the log's own columns. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.client.consumer.fetched_batches import FetchedBatch
+from sparklog.client.consumer.origin import Origin
+
+LOG_COLUMNS = [
+    pa.field("_topic", pa.string(), nullable=False),
+    pa.field("_partition", pa.int32(), nullable=False),
+    pa.field("_offset", pa.int64(), nullable=False),
+]
+
+
+def head(fetched: FetchedBatch, rows: int) -> FetchedBatch:
+    """The first ``rows`` records."""
+    offsets = None if fetched.offsets is None else fetched.offsets[:rows]
+    return fetched._replace(batch=fetched.batch.slice(0, rows), offsets=offsets)
+
+
+def tail(fetched: FetchedBatch, rows: int) -> FetchedBatch:
+    """Without the first ``rows`` records, of which there are more."""
+    if fetched.offsets is None:
+        return fetched._replace(batch=fetched.batch.slice(rows), first_offset=fetched.first_offset + rows)
+    offsets = fetched.offsets[rows:]
+    return fetched._replace(batch=fetched.batch.slice(rows), first_offset=int(offsets[0]), offsets=offsets)
+
+
+def with_log_columns(batch: pa.RecordBatch, place: Origin, offsets: np.ndarray | None) -> pa.RecordBatch:
+    """``_topic``, ``_partition`` and ``_offset`` behind the batch's own columns."""
+    count = batch.num_rows
+    if offsets is None:
+        offsets = np.arange(place.offset, place.offset + count, dtype=np.int64)
+    values = [
+        pa.repeat(place.topic, count),
+        pa.repeat(pa.scalar(place.partition, pa.int32()), count),
+        pa.array(offsets, pa.int64()),
+    ]
+    schema = pa.schema([*batch.schema, *LOG_COLUMNS])
+    return pa.RecordBatch.from_arrays([*batch.columns, *values], schema=schema)

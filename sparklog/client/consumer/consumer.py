@@ -1,0 +1,519 @@
+"""Reading topics as Arrow batches, from any place, for as long as wanted.
+
+What is handed out are plain ``pyarrow.RecordBatch``es with the topic's columns, as they were written and without a
+copy; ``sparklog.origin(batch)`` tells where a batch comes from, and ``log_columns=True`` puts that into columns. Order
+holds within a partition. The position of a partition is the offset of the next record to be handed out.
+
+With ``group=`` the partitions are shared with the group's other consumers, and positions are committed to it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Literal
+
+import pyarrow as pa
+
+from sparklog.client.admin.groups import group_offsets
+from sparklog.client.cluster import forks
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.isolation_level import Isolation, wire_isolation
+from sparklog.client.cluster.offsets import OffsetQuery, checked_offset, list_offsets, wire_time
+from sparklog.client.consumer.assignment import Assignment, Start, topics_and_partitions
+from sparklog.client.consumer.consumer_projection import ConsumerProjection
+from sparklog.client.consumer.fetch_buffer import FetchBuffer
+from sparklog.client.consumer.fetcher import Fetcher, PartitionCursor
+from sparklog.client.consumer.group_commits import Place
+from sparklog.client.consumer.group_consumer import GroupConsumer, OnPartitions
+from sparklog.client.consumer.group_session import GroupMetadata, GroupSession, MemberSettings
+from sparklog.client.consumer.log_ends import LogEnds, OnOutOfRange
+from sparklog.client.consumer.read_counters import ReadCounters
+from sparklog.client.consumer.timestamp_seek import TimestampSeek
+from sparklog.client.errors import ClientTimeout, LogTruncated
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.record.schema import fit_table
+
+MIB = 1024 * 1024
+_TOPIC_GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID})
+
+
+class Consumer:
+    """A client that reads. Use from one thread at a time; close it, or use it in a ``with`` block.
+
+    >>> with Consumer("localhost:9092", "flights") as consumer:                             # doctest: +SKIP
+    ...     for batch in consumer:
+    ...         print(sparklog.origin(batch), batch.num_rows)
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str],
+        topics: str | Iterable[str] | Iterable[TopicPartition] = (),
+        *,
+        group: str | None = None,
+        pattern: str = "",
+        start: Start = "earliest",
+        columns: Sequence[str] | None = None,
+        log_columns: bool = False,
+        on_out_of_range: OnOutOfRange = "raise",
+        max_bytes: int = 16 * MIB,
+        max_records: int | None = None,
+        isolation: Isolation = "read_committed",
+        timeout_s: float = 30.0,
+        client_id: str = "sparklog-consumer",
+        first_contact_s: float | None = None,
+        auto_commit_interval_ms: int | None = None,
+        on_assign: OnPartitions | None = None,
+        on_revoke: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
+        session_timeout_ms: int = 45_000,
+        heartbeat_interval_ms: int = 3000,
+        max_poll_interval_ms: int = 300_000,
+        instance_id: str = "",
+        rack: str = "",
+        metadata_max_age_ms: int = 60_000,
+    ) -> None:
+        """Connects and looks up the positions to start from; with a group, begins to join it.
+
+        Args:
+            topics: one topic, several, or an assignment of ``TopicPartition``s. Of topics all partitions are read,
+                and those added later from their beginning. In a group: topics, also such as do not exist yet.
+            group: share the topics' partitions with all consumers of this group.
+            pattern: (group) topics whose whole names match this regular expression (RE2), now or later.
+            start: ``"earliest"``, ``"latest"``, a datetime (without a time zone: UTC), or offsets by partition. In a
+                group: of partitions without a committed offset, and not by partition.
+            columns: only these are sent, in this order; nulls for records older than a column.
+            log_columns: add ``_topic``, ``_partition`` and ``_offset`` behind the topic's columns.
+            on_out_of_range: what to do when retention has passed the position, or an unclean election has cut the log
+                below it: raise, or go on from an end; after a cut, from where it was made.
+            max_bytes: of one answer of one broker; a larger batch comes alone.
+            max_records: of one ``poll``, and of one batch of an iteration; None: no limit.
+            isolation: ``"read_committed"``: records of transactions once they are committed, up to the first that is
+                open, and never those of aborted ones; ``"read_uncommitted"``: everything that is replicated.
+            timeout_s: a call, or a partition that cannot be read, fails after this.
+            first_contact_s: give up after this when no broker has ever answered; None: no sooner than any call.
+            auto_commit_interval_ms: (group) commit positions so often while polling, before partitions are given up,
+                and on close: what was handed out before the present ``poll`` counts as processed. None: nothing is
+                committed but by ``commit``.
+            on_assign, on_revoke, on_lost: (group) called within ``poll``, ``close`` or an iteration with partitions
+                that are read from now on; that will be given up, with time for a last ``commit``; that others may have
+                had for some time (left out: ``on_revoke``).
+            session_timeout_ms: (group) without a heartbeat for so long the others take over.
+            heartbeat_interval_ms: (group) a heartbeat at least so often, whatever user code does.
+            max_poll_interval_ms: (group) without a ``poll`` for so long the consumer leaves until the next one; and for
+                so long it may take to give partitions up.
+            instance_id: (group) of a static member: who comes back under it within the session time-out gets the same
+                partitions, and nothing moves meanwhile; who has it already is fenced.
+            rack: (group) prefer partitions with a replica there.
+            metadata_max_age_ms: (without a group) the consumer begins to read new partitions within this time. In a
+                group the coordinator assigns them.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION.
+            ClientTimeout: no broker answered.
+            ConfigError: an argument is not one of those allowed.
+        """
+        if on_out_of_range not in {"raise", "earliest", "latest"}:
+            raise ConfigError(f"on_out_of_range={on_out_of_range!r}: expected 'raise', 'earliest' or 'latest'")
+        if not isinstance(start, (dt.datetime, Mapping)) and start not in {"earliest", "latest"}:
+            raise ConfigError(f"start={start!r}: expected 'earliest', 'latest', a datetime or offsets by partition")
+        self._isolation = wire_isolation(isolation)
+        self._link = BlockingCluster(
+            bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s
+        )
+        self._columns = ConsumerProjection(
+            self._link, columns, log_columns=log_columns, event_times=isinstance(start, dt.datetime)
+        )
+        self._fetcher = Fetcher(self._link, max_bytes=max_bytes, isolation=self._isolation, columns=self._columns.wire)
+        self._ahead = FetchBuffer(self._fetcher.feeds)
+        self._ends = LogEnds(
+            self._link, self._fetcher.feeds, self._ahead, isolation=self._isolation, on_out_of_range=on_out_of_range
+        )
+        self._start_times = TimestampSeek(self._link)
+        if metadata_max_age_ms < 1:
+            raise ConfigError(f"metadata_max_age_ms={metadata_max_age_ms}: expected 1 or more")
+        if max_records is not None and max_records < 1:
+            raise ConfigError(f"max_records={max_records}: expected 1 or more")
+        self._max_records = max_records
+        self._start = start
+        self._group = group
+        self._reading: GroupConsumer | None = None
+        self._session: GroupSession | None = None
+        self._assignment = Assignment(
+            self._link,
+            self._fetcher.feeds,
+            columns=self._columns,
+            start_times=self._start_times,
+            isolation=self._isolation,
+            metadata_max_age_s=metadata_max_age_ms / 1000,
+        )
+        names, assigned = topics_and_partitions(topics, optional=bool(pattern))
+        forks.watch(self)
+        try:
+            if group is None:
+                if pattern or auto_commit_interval_ms is not None or instance_id:
+                    raise ConfigError("pattern, auto_commit_interval_ms and instance_id need a group")
+                self._assignment.begin(names, assigned, start)
+                return
+            if assigned or isinstance(start, Mapping):
+                raise ConfigError("a group's consumer reads topics, and begins where the group is: name no partitions")
+            member = MemberSettings(
+                group, tuple(names), pattern, instance_id, rack, session_timeout_ms=session_timeout_ms,
+                heartbeat_interval_ms=heartbeat_interval_ms, max_poll_interval_ms=max_poll_interval_ms,
+            )  # fmt: skip
+            self._session = GroupSession(bootstrap, member, client_id=client_id, timeout_s=timeout_s)
+            self._reading = GroupConsumer(
+                self,
+                self._session,
+                auto_commit_s=None if auto_commit_interval_ms is None else auto_commit_interval_ms / 1000,
+                on_assign=on_assign,
+                on_revoke=on_revoke,
+                on_lost=on_lost,
+                commit_timeout_s=min(timeout_s, session_timeout_ms / 1000),
+                start_moves=start == "latest",
+            )
+            self._fetcher.wake_fd = self._session.wake_fd
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the connections. Positions are forgotten. A group's consumer leaves it at once, and commits where it
+        does so by itself; otherwise nothing is committed. Idempotent. Does nothing in a forked child."""
+        self._close(processed=True)
+
+    def _close(self, *, processed: bool) -> None:
+        reading, self._reading = self._reading, None
+        try:
+            if reading is not None:
+                reading.close(processed=processed)
+            elif self._session is not None:
+                self._session.close()
+        finally:
+            self._ahead.ready.clear()
+            self._fetcher.wake_fd = None
+            self._fetcher.close()
+            self._link.close()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """As ``close``. Of a block that failed nothing is committed: what it was at comes again."""
+        self._close(processed=kind is None)
+
+    # --- reading ---
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Batches without end; leaving the loop loses nothing. Raises as ``poll``."""
+        while True:
+            self._wait(1.0)
+            for found in self._ahead.take(None, batch_records=self._max_records):
+                yield self._columns.hand_out(found)
+                self._polling(False)
+                if self._reading is not None:  # what the coordinator has said meanwhile comes before the rest
+                    break
+
+    def poll(self, timeout_s: float = 1.0) -> list[pa.RecordBatch]:
+        """What is there, waiting at most ``timeout_s`` for something; an empty list when nothing came.
+
+        Raises:
+            LogTruncated: records read before are not in the log any more (unless ``on_out_of_range`` says otherwise).
+            BrokerError: OFFSET_OUT_OF_RANGE (unless ``on_out_of_range`` says otherwise), CORRUPT_MESSAGE,
+                INCONSISTENT_TOPIC_ID when a topic was made anew, UNKNOWN_TOPIC_OR_PARTITION when it is gone.
+            ClientTimeout: a partition could not be read for the consumer's ``timeout_s``.
+        """
+        self._wait(timeout_s)
+        found = self._ahead.take(self._max_records, batch_records=self._max_records)
+        return [self._columns.hand_out(one) for one in found]
+
+    def to_table(
+        self, until: Mapping[TopicPartition, int] | None = None, *, timeout_s: float | None = None
+    ) -> pa.Table:
+        """All records from the positions to the offsets ``until`` (exclusive), by default to where the partitions end
+        now, as one table. Records of older schemas get nulls for later columns.
+
+        Raises:
+            ClientTimeout: no progress for ``timeout_s`` (by default the consumer's).
+            BrokerError: as ``poll``, so OFFSET_OUT_OF_RANGE for a position beyond the end; SCHEMA_MISMATCH when
+                the topics read have different columns.
+        """
+        if self._group is not None:
+            raise ConfigError("a table is read by a consumer without a group: partitions come and go in one")
+        ends = {TopicPartition(*tp): end for tp, end in (self._ends.to_read_to() if until is None else until).items()}
+        for tp in ends:
+            self._feed(tp)
+        self._columns.schema(ends)
+        before = self.positions()
+        try:
+            taken = self._ahead.take_until(ends, self._more_for_table(ends, timeout_s))
+            batches = [self._columns.hand_out(found) for found in taken]
+        except BaseException:
+            for tp, position in before.items():  # what was taken goes nowhere: it will be read again
+                self.seek(tp, position)
+            raise
+        finally:
+            self._fetcher.active = None
+        schema = self._columns.schema(ends)  # again: what was read may have told of columns added since
+        return pa.Table.from_batches([fit_table(batch, schema) for batch in batches], schema)
+
+    def _more_for_table(
+        self, ends: Mapping[TopicPartition, int], timeout_s: float | None
+    ) -> Callable[[Mapping[TopicPartition, int]], None]:
+        """Waits for what is missing up to ``ends``. Raises ClientTimeout after ``timeout_s`` without progress."""
+        limit_s = self._link.timeout_s if timeout_s is None else timeout_s
+        progress_at = time.monotonic()
+        reached_before = -1
+
+        def wait(positions: Mapping[TopicPartition, int]) -> None:
+            nonlocal progress_at, reached_before
+            behind = {tp for tp, position in positions.items() if position < ends[tp]}
+            self._fetcher.active = behind  # the others' records would only pile up here
+            now = time.monotonic()
+            reached_now = sum(positions.values())
+            progress_at = now if reached_now > reached_before else progress_at
+            reached_before = reached_now
+            if now - progress_at > limit_s:
+                reached = ", ".join(f"{tp} at {positions[tp]} of {ends[tp]}" for tp in sorted(behind)[:5])
+                raise ClientTimeout(f"reading to the end: no progress for {limit_s:g} s; {reached}")
+            self._wait(min(1.0, limit_s), or_moved=True)
+
+        return wait
+
+    @property
+    def counters(self) -> ReadCounters:
+        """What this consumer has been sent."""
+        return self._fetcher.counters
+
+    # --- positions ---
+
+    @property
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions being read."""
+        return list(self._fetcher.feeds)
+
+    def position(self, partition: TopicPartition | tuple[str, int]) -> int:
+        """The offset of the next record to be handed out. Raises KeyError when the partition is not assigned."""
+        tp = TopicPartition(*partition)
+        self._feed(tp)
+        return self._ahead.position(tp)
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """The positions of all partitions: what ``start=``, ``Admin.commit_offsets`` and ``send_offsets`` take."""
+        return self._ahead.positions()
+
+    def seek(self, partition: TopicPartition | tuple[str, int], to: int | Literal["earliest", "latest"]) -> None:
+        """Go on elsewhere: at an offset, or at an end of the partition.
+
+        Raises:
+            KeyError: the partition is not assigned.
+            ClientTimeout: the leader did not tell where the end is.
+            ValueError: an offset below 0 or of over 63 bits, or another word.
+            TypeError: ``to`` is neither an integer nor a word.
+        """
+        feed = self._feed(TopicPartition(*partition))
+        if isinstance(to, str) and to in {"earliest", "latest"}:
+            to = list_offsets(self._link, {feed.tp: to}, isolation=self._isolation, known=self.positions())[feed.tp]
+        else:
+            to = checked_offset(feed.tp, to, expected="an offset, 'earliest' or 'latest'")
+        self._ahead.drop({feed.tp})
+        self._start_times.forget(feed.tp)
+        feed.move(to)
+        feed.failures, feed.retry_at = 0, 0.0
+
+    def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+        """Hand out nothing of these until ``resume``; they stay assigned. Raises KeyError when one is not assigned."""
+        for tp in [TopicPartition(*found) for found in partitions]:
+            feed, at = self._feed(tp), self.position(tp)
+            self._ahead.drop({tp})
+            feed.move(at)
+            self._fetcher.paused.add(tp)
+
+    def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+        """Undo ``pause``."""
+        self._fetcher.paused.difference_update(TopicPartition(*tp) for tp in partitions)
+
+    @property
+    def paused(self) -> list[TopicPartition]:
+        return sorted(self._fetcher.paused)
+
+    # --- a group's ---
+
+    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """Commit where the next records come from, or ``offsets`` of assigned partitions, and wait for it.
+
+        Raises:
+            CommitRefused: these partitions are not this consumer's any more; others read on from what was committed.
+            TypeError, ValueError: an offset that is none, as for ``seek``; nothing is committed.
+            ClientTimeout: the coordinator did not answer; it may have been committed.
+            BrokerError: anything else that it says.
+        """
+        self.commit_async(offsets).result()
+
+    def commit_async(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
+        """As ``commit``, without waiting: the future raises what that does, unless it can be told at once. Commits
+        take effect in their order. What is called when the future is done runs on the group's own thread,
+        and must not wait for this consumer."""
+        named = None if offsets is None else {TopicPartition(*tp): offset for tp, offset in offsets.items()}
+        return self._of_group().commit(named)
+
+    def group_metadata(self) -> GroupMetadata:
+        """For ``Producer.send_offsets``: who reads these partitions, so that the transaction commits no more of them
+        than this consumer may.
+
+        Raises:
+            CommitRefused: it was removed from the group since it last polled.
+        """
+        return self._of_group().metadata()
+
+    def committed(
+        self, partitions: Iterable[TopicPartition | tuple[str, int]] | None = None
+    ) -> dict[TopicPartition, int]:
+        """What the group has committed for ``partitions`` (left out: those assigned); those without are left out.
+
+        Raises:
+            ClientTimeout: the coordinator did not answer.
+        """
+        reading = self._of_group()
+        wanted = self.assignment if partitions is None else [TopicPartition(*tp) for tp in partitions]
+        if set(wanted) <= self._fetcher.feeds.keys():
+            try:
+                own = reading.committed(wanted).result()
+                if len(own) < len(wanted):
+                    raise BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"group {self._group!r}: ask again")
+                return {TopicPartition(one[0], one[2]): offset for one, offset in own.items() if offset is not None}
+            except BrokerError as error:
+                if error.code != ErrorCode.STALE_MEMBER_EPOCH:
+                    raise
+        found = group_offsets(self._link, self._group or "")
+        known = {TopicPartition(one.topic, one.partition): one.offset for one in found}
+        return {tp: known[tp] for tp in wanted if tp in known}
+
+    @property
+    def member_id(self) -> str:
+        """In the group now; another one after the consumer was removed from it. Empty without a group."""
+        return self._session.member_id if self._session is not None else ""
+
+    @property
+    def member_epoch(self) -> int:
+        """As the coordinator has told last; 0 while this consumer is no member."""
+        return self._session.epoch if self._session is not None else 0
+
+    def _of_group(self) -> GroupConsumer:
+        if self._reading is None:
+            raise ConfigError("this consumer has no group, or is closed: commits need one")
+        return self._reading
+
+    def read_from(self, places: Mapping[Place, int | None]) -> None:
+        """For ``GroupConsumer``."""
+        where: OffsetQuery = self._start if not isinstance(self._start, Mapping) else "earliest"
+        for name in dict.fromkeys(place[0] for place in places):
+            self._link.topic(name)
+            self._columns.choose(name)
+        named = {TopicPartition(place[0], place[2]): at for place, at in places.items()}
+        asked: dict[TopicPartition, OffsetQuery] = {tp: where for tp, at in named.items() if at is None}
+        found = list_offsets(self._link, asked, isolation=self._isolation) if asked else {}
+        if isinstance(where, dt.datetime):
+            self._start_times.begin(asked, wire_time(where))
+        for place, at in places.items():
+            tp = TopicPartition(place[0], place[2])
+            self._fetcher.feeds[tp] = PartitionCursor(tp, place[1], found[tp] if at is None else at)
+
+    def read_no_more(self, partitions: Iterable[TopicPartition]) -> None:
+        """For ``GroupConsumer``."""
+        gone = set(partitions)
+        for tp in gone:
+            self._fetcher.feeds.pop(tp, None)
+            self._start_times.forget(tp)
+        self._fetcher.paused -= gone
+        self._ahead.drop(gone)
+
+    def end_offsets(self) -> dict[TopicPartition, int]:
+        """Where the partitions end now: the offset of the next record that will become visible in each, by the
+        consumer's ``isolation``.
+
+        Raises:
+            ClientTimeout: a leader did not tell.
+        """
+        return self._ends.visible()
+
+    # --- inside ---
+
+    def _wait(self, timeout_s: float, *, or_moved: bool = False) -> None:
+        """Have something read ahead, unless there is some; ``or_moved``: or until positions have moved over what is
+        not handed out, as markers and aborted records."""
+        if self._reading is not None:
+            self._wait_in_group(self._reading, timeout_s)
+        elif self._group is not None:
+            raise ConfigError("this consumer is closed")
+        elif not self._ahead.ready:
+            self._wait_for_assigned(timeout_s, or_moved=or_moved)
+
+    def _wait_for_assigned(self, timeout_s: float, *, or_moved: bool) -> None:
+        """Wait in slices, so that partitions added meanwhile are read in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._assignment.look_for_more()
+            left_s = max(0.0, deadline - time.monotonic())
+            slice_s = min(left_s, self._assignment.next_look_s())
+            slice_ends = time.monotonic() + slice_s
+            self._advance(slice_s, or_moved=or_moved)
+            if self._ahead.ready or slice_s == left_s or time.monotonic() < slice_ends:
+                return
+
+    def _wait_in_group(self, reading: GroupConsumer, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        self._polling(True)
+        try:
+            while True:
+                reading.advance()
+                left_s = max(0.0, deadline - time.monotonic())
+                if not self._ahead.ready:
+                    self._advance(min(left_s, reading.slice_s))
+                if self._ahead.ready or left_s <= 0:
+                    return
+        finally:
+            self._polling(False)
+
+    def _polling(self, now: bool) -> None:
+        if self._session is not None:
+            self._session.polling(now)
+
+    def _advance(self, timeout_s: float, *, or_moved: bool = False) -> None:
+        try:
+            found = self._fetcher.advance(timeout_s, or_moved=or_moved)
+        except BrokerError as error:
+            if self._reading is not None and error.code in _TOPIC_GONE and self._put_off_gone():
+                return
+            if error.code != ErrorCode.OFFSET_OUT_OF_RANGE or self._ends.on_out_of_range == "raise":
+                raise
+            if isinstance(error, LogTruncated):
+                self._fetcher.feeds[error.tp].move(error.offset)
+            else:
+                self._ends.bring_back()
+            return
+        self._ahead.ready.extend(found if not self._start_times else self._start_times.from_there_on(found))
+
+    def _put_off_gone(self) -> bool:
+        """Leave topics alone that were deleted, or made anew: the group's coordinator hears of it as well."""
+        gone = [
+            feed
+            for feed in self._fetcher.feeds.values()
+            if (topic := self._link.metadata.topic(feed.tp.topic)) is None or topic.topic_id != feed.topic_id
+        ]
+        for feed in gone:
+            feed.failures, feed.retry_at = 0, time.monotonic() + 1.0
+        return bool(gone)
+
+    def _feed(self, tp: TopicPartition) -> PartitionCursor:
+        try:
+            return self._fetcher.feeds[tp]
+        except KeyError:
+            raise KeyError(f"partition {tp} is not assigned: {sorted(map(str, self._fetcher.feeds))}") from None

@@ -1,0 +1,71 @@
+"""The columns that a consumer hands out: those chosen of each topic, and behind them the log's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.consumer.batch_slicing import LOG_COLUMNS, with_log_columns
+from sparklog.client.consumer.fetcher import CursorBatch
+from sparklog.client.consumer.origin import Origin, with_origin
+from sparklog.client.consumer.projection import TopicProjection
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.record.schema import parse_schema
+
+
+class ConsumerProjection:
+    """Owned by its ``Consumer``."""
+
+    def __init__(
+        self, link: BlockingCluster, columns: Sequence[str] | None, *, log_columns: bool, event_times: bool
+    ) -> None:
+        """``columns`` None: all. ``log_columns``: with ``_topic``, ``_partition`` and ``_offset``. ``event_times``: the
+        consumer itself needs these columns."""
+        self._link = link
+        self._columns = list(columns) if columns is not None else None
+        self._log_columns = log_columns
+        self._event_times = event_times
+        #: By topic; empty when all are wanted.
+        self._choices: dict[str, TopicProjection] = {}
+
+    def choose(self, name: str) -> None:
+        """Before anything of this topic is fetched. Raises BrokerError SCHEMA_MISMATCH."""
+        if self._columns is None:
+            return
+        topic = self._link.topic(name)
+        also = [topic.event_time] if self._event_times and topic.event_time else []
+        newest = parse_schema(topic.schemas[-1].message)
+        self._choices[name] = TopicProjection(name, self._columns, newest, also=also)
+
+    def wire(self, topic: str) -> tuple[str, ...] | None:
+        """As ``TopicProjection.wire``."""
+        choice = self._choices.get(topic)
+        return None if choice is None else choice.wire
+
+    def hand_out(self, found: CursorBatch) -> pa.RecordBatch:
+        """The batch as users get it."""
+        header, batch, first, offsets, _ = found.fetched
+        place = Origin(found.tp.topic, found.tp.partition, first, header.leader_epoch)
+        if self._columns is not None:
+            batch = self._choices[found.tp.topic].complete(batch)
+        if self._log_columns:
+            batch = with_log_columns(batch, place, offsets)
+        return with_origin(batch, place)
+
+    def schema(self, partitions: Iterable[TopicPartition]) -> pa.Schema:
+        """The schema of a table of these partitions, by their topics' newest. Raises BrokerError SCHEMA_MISMATCH."""
+        found: dict[str, pa.Schema] = {}
+        for name in dict.fromkeys(tp.topic for tp in partitions):
+            schema = parse_schema(self._link.topic(name).schemas[-1].message)
+            if self._columns is not None:
+                schema = pa.schema([schema.field(column) for column in self._columns])
+            found[name] = pa.schema([*schema, *LOG_COLUMNS]) if self._log_columns else schema
+        schemas = list(found.values())
+        if any(not schema.equals(schemas[0]) for schema in schemas):
+            raise BrokerError(
+                ErrorCode.SCHEMA_MISMATCH, f"topics {list(found)} have different columns: read them one by one"
+            )
+        return schemas[0] if schemas else pa.schema([])

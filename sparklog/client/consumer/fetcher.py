@@ -1,0 +1,448 @@
+"""The consumer's fetches: one long poll per leader, also under way while its last answer is being used.
+
+Single-threaded. ``advance`` sends what is missing, waits for the first answers and turns them into batches; the next
+fetch of a broker is sent before its answer is decoded, unless that was the last there is for now. An answer counts only
+for partitions whose position is still the one that was asked for, so a seek simply makes it worthless.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.metadata import Leader
+from sparklog.client.consumer.fetched_batches import FetchedBatch, PartitionBytes, decode_partition, split_partitions
+from sparklog.client.consumer.read_counters import ReadCounters
+from sparklog.client.consumer.schema_lookup import SchemaLookup
+from sparklog.client.errors import ClientTimeout, LogTruncated
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_EPOCH, TopicPartition
+from sparklog.net.blocking import BlockingConnection
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
+
+_MAX_WAIT_MS = 500
+#: A long poll unanswered for so long makes the consumer ask who leads now.
+_SUSPECT_AFTER_S = 1.5
+#: "Unknown topic" may mean "not told yet" for so long.
+_UNKNOWN_TOPIC_GRACE_S = 2.0
+#: An answer of so many bytes takes a while to use, in which there will be more.
+_LARGE_BYTES = 256 * 1024
+
+
+#: The columns wanted of a topic, or None for all that it has.
+ColumnsOf = Callable[[str], "tuple[str, ...] | None"]
+
+
+class PartitionCursor:
+    """One assigned partition: where its next fetch starts, and when it may be sent."""
+
+    __slots__ = ("failing_since", "failures", "last_epoch", "position", "retry_at", "to_verify", "topic_id", "tp")
+
+    def __init__(self, tp: TopicPartition, topic_id: str, position: int) -> None:
+        self.tp = tp
+        self.topic_id = topic_id
+        self.position = position
+        #: Leader epoch of the record before the position; -1 where that record was not read here.
+        self.last_epoch = NO_EPOCH
+        self.failures = 0
+        self.failing_since = 0.0
+        self.retry_at = 0.0
+        #: Start and end of an answer in which a projected batch failed its checksum. In between the broker is asked to
+        #: verify what it has, in as many answers as that takes.
+        self.to_verify = range(0)
+
+    def move(self, position: int, last_epoch: int = NO_EPOCH) -> None:
+        """Fetch from ``position`` next."""
+        self.position, self.last_epoch = position, last_epoch
+
+
+class CursorBatch(NamedTuple):
+    """A decoded batch and the partition it is of."""
+
+    tp: TopicPartition
+    fetched: FetchedBatch
+
+
+class _Poll:
+    """A fetch under way at one broker: what was asked for, at which offset."""
+
+    __slots__ = ("asked", "connection", "leaders", "sent_at")
+
+    def __init__(
+        self, connection: BlockingConnection, asked: dict[TopicPartition, int], leaders: dict[TopicPartition, Leader]
+    ) -> None:
+        self.connection = connection
+        self.asked = asked
+        #: As whom the broker was asked.
+        self.leaders = leaders
+        self.sent_at = time.monotonic()
+
+
+class Fetcher:
+    """Owned by one consumer and used by its thread. ``feeds`` may be changed between calls."""
+
+    def __init__(
+        self, link: BlockingCluster, *, max_bytes: int, isolation: int, columns: ColumnsOf | None = None
+    ) -> None:
+        """``columns``: those wanted of a topic, by its name; None: all of every topic."""
+        self.counters = ReadCounters()
+        self.feeds: dict[TopicPartition, PartitionCursor] = {}
+        self._link = link
+        self._max_bytes = max_bytes
+        self._isolation = isolation
+        self._columns = columns
+        self._connections: dict[int, BlockingConnection] = {}
+        self._under_way: dict[int, _Poll] = {}
+        self._schemas: dict[str, SchemaLookup] = {}
+        self._stale: set[str] = set()
+        self._refresh_at = 0.0
+        self._refreshes = 0
+        self._turn = 0
+        self._moved = False
+        #: Only these are fetched; None: all.
+        self.active: set[TopicPartition] | None = None
+        #: Neither fetched nor handed out for now.
+        self.paused: set[TopicPartition] = set()
+        #: ``advance`` returns when this descriptor is readable; whoever set it reads it.
+        self.wake_fd: int | None = None
+        self._woken = False
+        #: Met after records had been taken from an answer: those are handed out first.
+        self._error: Exception | None = None
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._under_way.clear()
+
+    def advance(self, timeout_s: float, *, or_moved: bool = False) -> list[CursorBatch]:
+        """Batches as soon as some arrive, at most ``timeout_s`` from now; positions move behind them, and over what
+        nobody is given (markers, aborted records): with ``or_moved`` that is enough to return.
+
+        Raises:
+            BrokerError: OFFSET_OUT_OF_RANGE and all that waiting does not help; positions are where they were.
+            ClientTimeout: a partition could not be read for the link's time-out.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._moved = self._woken = False
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        while True:
+            now = time.monotonic()
+            self._refresh_when_due(now)
+            self._send_missing(now)
+            left = max(0.0, deadline - now)
+            batches = self._receive_ready(min(left, self._next_look_s(now)))
+            if batches or self._woken or (or_moved and self._moved) or time.monotonic() >= deadline:
+                return self._without_paused(batches) if self.paused else batches
+
+    def _without_paused(self, found: list[CursorBatch]) -> list[CursorBatch]:
+        """What was asked for before the pause is asked for again after it."""
+        for one in reversed(found):  # so that the first of a partition's is where it goes on
+            if one.tp in self.paused:
+                self.feeds[one.tp].move(one.fetched.first_offset)
+        return [one for one in found if one.tp not in self.paused]
+
+    # --- sending ---
+
+    def _send_missing(self, now: float) -> None:
+        for broker_id, group in self._link.metadata.group_by_leader(self._sendable(now)).items():
+            if broker_id is None:
+                self._stale.update(tp.topic for tp in group)
+            elif broker_id not in self._under_way:
+                self._send(broker_id, group)
+
+    def _sendable(self, now: float) -> list[TopicPartition]:
+        return [
+            feed.tp
+            for feed in self.feeds.values()
+            if feed.retry_at <= now and (self.active is None or feed.tp in self.active) and feed.tp not in self.paused
+        ]
+
+    def _send(self, broker_id: int, group: list[TopicPartition]) -> None:
+        asked = {tp: self.feeds[tp].position for tp in self._in_turn(group)}
+        leaders: dict[TopicPartition, Leader] = {}
+        wanted = []
+        for tp, position in asked.items():
+            leader = self._link.metadata.leader(tp)
+            assert leader is not None, "partitions were grouped by it"
+            leaders[tp] = leader
+            feed = self.feeds[tp]
+            wanted.append(
+                FetchPartition(
+                    tp.topic,
+                    tp.partition,
+                    feed.topic_id,
+                    leader.epoch,
+                    position,
+                    self._max_bytes,
+                    last_epoch=feed.last_epoch,
+                    columns=self._wire_columns(tp.topic),
+                    verify=position in feed.to_verify,
+                )
+            )
+        request = Fetch(
+            0,
+            CONSUMER,
+            incarnation=-1,
+            max_wait_ms=_MAX_WAIT_MS,
+            min_bytes=1,
+            max_bytes=self._max_bytes,
+            isolation=self._isolation,
+            session_id=0,
+            session_epoch=-1,
+            partitions=tuple(wanted),
+        )
+        try:
+            connection = self._connection(broker_id)
+            connection.send(request)
+        except BrokerError as error:
+            self._all_failed(asked, error)
+            return
+        self._under_way[broker_id] = _Poll(connection, asked, leaders)
+
+    def _in_turn(self, group: list[TopicPartition]) -> list[TopicPartition]:
+        """Another partition first each time: an answer that is full leaves out those at the end."""
+        self._turn += 1
+        at = self._turn % len(group)
+        return group[at:] + group[:at]
+
+    def _connection(self, broker_id: int) -> BlockingConnection:
+        connection = self._connections.get(broker_id)
+        if connection is None or connection.closed:
+            connection = self._connections[broker_id] = self._link.open_connection(broker_id)
+        return connection
+
+    # --- receiving ---
+
+    def _receive_ready(self, wait_s: float) -> list[CursorBatch]:
+        if not self._under_way and self.wake_fd is None:
+            time.sleep(wait_s)
+            return []
+        poller = select.poll()
+        if self.wake_fd is not None:
+            poller.register(self.wake_fd, select.POLLIN)
+        by_socket = {}
+        for broker_id, poll in self._under_way.items():
+            number = poll.connection.fileno()
+            by_socket[number] = broker_id
+            poller.register(number, select.POLLIN)
+        found: list[CursorBatch] = []
+        for number, _ in poller.poll(wait_s * 1000):
+            if number == self.wake_fd:
+                self._woken = True
+                continue
+            try:
+                found += self._receive(by_socket[number])
+            except Exception as error:
+                if not found:
+                    raise
+                self._error = error
+                break
+        return found
+
+    def _receive(self, broker_id: int) -> list[CursorBatch]:
+        poll = self._under_way.pop(broker_id)
+        try:
+            reply, body = poll.connection.receive()
+            if not isinstance(reply, FetchReply):
+                poll.connection.close()
+                raise BrokerError(ErrorCode.INVALID_REQUEST, f"broker {broker_id} answered Fetch with {reply!r:.100}")
+            if reply.code != ErrorCode.NONE:
+                raise BrokerError(reply.code, f"fetch from broker {broker_id}")
+        except BrokerError as error:
+            self._all_failed(poll.asked, error)
+            return []
+        answers = []
+        for part in split_partitions(reply.partitions, body):
+            tp = TopicPartition(part.answer.topic, part.answer.partition)
+            feed = self.feeds.get(tp)
+            if feed is None or poll.asked.get(tp) != feed.position:
+                continue
+            if part.answer.code != ErrorCode.NONE:
+                refusal = BrokerError(part.answer.code, part.answer.detail or f"fetch of {tp}")
+                self._failed(feed, self._doubt(feed, poll.leaders[tp], refusal) or refusal)
+                continue
+            feed.failures = 0
+            self._refreshes = 0
+            if part.answer.diverging is not None:
+                # What other partitions sent is kept: they are asked again from where they stand.
+                raise LogTruncated(tp, feed.position, part.answer.diverging)
+            self.counters.count(part)
+            if part.headers:
+                answers.append((feed, (feed.position, feed.last_epoch), part))
+        return self._use(broker_id, answers)
+
+    def _use(
+        self, broker_id: int, answers: list[tuple[PartitionCursor, tuple[int, int], PartitionBytes]]
+    ) -> list[CursorBatch]:
+        """``answers``: with the position and last epoch they were asked for."""
+        for _, _, part in answers:
+            self._know_schemas(part)
+        for feed, _, part in answers:
+            feed.move(part.next_offset, part.headers[-1].leader_epoch)
+        if answers:
+            self._moved = True
+            if _more_follows([part for _, _, part in answers]):
+                self._send_ahead(broker_id)
+        found: list[CursorBatch] = []
+        decoded = 0
+        try:
+            for feed, (start, _), part in answers:
+                schema_of = self._schema_of(feed.tp.topic)
+                columns = self._wire_columns(feed.tp.topic)
+                batches = decode_partition(part, schema_of, start=start, columns=columns)
+                found += [CursorBatch(feed.tp, batch) for batch in batches]
+                decoded += 1
+        except Exception as error:
+            # Nothing may be passed over: this partition and those behind it are asked for again.
+            for feed, asked, _ in answers[decoded:]:
+                feed.move(*asked)
+            if self._asks_to_verify(answers[decoded][0], answers[decoded][2], error):
+                return found
+            if not found and self._error is None:
+                raise
+            self._error = self._error or error
+        return found
+
+    def _asks_to_verify(self, feed: PartitionCursor, part: PartitionBytes, error: Exception) -> bool:
+        """Whether a projected batch was damaged that the broker did not verify on its way here: it is asked to, since
+        only it can tell the disk's damage from another."""
+        if (
+            self._wire_columns(feed.tp.topic) is None
+            or feed.position in feed.to_verify
+            or not (isinstance(error, BrokerError) and error.code == ErrorCode.CORRUPT_MESSAGE)
+        ):
+            return False
+        feed.to_verify = range(feed.position, part.next_offset)
+        return True
+
+    def _send_ahead(self, broker_id: int) -> None:
+        """The next fetch, while this answer is used. What is wrong with it is told after the answer is handed out."""
+        group = self._link.metadata.group_by_leader(self._sendable(time.monotonic())).get(broker_id)
+        if group:
+            try:
+                self._send(broker_id, group)
+            except Exception as error:
+                self._error = error
+
+    def _wire_columns(self, topic: str) -> tuple[str, ...] | None:
+        return None if self._columns is None else self._columns(topic)
+
+    def _schema_of(self, topic: str) -> SchemaLookup:
+        lookup = self._schemas.get(topic)
+        if lookup is None:
+            lookup = self._schemas[topic] = SchemaLookup(self._link, topic)
+        return lookup
+
+    def _know_schemas(self, part: PartitionBytes) -> None:
+        schema_of = self._schema_of(part.answer.topic)
+        for header in part.headers:
+            schema_of(header.schema_id)
+
+    # --- failures ---
+
+    def _doubt(self, feed: PartitionCursor, leader: Leader, error: BrokerError) -> BrokerError | None:
+        """Why the leader's word on its log is not to be believed, or None: it may have been deposed without knowing."""
+        lags = feed.failures > 0 and time.monotonic() - feed.failing_since > _SUSPECT_AFTER_S
+        if error.code == ErrorCode.OFFSET_OUT_OF_RANGE or (error.code == ErrorCode.OFFSET_NOT_AVAILABLE and lags):
+            try:
+                self._link.confirm(feed.tp, leader)
+            except BrokerError as doubt:
+                return doubt
+        return None
+
+    def _all_failed(self, asked: Mapping[TopicPartition, int], error: BrokerError) -> None:
+        for tp in asked:
+            feed = self.feeds.get(tp)
+            if feed is not None:
+                self._failed(feed, error)
+
+    def _failed(self, feed: PartitionCursor, error: BrokerError) -> None:
+        now = time.monotonic()
+        if not feed.failures:
+            feed.failing_since = now
+        since = now - feed.failing_since
+        unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and since > _UNKNOWN_TOPIC_GRACE_S
+        if not error.retriable or unknown:
+            raise BrokerError(error.code, f"{feed.tp} at offset {feed.position}: {error.detail}")
+        if since > self._link.timeout_s:
+            raise ClientTimeout(
+                f"reading {feed.tp} at offset {feed.position}: not possible for {self._link.timeout_s:g} s,"
+                f" last: {error}"
+            ) from error
+        feed.retry_at = now + self._link.pause_ms(feed.failures) / 1000
+        feed.failures += 1
+        if error.refresh_metadata:
+            self._stale.add(feed.tp.topic)
+
+    def _refresh_when_due(self, now: float) -> None:
+        self._suspect_silent(now)
+        if not self._stale or now < self._refresh_at:
+            return
+        topics, self._stale = self._stale, set()
+        self._refresh_at = now + self._link.pause_ms(self._refreshes) / 1000
+        self._refreshes += 1
+        try:
+            self._link.refresh(sorted(topics))
+        except BrokerError as error:
+            self._stale |= topics
+            self._all_failed({tp: 0 for tp in self.feeds if tp.topic in topics}, error)
+            return
+        for feed in self.feeds.values():
+            if feed.tp.topic in topics:
+                self._check_still_there(feed)
+
+    def _check_still_there(self, feed: PartitionCursor) -> None:
+        topic = self._link.metadata.topic(feed.tp.topic)
+        if topic is None:
+            self._failed(feed, BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no broker knows the topic"))
+        elif feed.topic_id and topic.topic_id != feed.topic_id:
+            raise BrokerError(
+                ErrorCode.INCONSISTENT_TOPIC_ID,
+                f"{feed.tp} at offset {feed.position}: the topic was deleted and created again",
+            )
+        elif self._link.metadata.leader(feed.tp) is None:
+            self._failed(feed, BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader"))
+
+    def _suspect_silent(self, now: float) -> None:
+        """A leader that hangs does not say so: see who leads now, and leave it when that is somebody else."""
+        for broker_id, poll in list(self._under_way.items()):
+            silent_s = now - poll.sent_at
+            if silent_s < _SUSPECT_AFTER_S or _readable(poll.connection):
+                continue
+            leaders = {self._link.metadata.leader(tp) for tp in poll.asked if tp in self.feeds}
+            deposed = any(leader is not None and leader.broker_id != broker_id for leader in leaders)
+            if deposed or silent_s > self._link.request_timeout_s:
+                del self._under_way[broker_id]
+                poll.connection.close()
+                detail = f"broker {broker_id} has not answered for {silent_s:.1f} s"
+                self._all_failed(poll.asked, BrokerError(ErrorCode.NETWORK_EXCEPTION, detail))
+            else:
+                self._stale.update(tp.topic for tp in poll.asked)
+
+    def _next_look_s(self, now: float) -> float:
+        """How long nothing but an answer matters."""
+        times = [feed.retry_at for feed in self.feeds.values() if feed.retry_at > now]
+        if self._stale:
+            times.append(self._refresh_at)
+        return min(max(0.001, min(times) - now), 1.0) if times else 1.0
+
+
+def _more_follows(parts: Sequence[PartitionBytes]) -> bool:
+    """Whether it is worth asking on before what came is used. At the log's end it is not: the broker would only wait,
+    and whom a request wakes may take this process's core from somebody who waits for the few records that came."""
+    if any(part.next_offset < part.answer.high_watermark for part in parts):
+        return True
+    return sum(len(part.bodies) for part in parts) >= _LARGE_BYTES
+
+
+def _readable(connection: BlockingConnection) -> bool:
+    """Whether an answer has begun to arrive: the caller may have been away for long."""
+    poller = select.poll()
+    poller.register(connection.fileno(), select.POLLIN)
+    return bool(poller.poll(0))

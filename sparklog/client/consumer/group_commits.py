@@ -1,0 +1,125 @@
+"""A group member's commits: one request after the other, in the order in which they were asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from sparklog.client.cluster.loop_coordinator import Attempts, LoopCoordinator
+from sparklog.client.errors import ClientTimeout, CommitRefused
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.messages import CommitOffsets, CommitOffsetsReply, GroupOffset
+
+#: Topic, topic id, partition.
+Place = tuple[str, str, int]
+#: After these the member is none any more, and begins anew.
+REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
+#: After these a commit is refused for good.
+FENCED = frozenset({*REMOVED, ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.FENCED_INSTANCE_ID})
+REMOVED_SINCE = "this consumer was removed from the group, and others may have read its partitions since"
+
+
+class Commit(NamedTuple):
+    """``epoch``: when it was asked for. What is sent late, under a newer one, could pass for a commit of partitions
+    that were given up since and have come back."""
+
+    life: int
+    epoch: int
+    offsets: Mapping[Place, int]
+    done: Future[None]
+
+
+class GroupCommits:
+    """Owner: the ``GroupSession``, on its thread, but for ``put``."""
+
+    def __init__(
+        self,
+        coordination: LoopCoordinator,
+        group: str,
+        *,
+        timeout_s: float,
+        member: Callable[[], tuple[int, str]],
+    ) -> None:
+        """``member``: the present life, and the member id in it."""
+        self._coordination = coordination
+        self._group = group
+        self._timeout_s = timeout_s
+        self._member = member
+        self._waiting: deque[Commit] = deque()
+        self._news = asyncio.Event()
+        self._ending = False
+
+    def put(self, commit: Commit) -> None:
+        """From any thread; ``look`` has to be called on this one's."""
+        self._waiting.append(commit)
+
+    def look(self) -> None:
+        """There is something to send."""
+        self._news.set()
+
+    def end(self) -> None:
+        """``send_all`` returns when nothing waits any more."""
+        self._ending = True
+        self._news.set()
+
+    def refuse_rest(self, error: Exception) -> None:
+        """Nothing is sent any more."""
+        for left in self._waiting:
+            if left.done.set_running_or_notify_cancel():
+                left.done.set_exception(error)
+
+    async def send_all(self) -> None:
+        """One request after the other, so that positions never go back; what comes meanwhile goes together."""
+        while True:
+            while self._waiting:
+                first = self._waiting.popleft()
+                together = [first]
+                while self._waiting and self._waiting[0][:2] == first[:2]:
+                    together.append(self._waiting.popleft())
+                wanted = [one for one in together if one.done.set_running_or_notify_cancel()]
+                if wanted:
+                    await self._send(wanted)
+            if self._ending:
+                return
+            self._news.clear()
+            if not self._waiting and not self._ending:
+                await self._news.wait()
+
+    async def _send(self, commits: Collection[Commit]) -> None:
+        error: Exception | None = None
+        try:
+            await self._ask(commits)
+        except Exception as failed:
+            error = failed
+        except asyncio.CancelledError:
+            error = ClientTimeout("the consumer was closed before the commit was answered")
+            raise
+        finally:
+            for commit in commits:
+                if error is None:
+                    commit.done.set_result(None)
+                else:
+                    commit.done.set_exception(error)
+
+    async def _ask(self, commits: Iterable[Commit]) -> None:
+        life, member_id = self._member()
+        offsets: dict[Place, int] = {}
+        epoch = -1
+        for commit in commits:
+            epoch = commit.epoch
+            if commit.life != life:
+                raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)
+            offsets.update(commit.offsets)
+        named = tuple(GroupOffset(place[0], place[2], offset, place[1]) for place, offset in offsets.items())
+        attempts = Attempts(self._coordination, timeout_s=self._timeout_s)
+        request = CommitOffsets(0, self._group, named, None, member_id, epoch)
+        try:
+            reply = await attempts.ask(request, CommitOffsetsReply)
+        except BrokerError as error:
+            raise CommitRefused(error.code, error.detail) if error.code in FENCED else error from None
+        for result in reply.results:
+            if result.code and result.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise BrokerError(result.code, result.detail)

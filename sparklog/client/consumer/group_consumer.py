@@ -1,0 +1,252 @@
+"""What a consumer in a group reads: partitions taken and given up as the coordinator says, and how far it has come.
+
+All in the consumer's thread, while it waits for records: user code is never interrupted, and its callbacks run where it
+expects them. Positions of partitions that are given up are committed before anybody else gets them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Protocol
+
+from sparklog.client.cluster.offsets import checked_offset
+from sparklog.client.consumer.group_commits import Place
+from sparklog.client.consumer.group_session import GroupMetadata, GroupNotice, GroupSession
+from sparklog.client.errors import CommitRefused
+from sparklog.errors import BrokerError, ErrorCode, SparklogError
+from sparklog.model import TopicPartition
+
+_log = logging.getLogger(__name__)
+
+#: After the coordinator, or a leader, could not say where to begin.
+_AGAIN_S = 0.1
+#: What is waited for at most while something is about to change that nobody tells of.
+_SLICE_S = 0.1
+
+OnPartitions = Callable[[list[TopicPartition]], object]
+
+
+class Reader(Protocol):
+    """The consumer, as far as it reads what it is told to."""
+
+    def positions(self) -> dict[TopicPartition, int]: ...
+
+    def read_from(self, places: Mapping[Place, int | None]) -> None:
+        """Read these too; None: from where those begin that nobody has committed. Raises BrokerError, ClientTimeout;
+        then none of them is read."""
+
+    def read_no_more(self, partitions: Iterable[TopicPartition]) -> None: ...
+
+
+class GroupConsumer:
+    """Owned by one consumer and used by its thread."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        session: GroupSession,
+        *,
+        auto_commit_s: float | None,
+        on_assign: OnPartitions | None,
+        on_revoke: OnPartitions | None,
+        on_lost: OnPartitions | None,
+        commit_timeout_s: float,
+        start_moves: bool = False,
+    ) -> None:
+        """``start_moves``: where partitions begin that nobody has committed is another place later. It is committed as
+        a position is, or whoever has them next would pass over what came meanwhile."""
+        self._reader = reader
+        self._session = session
+        self._auto_commit_s = auto_commit_s
+        self._on_assign = on_assign
+        self._on_revoke = on_revoke
+        self._on_lost = on_lost or on_revoke
+        self._commit_timeout_s = commit_timeout_s
+        self._start_moves = start_moves
+        self._life = 0
+        self._places: dict[TopicPartition, Place] = {}
+        #: What was committed last, and what became of it; at first, where it was begun from. A commit that is under way
+        #: may take effect after its position has gone back, and so may one that nobody answered.
+        self._last: dict[TopicPartition, tuple[int, Future[None]]] = {}
+        self._commit_at = time.monotonic() + (auto_commit_s or 0.0)
+        self._asking: tuple[frozenset[Place], Future[dict[Place, int | None]]] | None = None
+        self._ask_at = 0.0
+        self._waiting = False
+
+    @property
+    def slice_s(self) -> float:
+        """How long to wait before ``advance`` is called again, at most."""
+        waits = [_SLICE_S] if self._waiting else []
+        if self._auto_commit_s is not None:
+            waits.append(max(0.0, self._commit_at - time.monotonic()))
+        return max(0.001, min(waits, default=3600.0))
+
+    def advance(self) -> None:
+        """Do what the coordinator has said since. Everything handed out before counts as processed.
+
+        Raises:
+            BrokerError: the group does not take this consumer: FENCED_INSTANCE_ID, INVALID_REGULAR_EXPRESSION,
+                INVALID_SESSION_TIMEOUT, GROUP_MAX_SIZE_REACHED, and what ``Reader.read_from`` raises.
+        """
+        word = self._session.take(self._life)
+        if word.life != self._life:
+            self._life = word.life
+            self._lose()
+            word = self._session.take(self._life)
+        if self._auto_commit_s is not None and time.monotonic() >= self._commit_at:
+            self._commit_at = time.monotonic() + self._auto_commit_s
+            self.commit().add_done_callback(_log_failure)
+        if word.give_up:
+            self._give_up(word.give_up)
+        new = word.assigned.difference(self._places.values())
+        self._waiting = bool(new)
+        if new:
+            self._begin(new, word)
+
+    # --- commits ---
+
+    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
+        """Commit positions, or these.
+
+        Raises:
+            CommitRefused: a partition is not assigned (any more).
+            TypeError, ValueError: an offset that is none. The coordinator would refuse it together with commits that go
+                in the same request.
+        """
+        positions = self._moved() if offsets is None else offsets
+        if not positions:
+            return _done()
+        positions = {tp: checked_offset(tp, offset) for tp, offset in positions.items()}
+        missing = sorted(positions.keys() - self._places.keys())
+        if missing:
+            raise CommitRefused(ErrorCode.STALE_MEMBER_EPOCH, f"{missing[0]} is not assigned to this consumer")
+        named = {self._places[tp]: offset for tp, offset in positions.items()}
+        for tp in positions:  # first: an interrupt may come between the next two, and a commit is under way then
+            self._last.pop(tp, None)
+        future = self._session.commit(self._life, named)
+        self._last.update((tp, (offset, future)) for tp, offset in positions.items())
+        return future
+
+    def metadata(self) -> GroupMetadata:
+        """Raises CommitRefused: the consumer was removed since it last polled."""
+        return self._session.metadata(self._life, {place[0]: place[1] for place in self._places.values()})
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Future[dict[Place, int | None]]:
+        """Of assigned partitions, as ``GroupSession.offsets``."""
+        return self._session.offsets([self._places[tp] for tp in partitions])
+
+    def _moved(self) -> dict[TopicPartition, int]:
+        return {tp: at for tp, at in self._reader.positions().items() if not self._is_committed(tp, at)}
+
+    def _is_committed(self, tp: TopicPartition, at: int) -> bool:
+        offset, ended = self._last.get(tp, (None, None))
+        return offset == at and ended is not None and _took_effect(ended)
+
+    def _commit_now(self, partitions: Sequence[TopicPartition]) -> None:
+        """The last word on these partitions; what cannot be said is read again by whoever has them next."""
+        moved = self._moved()
+        try:
+            self.commit({tp: moved[tp] for tp in partitions if tp in moved}).result(self._commit_timeout_s)
+        except (SparklogError, futures.TimeoutError) as error:  # in Python 3.10 one of its own
+            _log.warning("positions were not committed: %s", error)
+
+    # --- partitions ---
+
+    def _lose(self) -> None:
+        lost = sorted(self._places)
+        self._asking = None
+        self._forget(lost)
+        if lost and self._on_lost is not None:
+            self._on_lost(lost)
+
+    def _give_up(self, places: frozenset[Place]) -> None:
+        partitions = sorted(tp for tp, place in self._places.items() if place in places)
+        try:
+            if partitions:
+                if self._on_revoke is not None:
+                    self._on_revoke(partitions)
+                if self._auto_commit_s is not None:
+                    self._commit_now(partitions)
+        finally:
+            if self._asking is not None and not self._asking[0].isdisjoint(places):
+                self._asking = None  # when they come back, others have committed since
+            self._forget(partitions)
+            self._session.given_up(places)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        self._reader.read_no_more(partitions)
+        for tp in partitions:
+            del self._places[tp]
+            self._last.pop(tp, None)
+
+    def _begin(self, new: frozenset[Place], word: GroupNotice) -> None:
+        """Ask where to begin, and then do."""
+        if self._asking is None:
+            if time.monotonic() >= self._ask_at:
+                self._asking = (new, self._session.offsets(new))
+            return
+        asked, answer = self._asking
+        if not answer.done():
+            if not new <= asked:  # what is waited for may be the end of a transaction, and these came since
+                self._asking = (new, self._session.offsets(new))
+            return
+        self._asking = None
+        try:
+            offsets = answer.result()
+            begun = {place: offsets[place] for place in sorted(asked & new) if place in offsets}
+            if len(offsets) < len(asked):  # the others wait for the end of a transaction, and these not for them
+                self._ask_at = time.monotonic() + _AGAIN_S
+            self._reader.read_from(begun)
+        except SparklogError as error:
+            self._not_yet(error)
+            return
+        partitions = [TopicPartition(place[0], place[2]) for place in begun]
+        self._places.update(zip(partitions, begun, strict=True))
+        positions = self._reader.positions()
+        for tp, at in zip(partitions, begun.values(), strict=True):
+            if at is not None or not self._start_moves:
+                self._last[tp] = positions[tp], _done()
+        self._waiting = bool(word.assigned.difference(self._places.values()))
+        if partitions and self._on_assign is not None:
+            self._on_assign(partitions)
+
+    def _not_yet(self, error: SparklogError) -> None:
+        """The coordinator says soon that they are not ours any more, or that their topics are gone; or it helps to ask
+        again."""
+        known = {ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.INCONSISTENT_TOPIC_ID}
+        if isinstance(error, BrokerError) and not (error.retriable or error.code in known):
+            raise error
+        _log.info("partitions not begun yet: %s", error)
+        self._ask_at = time.monotonic() + _AGAIN_S
+
+    def close(self, *, processed: bool = True) -> None:
+        """Commit, tell the callback, and leave. Not ``processed``: what was handed out last is to come again."""
+        if not processed:
+            self._auto_commit_s = None
+        try:
+            if self._session.take(self._life).life == self._life and self._places:
+                self._give_up(frozenset(self._places.values()))
+        except SparklogError as error:
+            _log.info("nothing is given up: %s", error)
+        finally:
+            self._session.close()
+
+
+def _done() -> Future[None]:
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
+
+
+def _took_effect(ended: Future[None]) -> bool:
+    return ended.done() and not ended.cancelled() and ended.exception() is None
+
+
+def _log_failure(ended: Future[None]) -> None:
+    error = ended.exception()
+    if error is not None:
+        _log.warning("positions were not committed: %s", error)

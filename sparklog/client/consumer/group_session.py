@@ -1,0 +1,429 @@
+"""A member of a consumer group towards its coordinator: heartbeats, commits and committed offsets, on a thread of their
+own, so that they go on while user code works.
+
+The thread and the consumer share few facts, under one lock: what the coordinator says the member should have, and what
+the consumer has (``holding``). The consumer takes what is new and gives up the rest when it comes to it; the next
+heartbeat says so. Only the answer to the last heartbeat counts: what an earlier one brings late may have been given to
+somebody else meanwhile.
+
+A member that is removed begins a new *life* under a new member id. The partitions and the commits of an earlier life
+are void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from sparklog.client.cluster.blocking_coordinator import GROUP
+from sparklog.client.cluster.loop_cluster import LoopCluster
+from sparklog.client.cluster.loop_coordinator import Attempts, LoopCoordinator
+from sparklog.client.consumer.group_commits import REMOVED, REMOVED_SINCE, Commit, GroupCommits, Place
+from sparklog.client.errors import ClientTimeout, CommitRefused
+from sparklog.errors import BrokerError, ErrorCode, SparklogError
+from sparklog.net.loop import new_event_loop
+from sparklog.protocol.messages import (
+    JOIN,
+    LEAVE,
+    LEAVE_STATIC,
+    FetchOffsets,
+    FetchOffsetsReply,
+    Heartbeat,
+    HeartbeatReply,
+    TopicPartitions,
+)
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LEAST_PAUSE_S = 0.05
+_LEAVE_S = 3.0
+
+
+class MemberSettings(NamedTuple):
+    """Times in milliseconds; see ``Consumer``."""
+
+    group: str
+    topics: tuple[str, ...]
+    pattern: str
+    instance_id: str
+    rack: str
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    max_poll_interval_ms: int
+
+
+class GroupMetadata(NamedTuple):
+    """Who sends a group's offsets with a transaction: a member, as of now. ``topic_ids``: of what it reads."""
+
+    group: str
+    member_id: str
+    epoch: int
+    topic_ids: Mapping[str, str]
+
+
+class GroupNotice(NamedTuple):
+    """What the coordinator says, in which life, and what the consumer has to do about it."""
+
+    life: int
+    epoch: int
+    assigned: frozenset[Place]
+    give_up: frozenset[Place]
+
+
+class GroupSession:
+    """Owner: one consumer, whose thread calls the methods; ``close`` ends the thread."""
+
+    def __init__(
+        self, bootstrap: str | Iterable[str], settings: MemberSettings, *, client_id: str, timeout_s: float
+    ) -> None:
+        """Starts the thread. Raises ConfigError: the bootstrap servers are no addresses."""
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._member_id = str(uuid.uuid4())
+        self._life = 0
+        self._epoch = JOIN
+        self._sequence = 0
+        self._assigned: frozenset[Place] = frozenset()
+        self._holding: frozenset[Place] = frozenset()
+        self._error: SparklogError | None = None
+        self._polled_at = time.monotonic()
+        self._polling = False
+        self._away = False
+        self._closing = False
+        self._ended = False
+        #: Readable when there is something for the consumer to look at.
+        self.wake_fd, self._tell_fd = os.pipe()
+        os.set_blocking(self.wake_fd, False)
+        os.set_blocking(self._tell_fd, False)
+        self._loop = new_event_loop()
+        try:
+            self._link = LoopCluster(bootstrap, client_id=client_id, changed=lambda: None, request_timeout_s=10.0)
+        except BaseException:
+            self._loop.close()
+            self._close_pipe()
+            raise
+        self._coordination = LoopCoordinator(self._link, GROUP, settings.group, request_timeout_s=10.0)
+        self._commits = GroupCommits(
+            self._coordination, settings.group, timeout_s=timeout_s, member=lambda: (self._life, self._member_id)
+        )
+        self._news = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="sparklog-group", daemon=True)
+        self._thread.start()
+
+    # --- the consumer's side ---
+
+    @property
+    def member_id(self) -> str:
+        return self._member_id
+
+    @property
+    def epoch(self) -> int:
+        """The member's epoch as told last; 0 while it has not joined."""
+        return self._epoch
+
+    def polling(self, now: bool) -> None:
+        """The consumer waits for records, or has gone to work on some."""
+        self._polled_at = time.monotonic()
+        self._polling = now
+        if self._away:
+            self._awake()
+
+    def take(self, life: int) -> GroupNotice:
+        """What to do now. What is assigned is taken with this, unless ``life``, the one that the consumer knows of, is
+        over: then everything from it is lost, and has to be dropped first.
+
+        Raises:
+            BrokerError: why the group does not take this member.
+        """
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.wake_fd, 1024):
+                pass
+        with self._lock:
+            if self._life == life:
+                if self._error is not None:
+                    raise self._error
+                self._holding |= self._assigned
+            return GroupNotice(self._life, self._epoch, self._assigned, self._holding - self._assigned)
+
+    def metadata(self, life: int, topic_ids: Mapping[str, str]) -> GroupMetadata:
+        """Raises CommitRefused: that life is over."""
+        with self._lock:
+            if self._life != life:
+                raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)
+            return GroupMetadata(self._settings.group, self._member_id, self._epoch, topic_ids)
+
+    def given_up(self, places: Collection[Place]) -> None:
+        """The consumer does not read these any more, and their last commits are sent."""
+        with self._lock:
+            self._holding -= frozenset(places)
+        self._awake()
+
+    def commit(self, life: int, offsets: Mapping[Place, int]) -> Future[None]:
+        """Commit after all that was committed before. The future raises CommitRefused, BrokerError or ClientTimeout."""
+        done: Future[None] = Future()
+        with self._lock:
+            if not self._ended:
+                self._commits.put(Commit(life, self._epoch, offsets, done))
+                self._call(self._commits.look)
+                return done
+        done.set_exception(_closed())
+        return done
+
+    def offsets(self, places: Collection[Place]) -> Future[dict[Place, int | None]]:
+        """What the group has committed for these partitions, which are this member's own; None for nothing. Those that
+        another's open transaction may set are left out, and waited for where that is all of them. The future raises
+        BrokerError (STALE_MEMBER_EPOCH when they are not its own) or ClientTimeout."""
+        return self._start(self._fetch_offsets(frozenset(places)))
+
+    def close(self) -> None:
+        """Leave the group and end the thread. Idempotent."""
+        if not self._closing:
+            self._closing = True
+            self._awake()
+            self._call(self._commits.end)
+            self._thread.join(_LEAVE_S + 10)
+            if not self._thread.is_alive():  # or it would write into what has these numbers next
+                self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        os.close(self.wake_fd)
+        os.close(self._tell_fd)
+
+    def _awake(self) -> None:
+        self._call(self._news.set)
+
+    def _call(self, work: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(work)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        done: Future[T] = Future()
+
+        async def run() -> None:
+            try:
+                done.set_result(await work)
+            except asyncio.CancelledError:
+                done.set_exception(_closed())
+            except Exception as error:
+                done.set_exception(error)
+            self._tell()
+
+        with self._lock:
+            if not self._ended:
+                self._call(lambda: self._link.start(run()))
+                return done
+        work.close()
+        done.set_exception(_closed())
+        return done
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._live())
+        except Exception as error:
+            _log.exception("a group's member ended")
+            self._fail(BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the group's thread ended: {error!r}"))
+        finally:
+            with self._lock:
+                self._ended = True
+            self._loop.run_until_complete(asyncio.sleep(0))  # what was handed over just before
+            self._link.close()
+            self._loop.run_until_complete(self._link.closed())
+            self._loop.run_until_complete(asyncio.sleep(0))
+            asyncio.set_event_loop(None)
+            self._loop.close()
+            self._commits.refuse_rest(_closed())
+
+    async def _live(self) -> None:
+        commits = asyncio.ensure_future(self._commits.send_all())
+        try:
+            failures = 0
+            while not self._closing and self._error is None:
+                if self._overdue():
+                    await self._be_away()
+                    continue
+                began = time.monotonic()
+                try:
+                    answered = await self._beat(failures)
+                except BrokerError as error:
+                    self._refused(error)
+                    await self._pause(self._coordination.pause_s(failures))
+                    failures += 1
+                    continue
+                failures = 0
+                if answered:
+                    await self._rest(began)
+            while not self._closing:  # commits are still refused one by one
+                await self._next_news()
+        finally:
+            _, unfinished = await asyncio.wait({commits}, timeout=_LEAVE_S)
+            if unfinished:
+                commits.cancel()
+                await asyncio.wait({commits})
+        if self._error is None:
+            await self._leave()
+
+    async def _next_news(self) -> None:
+        self._news.clear()
+        if not self._closing:
+            await self._news.wait()
+
+    async def _beat(self, failures: int) -> bool:
+        """One heartbeat; False when there was news for the coordinator before it answered. Raises BrokerError."""
+        self._news.clear()
+        request = self._heartbeat()
+        patience_s = self._settings.heartbeat_interval_ms / 1000 + self._coordination.patience_s(failures)
+        asked = asyncio.ensure_future(self._coordination.ask_once(request, HeartbeatReply, patience_s=patience_s))
+        news = asyncio.ensure_future(self._news.wait())
+        try:
+            await asyncio.wait({asked, news}, return_when=asyncio.FIRST_COMPLETED, timeout=self._left_s())
+            if not asked.done():
+                return False
+            self._told(asked.result())
+            return True
+        finally:
+            for task in (asked, news):
+                if not task.done():
+                    task.cancel()
+            await asyncio.wait({asked, news})
+            if not asked.cancelled():
+                asked.exception()
+
+    def _heartbeat(self, epoch: int | None = None) -> Heartbeat:
+        settings = self._settings
+        with self._lock:
+            self._sequence += 1
+            return Heartbeat(
+                0,
+                settings.group,
+                self._member_id,
+                self._epoch if epoch is None else epoch,
+                self._sequence,
+                _by_topic(self._holding | self._assigned),
+                settings.topics,
+                settings.pattern,
+                settings.instance_id,
+                settings.rack,
+                settings.session_timeout_ms,
+                settings.max_poll_interval_ms,
+                settings.heartbeat_interval_ms,
+            )
+
+    def _told(self, reply: HeartbeatReply) -> None:
+        assigned = frozenset(
+            (found.topic, found.topic_id, number) for found in reply.assigned for number in found.partitions
+        )
+        with self._lock:
+            changed = assigned != self._assigned
+            self._epoch, self._assigned = reply.member_epoch, assigned
+        if changed:
+            self._tell()
+
+    async def _rest(self, began: float) -> None:
+        """Until the next heartbeat: none while the consumer gives up partitions, for at most the interval. The
+        coordinator does the waiting otherwise."""
+        with self._lock:
+            giving_up = not self._holding <= self._assigned
+        if giving_up:
+            await self._pause(self._settings.heartbeat_interval_ms / 1000)
+        elif time.monotonic() - began < _LEAST_PAUSE_S:
+            await self._pause(_LEAST_PAUSE_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """Or until there is news."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._news.wait(), max(0.001, min(seconds, self._left_s())))
+
+    def _refused(self, error: BrokerError) -> None:
+        if error.code in REMOVED:
+            _log.warning("group %s: %s; joining again", self._settings.group, error)
+            self._new_life()
+        elif not error.retriable:
+            self._fail(error)
+
+    def _new_life(self) -> None:
+        with self._lock:
+            self._life += 1
+            self._member_id = str(uuid.uuid4())
+            self._epoch = JOIN
+            self._assigned = self._holding = frozenset()
+        self._tell()
+
+    def _fail(self, error: SparklogError) -> None:
+        self._new_life()
+        self._error = error
+        self._tell()
+
+    # --- user code that takes too long ---
+
+    def _left_s(self) -> float:
+        if self._polling:
+            return self._settings.max_poll_interval_ms / 1000
+        return max(0.001, self._polled_at + self._settings.max_poll_interval_ms / 1000 - time.monotonic())
+
+    def _overdue(self) -> bool:
+        return not self._polling and self._left_s() <= 0.001
+
+    async def _be_away(self) -> None:
+        """Others are to read what this one does not come to; it joins again when it polls."""
+        limit_ms = self._settings.max_poll_interval_ms
+        _log.warning("group %s: no poll for max_poll_interval_ms=%d: leaving", self._settings.group, limit_ms)
+        self._away = True
+        await self._leave(for_good=True)
+        self._new_life()
+        while self._overdue() and not self._closing:
+            await self._next_news()
+        self._away = False
+
+    async def _leave(self, *, for_good: bool = False) -> None:
+        """Tell the coordinator; if it cannot be told, the session's end does."""
+        static = bool(self._settings.instance_id) and not for_good
+        attempts = Attempts(self._coordination, timeout_s=_LEAVE_S)
+        try:
+            await attempts.ask(self._heartbeat(LEAVE_STATIC if static else LEAVE), HeartbeatReply)
+        except (BrokerError, ClientTimeout) as error:
+            if not isinstance(error, BrokerError) or error.code not in REMOVED:
+                _log.info("group %s: leaving was not heard: %s", self._settings.group, error)
+
+    # --- offsets ---
+
+    async def _fetch_offsets(self, places: frozenset[Place]) -> dict[Place, int | None]:
+        wanted = tuple((topic, number) for topic, _, number in sorted(places))
+        attempts = Attempts(self._coordination, timeout_s=self._timeout_s)
+        request = FetchOffsets(0, self._settings.group, wanted, self._member_id, self._epoch)
+        reply = await attempts.ask(request, FetchOffsetsReply)
+        found = {(one.topic, one.partition): one for one in reply.offsets}
+        offsets: dict[Place, int | None] = {}
+        for place in places:
+            one = found.get((place[0], place[2]))
+            if (place[0], place[2]) not in reply.held:
+                offsets[place] = one.offset if one is not None and one.topic_id in {"", place[1]} else None
+        return offsets
+
+    def _tell(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._tell_fd, b"!")
+
+
+def _closed() -> ClientTimeout:
+    return ClientTimeout("the consumer is closed, or its group does not take it: nothing was asked")
+
+
+def _by_topic(places: Iterable[Place]) -> tuple[TopicPartitions, ...]:
+    by_topic: dict[tuple[str, str], list[int]] = {}
+    for topic, topic_id, number in sorted(places):
+        by_topic.setdefault((topic, topic_id), []).append(number)
+    return tuple(TopicPartitions(*topic, tuple(numbers)) for topic, numbers in by_topic.items())

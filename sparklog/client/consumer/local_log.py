@@ -1,0 +1,201 @@
+"""A partition's segment files, mapped: how a reader on a host with an in-sync replica gets its batches.
+
+A broker of this host hands over the segment that holds an offset, open for reading, and says how far it may be read.
+What was handed over stays readable whatever becomes of the broker and of the files: deleted ones are there as long as
+they are open, and what was committed is never cut out of a file in place. Whole batches are checked like fetched ones.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.metadata import Leader
+from sparklog.client.consumer.fetched_batches import PartitionBytes
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.net.descriptors import DescriptorClient, boot_id, is_this_host
+from sparklog.protocol.local_reads import FORMAT_VERSION, OpenedSegment, OpenSegment, decode_reply, encode
+from sparklog.protocol.messages import FetchedPartition, HelloReply
+from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
+from sparklog.record.projection import header_alone
+
+_TIMEOUT_S = 5.0
+#: Headers read from the index at a time.
+_HEADERS_AT_ONCE = 1024
+
+
+class _Segment:
+    """One segment as handed over: its data mapped, its index open until ``close``."""
+
+    def __init__(self, opened: OpenedSegment, data: int, index: int) -> None:
+        """Takes ``index`` over, not ``data``. Raises OSError, ValueError when the file is shorter than it should be."""
+        self.opened = opened
+        self._data = memoryview(mmap.mmap(data, opened.data_bytes, access=mmap.ACCESS_READ))
+        self._index = index
+        self._next = opened.first_batch
+        #: Out of the index, and not yet handed out.
+        self._headers: list[BatchHeader] = []
+
+    @property
+    def ended(self) -> bool:
+        return not self._headers and self._next >= self.opened.first_batch + self.opened.batch_count
+
+    def read(self, max_bytes: int, *, headers_only: bool) -> tuple[list[BatchHeader], memoryview]:
+        """The next batches, at least one; their bodies are views of the mapped file.
+
+        Raises:
+            BrokerError: CORRUPT_MESSAGE when the index contradicts itself or the data's length.
+        """
+        headers = self._headers or self._read_headers()
+        if headers_only and not any(header.offset_array_length for header in headers):
+            self._headers = []
+            return [header_alone(header).header for header in headers], memoryview(b"")
+        start = end = headers[0].position
+        count = 0
+        for header in headers:
+            if count and end - start + header.stored_bytes > max_bytes:
+                break
+            if header.position != end or end + header.stored_bytes > len(self._data):
+                raise BrokerError(
+                    ErrorCode.CORRUPT_MESSAGE,
+                    f"offset {header.base_offset}: {header.stored_bytes} bytes at position {header.position} found,"
+                    f" position {end} and an end up to {len(self._data)} expected",
+                )
+            end += header.stored_bytes
+            count += 1
+        self._headers = headers[count:]
+        return headers[:count], self._data[start:end]
+
+    def _read_headers(self) -> list[BatchHeader]:
+        left = self.opened.first_batch + self.opened.batch_count - self._next
+        count = min(left, _HEADERS_AT_ONCE)
+        packed = os.pread(self._index, count * HEADER_BYTES, self._next * HEADER_BYTES)
+        if len(packed) != count * HEADER_BYTES:
+            raise BrokerError(
+                ErrorCode.CORRUPT_MESSAGE, f"index: {len(packed)} bytes found, {count * HEADER_BYTES} expected"
+            )
+        self._next += count
+        return unpack_headers(packed)
+
+    def close(self) -> None:
+        """Batches that were handed out keep the mapping."""
+        os.close(self._index)
+
+
+class LocalLog:
+    """The files of one partition, as one reader goes through them. Used by the reader's thread; ``close`` it."""
+
+    def __init__(self, link: BlockingCluster, tp: TopicPartition, *, isolation: int, max_bytes: int) -> None:
+        self._link = link
+        self._tp = tp
+        self._isolation = isolation
+        self._max_bytes = max_bytes
+        self._client: DescriptorClient | None = None
+        self._hello: HelloReply | None = None
+        self._segment: _Segment | None = None
+        self._position = -1
+
+    def read(
+        self, position: int, *, topic_id: str, leader: Leader, last_epoch: int, headers_only: bool
+    ) -> PartitionBytes:
+        """Whole batches from ``position`` on; none when there is nothing to read yet, or the log has parted from what
+        was read.
+
+        Raises:
+            BrokerError: what a broker answers to a fetch at ``position``; REPLICA_NOT_AVAILABLE when there is no
+                in-sync replica on this host that hands out files.
+            OSError: the broker is gone, this process may not go to its socket, or the files cannot be mapped.
+        """
+        segment = self._segment
+        if segment is None or segment.ended or position != self._position:
+            self._let_go()
+            opened, segment = self._open(
+                OpenSegment(FORMAT_VERSION, *self._tp, topic_id, leader.epoch, last_epoch, position, self._isolation),
+                leader,
+            )
+            if segment is None:
+                return PartitionBytes(_answer(self._tp, opened), [], memoryview(b""))
+            self._segment = segment
+        headers, bodies = segment.read(self._max_bytes, headers_only=headers_only)
+        self._position = headers[-1].next_offset
+        return PartitionBytes(_answer(self._tp, segment.opened), headers, bodies, mapped=True)
+
+    def close(self) -> None:
+        self._let_go()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _let_go(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def _open(self, request: OpenSegment, leader: Leader) -> tuple[OpenedSegment, _Segment | None]:
+        client, hello = self._connected(leader)
+        payload, descriptors = client.request(encode(request))
+        try:
+            opened = decode_reply(payload)
+            self._check(opened, hello, len(descriptors))
+            if not descriptors:
+                return opened, None
+            data, index = descriptors
+            try:
+                segment = _Segment(opened, data, index)
+            except ValueError as error:  # mmap's word for a file that is too short
+                raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self._tp}: {error}") from None
+            descriptors.remove(index)
+            return opened, segment
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _check(self, opened: OpenedSegment, hello: HelloReply, descriptors: int) -> None:
+        found = (opened.cluster_id, opened.broker_id, opened.incarnation)
+        if found != (hello.cluster_id, hello.broker_id, hello.incarnation):
+            raise BrokerError(
+                ErrorCode.REPLICA_NOT_AVAILABLE, f"{hello.local_socket} is {found}, not broker {hello.broker_id}"
+            )
+        if opened.code != ErrorCode.NONE:
+            raise BrokerError(opened.code, opened.detail)
+        if descriptors != (2 if opened.batch_count else 0):
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST, f"{descriptors} descriptors with {opened.batch_count} batches of {self._tp}"
+            )
+
+    def _connected(self, leader: Leader) -> tuple[DescriptorClient, HelloReply]:
+        if self._client is None or self._hello is None:
+            self._hello = self._find_broker(leader)
+            self._client = DescriptorClient(self._hello.local_socket, timeout_s=_TIMEOUT_S)
+        return self._client, self._hello
+
+    def _find_broker(self, leader: Leader) -> HelloReply:
+        """The leader or an in-sync follower, when it is on this host."""
+        partition = self._link.metadata.partition(self._tp)
+        isr = partition.isr if partition is not None else ()
+        for broker_id in dict.fromkeys((leader.broker_id, *isr)):
+            endpoint = self._link.metadata.endpoint(broker_id)
+            if endpoint is None or not is_this_host(endpoint.host):
+                continue
+            hello = self._link.connection(broker_id).hello
+            if hello.local_socket and hello.boot_id == boot_id():
+                return hello
+        raise BrokerError(
+            ErrorCode.REPLICA_NOT_AVAILABLE, f"{self._tp}: no in-sync replica {list(isr)} hands out files on this host"
+        )
+
+
+def _answer(tp: TopicPartition, opened: OpenedSegment) -> FetchedPartition:
+    return FetchedPartition(
+        tp.topic,
+        tp.partition,
+        opened.code,
+        opened.high_watermark,
+        opened.last_stable_offset,
+        opened.log_start_offset,
+        opened.log_end_offset,
+        diverging=opened.diverging,
+        aborted=opened.aborted,
+    )

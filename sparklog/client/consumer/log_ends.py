@@ -1,0 +1,72 @@
+"""Where the logs of the partitions that are read begin and end, and what becomes of positions outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.offsets import OffsetQuery, list_offsets
+from sparklog.client.consumer.fetch_buffer import FetchBuffer
+from sparklog.client.consumer.fetcher import PartitionCursor
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+
+OnOutOfRange = Literal["raise", "earliest", "latest"]
+
+
+class LogEnds:
+    """Owned by its ``Consumer``; ``feeds`` are its fetcher's. Methods raise ClientTimeout when a leader does not
+    tell."""
+
+    def __init__(
+        self,
+        link: BlockingCluster,
+        feeds: Mapping[TopicPartition, PartitionCursor],
+        ahead: FetchBuffer,
+        *,
+        isolation: int,
+        on_out_of_range: OnOutOfRange,
+    ) -> None:
+        self._link = link
+        self._feeds = feeds
+        self._ahead = ahead
+        self._isolation = isolation
+        self.on_out_of_range = on_out_of_range
+
+    def visible(self) -> dict[TopicPartition, int]:
+        """The offset of the next record that will become visible in each partition."""
+        at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._feeds, "latest")
+        return list_offsets(self._link, at, isolation=self._isolation, known=self._ahead.positions())
+
+    def to_read_to(self) -> dict[TopicPartition, int]:
+        """Where the partitions end. A position beyond that is out of range, and not a partition without news.
+
+        Raises:
+            BrokerError: OFFSET_OUT_OF_RANGE, unless positions are brought back.
+        """
+        ends = self.visible()
+        beyond = {tp: position for tp, position in self._ahead.positions().items() if position > ends[tp]}
+        if beyond and self._isolation:
+            # Records of open transactions lie between: there is nothing to read there yet.
+            ends |= list_offsets(self._link, dict.fromkeys(beyond, "latest"))
+            ends |= {tp: position for tp, position in beyond.items() if position <= ends[tp]}
+        beyond = {tp: position for tp, position in beyond.items() if position > ends[tp]}
+        if not beyond:
+            return ends
+        if self.on_out_of_range == "raise":
+            tp, position = next(iter(beyond.items()))
+            raise BrokerError(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: position {position} found, the log ends at {ends[tp]}"
+            )
+        self.bring_back()
+        return ends
+
+    def bring_back(self) -> None:
+        """Positions outside their log go to the end that was chosen; an error names one, several may be."""
+        starts = list_offsets(self._link, dict.fromkeys(self._feeds, "earliest"), isolation=self._isolation)
+        ends = self.visible()
+        log_ends = list_offsets(self._link, dict.fromkeys(self._feeds, "latest"), known=self._ahead.positions())
+        for tp, feed in self._feeds.items():
+            if not starts[tp] <= feed.position <= log_ends[tp]:
+                feed.move((starts if self.on_out_of_range == "earliest" else ends)[tp])

@@ -1,0 +1,40 @@
+"""What a reader has been sent, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparklog.client.consumer.fetched_batches import PartitionBytes
+from sparklog.record.header import Flag
+
+
+@dataclass(slots=True)
+class ReadCounters:
+    """Counted per answer and partition. Bytes are those of bodies."""
+
+    fetches: int = 0
+    fetched_bytes: int = 0
+    fetched_batches: int = 0
+    #: What the fetched batches take in the log: more than was fetched where only some columns were sent.
+    stored_bytes: int = 0
+    projected_batches: int = 0
+    #: Fetched from a follower that is nearer than the leader.
+    follower_batches: int = 0
+    decoded_batches: int = 0
+    #: Read from files of this host instead of being fetched; of bytes those that were looked at.
+    local_batches: int = 0
+    local_bytes: int = 0
+    #: Times that a reader went over from the files to fetching.
+    local_fallbacks: int = 0
+
+    def count(self, answer: PartitionBytes) -> None:
+        """An answer has come."""
+        self.fetches += 1
+        self.fetched_batches += len(answer.headers)
+        self.fetched_bytes += len(answer.bodies)
+        self.stored_bytes += answer.answer.stored_bytes or len(answer.bodies)
+        self.projected_batches += sum(1 for header in answer.headers if header.flags & Flag.PROJECTED)
+
+    def count_local(self, answer: PartitionBytes) -> None:
+        """Batches have come from mapped files."""
+        self.local_batches += len(answer.headers)

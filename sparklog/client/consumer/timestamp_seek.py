@@ -1,0 +1,51 @@
+"""Starting at a time: leaders answer with the batch it lies in, and its first records may be older."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.consumer.batch_slicing import tail
+from sparklog.client.consumer.fetcher import CursorBatch
+from sparklog.model import TopicPartition
+
+
+class TimestampSeek:
+    """Owned by its ``Consumer``."""
+
+    def __init__(self, link: BlockingCluster) -> None:
+        self._link = link
+        #: Partitions that have not come to the time that they start from, us.
+        self._not_before_us: dict[TopicPartition, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any batch may have to be cut."""
+        return bool(self._not_before_us)
+
+    def begin(self, partitions: Iterable[TopicPartition], time_us: int) -> None:
+        self._not_before_us.update(dict.fromkeys(partitions, time_us))
+
+    def forget(self, tp: TopicPartition) -> None:
+        """It is read from elsewhere, or no more."""
+        self._not_before_us.pop(tp, None)
+
+    def from_there_on(self, found: Iterable[CursorBatch]) -> Iterator[CursorBatch]:
+        """Without the records in front of the first that is not older than the time to start from."""
+        for one in found:
+            start_us = self._not_before_us.get(one.tp)
+            row = 0 if start_us is None else self._first_row_at(one, start_us)
+            if row < one.fetched.batch.num_rows:
+                self._not_before_us.pop(one.tp, None)
+                yield one if row == 0 else CursorBatch(one.tp, tail(one.fetched, row))
+
+    def _first_row_at(self, found: CursorBatch, start_us: int) -> int:
+        topic = self._link.metadata.topic(found.tp.topic)
+        batch = found.fetched.batch
+        if topic is None or topic.event_time is None or topic.event_time not in batch.schema.names:
+            return 0  # append times: all records of a batch have the same
+        times = batch.column(topic.event_time).cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        reached = np.flatnonzero(times.fill_null(-(2**63)).to_numpy(zero_copy_only=False) >= start_us)
+        return int(reached[0]) if len(reached) else batch.num_rows

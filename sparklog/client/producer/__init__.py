@@ -1,0 +1,1 @@
+"""The producer: from records and tables to acknowledged batches, and transactions."""

@@ -1,0 +1,122 @@
+"""What became of a producer's batches: acknowledged, to be tried again, or failed; and whom that is told.
+
+Everything here runs on the producer's I/O thread, or on the one that acts for it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import NamedTuple
+
+from sparklog.client.cluster.loop_cluster import LoopCluster
+from sparklog.client.errors import ClientTimeout, transaction_error
+from sparklog.client.producer.futures import BatchOutcome, Completion
+from sparklog.client.producer.partition_queues import PartitionQueues, ProducerBatch
+from sparklog.client.producer.record_buffer import RecordChunk
+from sparklog.errors import TRAITS, BrokerError, ErrorCode
+from sparklog.protocol.messages import ProduceResult
+
+
+class DeliveryHandle(NamedTuple):
+    """What a batch carries through the accumulator: whom to tell, and the room to give back."""
+
+    completion: Completion
+    number: int
+    reserved: int
+
+
+def tickets(chunk: RecordChunk, placed: Sequence[Sized]) -> Iterator[DeliveryHandle]:
+    """Of the batches that a chunk's records were ``placed`` in. They share the room that it takes by their rows; the
+    last one gives back what is left."""
+    left, total = chunk.size, sum(map(len, placed))
+    for number, rows in enumerate(placed):
+        share = left if number == len(placed) - 1 else chunk.size * len(rows) // total
+        left -= share
+        yield DeliveryHandle(chunk, number, share)
+
+
+class DeliveryReports:
+    """Owner: the ``Sender``."""
+
+    def __init__(
+        self,
+        link: LoopCluster,
+        accumulator: PartitionQueues,
+        *,
+        release: Callable[[int], None],
+        retried: Callable[[ProducerBatch], None],
+        transaction: str,
+        delivery_timeout_s: float,
+    ) -> None:
+        """``release`` takes room back; ``retried`` is called with a batch that waits again; ``transaction``: how its
+        errors name it, empty without one."""
+        self._link = link
+        self._accumulator = accumulator
+        self._release = release
+        self._retried = retried
+        self._transaction = transaction
+        self._delivery_timeout_s = delivery_timeout_s
+        #: What is in the log, and whom to tell so. ``DirectSender`` adds to it as well.
+        self.acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
+
+    def told(self, batch: ProducerBatch, result: ProduceResult) -> None:
+        """What became of a batch in flight."""
+        if result.code == ErrorCode.NONE:
+            self._succeeded(batch, result.base_offset)
+        elif result.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            self._succeeded(batch, -1)  # in the log, so long ago that the broker does not know where
+        else:
+            leader_known = self._link.leader_told(batch.tp, result.leader, result.leader_epoch)
+            self._refused(batch, ErrorCode(result.code), result.detail, leader_known=leader_known)
+
+    def tell_acknowledged(self) -> None:
+        """What ``told`` has kept back: whoever it wakes would only wait for this thread to let go of the
+        interpreter."""
+        while self.acknowledged:
+            completion, number, outcome = self.acknowledged.popleft()
+            completion.batch_done(number, outcome)
+
+    def expired(self, batch: ProducerBatch) -> None:
+        """It was not acknowledged in time, and is not waited for any more."""
+        last = batch.last_error or self._link.last_problem or "it was never sent: no leader is known"
+        if batch.last_refusal not in {"", batch.last_error}:
+            last += f"; before that: {batch.last_refusal}"
+        self.fail(
+            batch,
+            ClientTimeout(
+                f"writing {batch.encoded.header.record_count} records to {batch.tp}: not acknowledged within"
+                f" {self._delivery_timeout_s:g} s, last: {last}"
+            ),
+        )
+
+    def fail(self, batch: ProducerBatch, error: BaseException) -> None:
+        ticket, outcome = self._concluded(batch, -1, error)
+        ticket.completion.batch_done(ticket.number, outcome)
+
+    def _succeeded(self, batch: ProducerBatch, base_offset: int) -> None:
+        self._accumulator.succeeded(batch)
+        self._link.progress()
+        ticket, outcome = self._concluded(batch, base_offset, None)
+        self.acknowledged.append((ticket.completion, ticket.number, outcome))
+
+    def _refused(self, batch: ProducerBatch, code: ErrorCode, detail: str, *, leader_known: bool) -> None:
+        if TRAITS[code].refresh_metadata and not leader_known:
+            self._link.want_metadata([batch.tp.topic])
+        now_ms = time.monotonic() * 1000
+        if self._accumulator.failed(batch, code, now_ms=now_ms, roll=random.random(), detail=detail):
+            self._retried(batch)  # the topic may have changed while it was in flight
+            return
+        error = BrokerError(code, detail or f"partition {batch.tp}")
+        self.fail(batch, transaction_error(error, self._transaction) if self._transaction else error)
+
+    def _concluded(
+        self, batch: ProducerBatch, base_offset: int, error: BaseException | None
+    ) -> tuple[DeliveryHandle, BatchOutcome]:
+        ticket = batch.handle
+        assert isinstance(ticket, DeliveryHandle)
+        if ticket.reserved:
+            self._release(ticket.reserved)
+        return ticket, BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)

@@ -1,0 +1,198 @@
+"""The fast path for one record of an idle producer: from ``send`` straight into a request, and from the response
+straight to the waiting caller.
+
+The checks of the general path are made once for a partition and kept (``_Route``) until the metadata changes. The
+batch is in the partition queues as every batch is, and the general path handles every response that is not an
+acknowledgement. A producer that has anything else to do takes the general path.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from collections.abc import Callable
+
+from sparklog.client.cluster.loop_cluster import LoopCluster
+from sparklog.client.producer.caller_io import CallerIo
+from sparklog.client.producer.delivery import DeliveryHandle
+from sparklog.client.producer.futures import BatchOutcome, Completion, RecordFuture
+from sparklog.client.producer.inflight_requests import InflightRequests, SentRequest
+from sparklog.client.producer.loop_handoff import LoopHandoff
+from sparklog.client.producer.partition_queues import BatchState, PartitionQueues, ProducerBatch
+from sparklog.client.producer.partitioning import ProducerTopic, partition_alone
+from sparklog.client.producer.record_buffer import Record
+from sparklog.client.producer.single_record import SingleRecordCompletion
+from sparklog.errors import BrokerError
+from sparklog.model import TopicPartition
+from sparklog.net.async_client import Answer, AsyncConnection
+from sparklog.protocol.connection import PreparedRequest
+from sparklog.protocol.messages import ProduceReply
+from sparklog.record.codec import EncodedBatch
+from sparklog.record.few_records import alone_body, alone_header
+
+#: A larger one is encoded as all others are: there, room for it is waited for.
+_MOST_BYTES = 64 * 1024
+#: Requests that are kept prepared, of all partitions: some hundred bytes each.
+_MOST_PREPARED = 1024
+
+
+class _Route:
+    """Where records of a partition go by what is known of the cluster."""
+
+    __slots__ = ("broker_id", "connection", "requests", "topic", "tp")
+
+    def __init__(self, tp: TopicPartition, topic: ProducerTopic, broker_id: int, connection: AsyncConnection) -> None:
+        self.tp = tp
+        self.topic = topic
+        self.broker_id = broker_id
+        self.connection = connection
+        #: By the length of their batch.
+        self.requests: dict[int, PreparedRequest] = {}
+
+
+class DirectSender:
+    """Owner: the ``Sender``. ``send`` is for any thread."""
+
+    def __init__(
+        self,
+        link: LoopCluster,
+        accumulator: PartitionQueues,
+        requests: InflightRequests,
+        lease: LoopHandoff,
+        stand_in: CallerIo,
+        *,
+        opened: Callable[[Completion], None],
+        ended: Callable[[Completion], None],
+        follows: Callable[[ProducerTopic], bool],
+        may_send: Callable[[float], bool],
+        at_rest: Callable[[], bool],
+        acknowledged: deque[tuple[Completion, int, BatchOutcome]],
+        changed: Callable[[], None],
+        delivery_timeout_s: float,
+    ) -> None:
+        """``opened`` and ``ended`` are told of every record that goes on its own, ``ended`` perhaps more than once. The
+        rest is asked and told by who acts for the loop.
+        ``follows``: whether a topic is as it is by the newest metadata. ``may_send``: whether there is nothing else to
+        do now, in monotonic milliseconds. ``at_rest``: whether nothing is left to do; if there is, who is to be told is
+        left in ``acknowledged``, and ``changed`` is called.
+        """
+        self._link = link
+        self._accumulator = accumulator
+        self._requests = requests
+        self.lease = lease
+        self.stand_in = stand_in
+        self._opened = opened
+        self.ended = ended
+        self._follows = follows
+        self._may_send = may_send
+        self._at_rest = at_rest
+        self._acknowledged = acknowledged
+        self._changed = changed
+        self._delivery_timeout_ms = delivery_timeout_s * 1000
+        self._ways: dict[tuple[str, int], _Route] = {}
+        #: The link's version that all of them are of.
+        self._version = -1
+        #: Requests that they keep prepared, at most.
+        self._prepared = 0
+
+    def send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
+        """The future of the record, which is on its way; None: it is to go the usual way."""
+        if not self.lease.lent or self._requests.under_way:
+            return None
+        key, value, headers, time_us = record
+        if size > _MOST_BYTES or size > topic.hand_written_bytes or not topic.hand_written or headers:
+            return None
+        if partition is None:
+            partition = partition_alone(topic, key)
+            if partition < 0:
+                return None
+        # Before this thread acts for the other: what a signal's handler raises here is the caller's, and harms nobody.
+        try:
+            body = alone_body(key, value, time_us)
+        except OverflowError:  # the usual way tells so
+            return None
+        if len(body) > topic.max_message_bytes:
+            return None
+        sent: list[SingleRecordCompletion] = []
+        self.stand_in.act(self._send, topic, partition, body, time_us, sent)
+        return RecordFuture(sent[0], 0) if sent else None
+
+    def _send(
+        self, topic: ProducerTopic, partition: int, body: bytes, time_us: int, sent: list[SingleRecordCompletion]
+    ) -> None:
+        now_ms = time.monotonic() * 1000
+        if not self._may_send(now_ms):
+            return
+        if self._version != self._link.version:
+            self._forget()
+        way = self._ways.get((topic.name, partition))
+        if way is None or way.topic is not topic or way.connection.closed:
+            way = self._find(topic, partition)
+            if way is None:
+                return
+        number = self._accumulator.next_number(way.tp)
+        if number is None:
+            return
+        record = SingleRecordCompletion(self, topic.name, partition, time_us)
+        self._opened(record)
+        sent.append(record)
+        header = alone_header(body, time_us, topic.schema_id, topic.event_time is not None, number)
+        batch = ProducerBatch(
+            way.tp,
+            EncodedBatch(header, body),
+            topic_id=topic.topic_id,
+            deadline_ms=now_ms + self._delivery_timeout_ms,
+            handle=DeliveryHandle(record, 0, 0),
+        )
+        self._accumulator.start(batch, way.broker_id)
+        request = way.requests.get(len(body)) or self._prepare(way, len(body))
+        begun = self._requests.begin(way.connection, [batch], now_ms, now_ms + self._requests.first_timeout_ms)
+        told = functools.partial(self._answered, record, begun)
+        way.connection.ask_prepared(request, header.pack(), body, told)
+
+    def _forget(self) -> None:
+        """There are news of the cluster: every way is asked for anew."""
+        self._ways.clear()
+        self._prepared = 0
+        self._version = self._link.version  # last: an interrupt may come in the middle of it
+
+    def _find(self, topic: ProducerTopic, partition: int) -> _Route | None:
+        """Ask for the way anew, and remember it."""
+        tp = TopicPartition(topic.name, partition)
+        leader = self._link.metadata.leader(tp)
+        if leader is None or not self._follows(topic) or not self._requests.can_take(leader.broker_id):
+            return None
+        connection = self._link.connection(leader.broker_id)
+        assert connection is not None, "it can take requests"
+        way = self._ways[topic.name, partition] = _Route(tp, topic, leader.broker_id, connection)
+        return way
+
+    def _prepare(self, way: _Route, length: int) -> PreparedRequest:
+        if self._prepared >= _MOST_PREPARED:
+            for each in self._ways.values():
+                each.requests.clear()
+            self._prepared = 0
+        self._prepared += 1
+        request = way.requests[length] = self._requests.prepared(way.tp, way.topic.topic_id, length)
+        return request
+
+    def _answered(self, record: SingleRecordCompletion, sent: SentRequest, answer: Answer | BrokerError) -> None:
+        (batch,) = sent.batches
+        offset = -1
+        if not isinstance(answer, BrokerError):
+            reply = answer[0]
+            if isinstance(reply, ProduceReply) and len(reply.results) == 1 and not reply.results[0].code:
+                offset = reply.results[0].base_offset
+        if offset < 0 or batch.state is not BatchState.IN_FLIGHT:
+            self._requests.answered(sent, answer)
+            return
+        self._requests.ended(sent, answered=True)
+        self._accumulator.succeeded(batch)
+        self._link.progress()
+        record.acknowledged(offset)
+        if self._at_rest():
+            record.tell()
+        else:
+            self._acknowledged.append((record, 0, BatchOutcome(batch.tp.partition, offset, 1)))
+            self._changed()

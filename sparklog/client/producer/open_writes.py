@@ -1,0 +1,91 @@
+"""Everything that a producer has accepted and that has not ended, and the failures that no future has reported.
+
+Does not refer to the producer, so that Python can collect a producer that no code uses any more.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+
+from sparklog.client.errors import ClientForked, ClientTimeout
+from sparklog.client.producer.futures import Completion
+from sparklog.client.producer.record_buffer import RecordBuffer, RecordChunk
+
+#: Failures kept of a producer that is never flushed; ``flush`` raises the first.
+_MAX_FAILURES_KEPT = 100
+
+
+class OpenWrites:
+    """Owned by one producer. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        #: A record that is sent by itself is added here without more, and its sender calls ``ended``.
+        self.open: set[Completion] = set()
+        #: Receives every error, in addition: a transaction that has lost a record can only be aborted.
+        self.on_error: Callable[[BaseException], None] | None = None
+        self._lock = threading.Lock()
+        self._failed: list[Completion] = []
+
+    def opened(self, completion: Completion | RecordChunk) -> None:
+        """Keep a completion until it ends."""
+        with self._lock:
+            self.open.add(completion)
+        completion.finished.then(functools.partial(self.ended, completion))
+
+    def ended(self, completion: Completion) -> None:
+        """Drop a completion, and keep its failure. May be called more than once."""
+        with self._lock:
+            self.open.discard(completion)
+            if completion.failed and len(self._failed) < _MAX_FAILURES_KEPT:
+                self._failed.append(completion)
+            if self.on_error is not None and completion.error is not None:
+                self.on_error(completion.error)
+
+    def fail_all(self, error: BaseException) -> None:
+        """Fail every open completion: the I/O thread ends, and no caller may wait in vain."""
+        with self._lock:
+            left = list(self.open)
+        for completion in left:
+            completion.fail(error)
+
+    def flush(self, collector: RecordBuffer, timeout_s: float | None) -> None:
+        """Wait until everything accepted so far has ended. Raises as ``Producer.flush``."""
+        collector.seal()
+        with self._lock:
+            waiting = list(self.open)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for completion in waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not completion.finished.wait(left):
+                raise ClientTimeout(f"flush: not everything was acknowledged within {timeout_s:g} s")
+        with self._lock:
+            failed, self._failed = self._failed, []
+        # A completion that ended just now may not be among the failed yet.
+        for completion in (*failed, *(completion for completion in waiting if completion.failed)):
+            error = completion.take_failure()
+            if error is not None:
+                raise error
+
+    def settle(self, collector: RecordBuffer) -> BaseException | None:
+        """Wait until everything accepted so far has ended; return the first failure among it."""
+        collector.seal()
+        with self._lock:
+            waiting = list(self.open)
+        for completion in waiting:
+            completion.finished.wait()
+        return next((completion.error for completion in waiting if completion.failed), None)
+
+    def forget_failures(self) -> None:
+        """Drop the failures of a transaction that was aborted: ``flush`` does not raise them."""
+        with self._lock:
+            self._failed.clear()
+
+    def after_fork(self) -> None:
+        """Called in a forked child: let every wait for an open completion end with ClientForked."""
+        self._lock = threading.Lock()
+        for completion in list(self.open):
+            completion.abandon(ClientForked("producer"))
+        self.open.clear()

@@ -1,0 +1,453 @@
+"""Which batches a producer sends next, and what becomes of them when that fails. Pure.
+
+Per partition there are *queued* batches, and up to ``max_in_flight`` *outstanding* ones in the order of their
+sequences: in flight, or waiting to be sent again. Sequences are given when a batch is first sent, so that a batch that
+expires in the queue leaves no gap. What keeps records in order and without duplicates:
+
+- A batch goes out only when all earlier ones of its partition are in flight to the same broker or done.
+- OUT_OF_ORDER_SEQUENCE_NUMBER for a batch with an earlier one outstanding says that the earlier one was refused: it
+  waits, and goes out again behind that one.
+- The same for the first outstanding batch proves that it is not in the log, and that what it should follow is not
+  either (an earlier batch expired, or the log lost its end). It gets a place at the head of the queue again, and the
+  partition takes a new producer id once nothing of the old one is outstanding. In a transaction, which is one
+  producer id's as a whole, the batch has failed for good instead.
+
+Source: KIP-98, KIP-360, and the five in flight of Kafka's producer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import NamedTuple
+
+from sparklog.client.cluster.backoff import Backoff
+from sparklog.errors import TRAITS, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.record.codec import EncodedBatch
+from sparklog.record.header import Flag
+
+#: A broker remembers the last five batches of a producer; more in flight could not be told from duplicates.
+MAX_IN_FLIGHT = 5
+_SEQUENCE_MASK = 2**31 - 1
+_SEQUENCE_ERRORS = frozenset(
+    {ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH}
+)
+
+
+class ProducerIdentity(NamedTuple):
+    """What a broker gave with InitProducerId."""
+
+    producer_id: int
+    epoch: int
+
+
+class BatchState(Enum):
+    QUEUED = auto()
+    IN_FLIGHT = auto()
+    WAITING = auto()
+    DONE = auto()
+
+
+class ProducerBatch:
+    """One encoded batch on its way to one partition. ``handle`` is the caller's and not looked at here."""
+
+    __slots__ = (
+        "attempts",
+        "broker_id",
+        "deadline_ms",
+        "encoded",
+        "handle",
+        "identity",
+        "last_error",
+        "last_refusal",
+        "ordinal",
+        "retry_at_ms",
+        "state",
+        "topic_id",
+        "tp",
+    )
+
+    def __init__(
+        self, tp: TopicPartition, encoded: EncodedBatch, *, topic_id: str, deadline_ms: float, handle: object = None
+    ) -> None:
+        self.tp = tp
+        self.encoded = encoded
+        self.topic_id = topic_id
+        self.deadline_ms = deadline_ms
+        self.handle = handle
+        self.state = BatchState.QUEUED
+        self.identity: ProducerIdentity | None = None
+        #: The broker it was last sent to.
+        self.broker_id = -1
+        #: How often it has failed.
+        self.attempts = 0
+        self.retry_at_ms = 0.0
+        self.last_error = ""
+        #: The last reason a broker gave: what went wrong on the way afterwards says less.
+        self.last_refusal = ""
+        #: Its place among the batches of its partition that were sent.
+        self.ordinal = -1
+
+    @property
+    def size(self) -> int:
+        return int(self.encoded.header.length)
+
+    def number(self, identity: ProducerIdentity | None, first_sequence: int, *, transactional: bool = False) -> None:
+        """Give it its place among the producer's batches, or take it away again."""
+        self.identity = identity
+        flags = self.encoded.header.flags
+        header = self.encoded.header._replace(
+            flags=flags | Flag.TRANSACTIONAL if transactional else flags,
+            producer_id=identity.producer_id if identity else -1,
+            producer_epoch=identity.epoch if identity else -1,
+            first_sequence=first_sequence,
+        )
+        self.encoded = EncodedBatch(header, self.encoded.body)
+
+    def __repr__(self) -> str:
+        header = self.encoded.header
+        return f"<batch of {self.tp}: {header.record_count} records, {self.state.name}, seq {header.first_sequence}>"
+
+
+class _Partition:
+    """The batches of one partition, and its place in its producer id's sequence."""
+
+    __slots__ = ("identity", "next_ordinal", "next_sequence", "outstanding", "queued", "renumber")
+
+    def __init__(self) -> None:
+        self.outstanding: list[ProducerBatch] = []
+        self.queued: deque[ProducerBatch] = deque()
+        self.identity: ProducerIdentity | None = None
+        self.next_sequence = 0
+        self.next_ordinal = 0
+        #: The identity is used up: its sequence is broken.
+        self.renumber = False
+
+    def in_flight_span(self) -> int:
+        """From the oldest outstanding batch to the next one. Not the number outstanding: those in between that are
+        done count, for the broker remembers them instead of the oldest."""
+        return self.next_ordinal - self.outstanding[0].ordinal if self.outstanding else 0
+
+    def sendable(self) -> bool:
+        """Whether there is a batch that is not in flight."""
+        return bool(self.queued) or self.first_waiting() is not None
+
+    def first_waiting(self) -> ProducerBatch | None:
+        for batch in self.outstanding:
+            if batch.state is BatchState.WAITING:
+                return batch
+        return None
+
+
+class PartitionQueues:
+    """All partitions of one producer. Owned by its I/O thread."""
+
+    def __init__(
+        self,
+        *,
+        idempotent: bool,
+        transactional: bool = False,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        backoff: Backoff = Backoff(),  # noqa: B008
+    ) -> None:
+        assert 1 <= max_in_flight <= MAX_IN_FLIGHT or not idempotent
+        assert idempotent or not transactional
+        self._idempotent = idempotent
+        self._transactional = transactional
+        self._max_in_flight = max_in_flight
+        self._backoff = backoff
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        #: Partitions with batches. For others to see whether there are any, as ``sendable``.
+        self.busy: dict[TopicPartition, _Partition] = {}
+        #: Those of them with a batch that is not in flight, in the order in which they have their turns. What is done
+        #: again and again goes over these only: thousands may wait for answers.
+        self.sendable: dict[TopicPartition, _Partition] = {}
+        #: No batch that is not in flight has an earlier deadline.
+        self._deadline_ms = math.inf
+        #: When delays end, of batches that may have been sent or given up since.
+        self._retries_ms: list[float] = []
+        #: Topics of which a partition had something to send and no leader, when last looked at.
+        self.leaderless: set[str] = set()
+        #: How many partitions of each have batches.
+        self._busy_topics: dict[str, int] = {}
+        self._identity: ProducerIdentity | None = None
+        self._identity_wanted = False
+        #: How often a sequence was given up for a new producer id.
+        self.sequence_resets = 0
+
+    # --- in ---
+
+    def add(self, batch: ProducerBatch) -> None:
+        """Queue a batch behind all others of its partition."""
+        self.sendable.setdefault(batch.tp, self._queue(batch))
+        self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
+
+    def _queue(self, batch: ProducerBatch) -> _Partition:
+        partition = self._partitions.get(batch.tp)
+        if partition is None:
+            partition = self._partitions[batch.tp] = _Partition()
+        partition.queued.append(batch)
+        if batch.tp not in self.busy:
+            self.busy[batch.tp] = partition
+            self._busy_topics[batch.tp.topic] = self._busy_topics.get(batch.tp.topic, 0) + 1
+        return partition
+
+    def set_identity(self, identity: ProducerIdentity) -> None:
+        """A new producer id is there."""
+        self._identity = identity
+        self._identity_wanted = False
+
+    def begin(self, identity: ProducerIdentity) -> None:
+        """A transaction: every partition begins at sequence 0 under its producer id."""
+        assert self.empty and self._transactional
+        self._partitions.clear()
+        self.set_identity(identity)
+
+    @property
+    def identity_wanted(self) -> bool:
+        """True when batches wait for a (new) producer id."""
+        return self._identity_wanted
+
+    # --- out ---
+
+    def drain(
+        self,
+        now_ms: float,
+        leader_of: Callable[[TopicPartition], int | None],
+        *,
+        can_take: Callable[[int], bool],
+        max_request_bytes: int,
+    ) -> dict[int, list[ProducerBatch]]:
+        """At most one request per broker, with at most one batch per partition; they are in flight from now on.
+
+        Several batches of a partition never share a request: its answer holds one offset per partition, and after a
+        retry the batches of a request need not lie next to each other.
+        """
+        requests: dict[int, list[ProducerBatch]] = {}
+        sizes: dict[int, int] = {}
+        taking: dict[int, bool] = {}
+        self.leaderless.clear()
+        for tp, partition in self.sendable.items():
+            broker_id = leader_of(tp)
+            if broker_id is None:
+                self.leaderless.add(tp.topic)
+                continue
+            if broker_id not in taking:
+                taking[broker_id] = can_take(broker_id)
+            if not taking[broker_id]:
+                continue
+            batch = self._next(partition, now_ms, broker_id)
+            if batch is None:
+                continue
+            size = sizes.get(broker_id, 0) + batch.size
+            if broker_id in sizes and size > max_request_bytes:
+                continue
+            self._start(partition, batch, broker_id)
+            sizes[broker_id] = size
+            requests.setdefault(broker_id, []).append(batch)
+        for batches in requests.values():
+            self._move_to_the_end(batches)
+        return requests
+
+    def next_number(self, tp: TopicPartition) -> tuple[int, int, int] | None:
+        """Producer id, epoch and sequence of the next batch of this partition, -1 each where batches have none. None:
+        it cannot be sent at once, as there are others, or it waits for an id."""
+        if self.busy:
+            return None
+        if not self._idempotent:
+            return -1, -1, -1
+        partition = self._partitions.get(tp)
+        if partition is None or partition.renumber or partition.identity is None:
+            return None
+        return partition.identity.producer_id, partition.identity.epoch, partition.next_sequence
+
+    def start(self, batch: ProducerBatch, broker_id: int) -> None:
+        """What ``add`` and ``drain`` do for a batch that has its ``next_number``."""
+        assert not self.busy, "next_number said so"
+        tp = batch.tp
+        partition = self._partitions.get(tp)
+        if partition is None:
+            partition = self._partitions[tp] = _Partition()
+        self.busy[tp] = partition
+        self._busy_topics[tp.topic] = 1
+        partition.outstanding.append(batch)
+        batch.ordinal = partition.next_ordinal
+        partition.next_ordinal += 1
+        if self._idempotent:
+            batch.identity = partition.identity
+            count = batch.encoded.header.record_count
+            partition.next_sequence = (partition.next_sequence + count) & _SEQUENCE_MASK
+        batch.state = BatchState.IN_FLIGHT
+        batch.broker_id = broker_id
+
+    def _next(self, partition: _Partition, now_ms: float, broker_id: int) -> ProducerBatch | None:
+        """The batch that may go to ``broker_id`` now, if any; changes nothing but ``identity_wanted``."""
+        if any(batch.state is BatchState.IN_FLIGHT and batch.broker_id != broker_id for batch in partition.outstanding):
+            return None
+        waiting = partition.first_waiting()
+        if waiting is not None:
+            # A delay is for the broker that refused: a new leader has not been asked yet.
+            return waiting if waiting.retry_at_ms <= now_ms or waiting.broker_id != broker_id else None
+        if not partition.queued or partition.in_flight_span() >= self._max_in_flight:
+            return None
+        first = partition.queued[0]
+        if first.retry_at_ms > now_ms:
+            return None
+        if self._idempotent and (partition.identity is None or partition.renumber):
+            if partition.outstanding:
+                return None
+            if self._identity is None or self._identity == partition.identity:
+                self._identity_wanted = True
+                return None
+        return first
+
+    def _start(self, partition: _Partition, batch: ProducerBatch, broker_id: int) -> None:
+        if batch.state is BatchState.QUEUED:
+            partition.queued.popleft()
+            partition.outstanding.append(batch)
+            batch.ordinal = partition.next_ordinal
+            partition.next_ordinal += 1
+            if self._idempotent:
+                self._number(partition, batch)
+        batch.state = BatchState.IN_FLIGHT
+        batch.broker_id = broker_id
+
+    def _number(self, partition: _Partition, batch: ProducerBatch) -> None:
+        if partition.identity is None or partition.renumber:
+            assert self._identity is not None
+            partition.identity, partition.next_sequence, partition.renumber = self._identity, 0, False
+        batch.number(partition.identity, partition.next_sequence, transactional=self._transactional)
+        count = batch.encoded.header.record_count
+        partition.next_sequence = (partition.next_sequence + count) & _SEQUENCE_MASK
+
+    def _move_to_the_end(self, batches: list[ProducerBatch]) -> None:
+        """Whoever was served stands behind the others when a request is full before all had a turn."""
+        for batch in batches:
+            partition = self.sendable.pop(batch.tp)
+            if partition.sendable():
+                self.sendable[batch.tp] = partition
+
+    # --- outcomes ---
+
+    def succeeded(self, batch: ProducerBatch) -> None:
+        """It is in the log."""
+        self._remove(batch)
+
+    def failed(self, batch: ProducerBatch, code: ErrorCode, *, now_ms: float, roll: float, detail: str = "") -> bool:
+        """An attempt failed. True: it will be tried again; False: it has failed for good and is out.
+
+        ``roll`` in [0, 1) spreads the delay.
+        """
+        assert batch.state is BatchState.IN_FLIGHT, batch
+        batch.last_error = f"{code.name}: {detail}" if detail else code.name
+        if code is not ErrorCode.NETWORK_EXCEPTION:
+            batch.last_refusal = batch.last_error
+        partition = self._partitions[batch.tp]
+        self.sendable.setdefault(batch.tp, partition)
+        self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
+        lost_sequence = batch.identity is not None and code in _SEQUENCE_ERRORS
+        final = not lost_sequence and not TRAITS[code].retriable
+        if self._transactional and lost_sequence:
+            final = code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or partition.outstanding[0] is batch
+        if final:
+            self._remove(batch)
+            return False
+        if lost_sequence and partition.outstanding[0] is not batch:
+            batch.state = BatchState.WAITING
+            batch.retry_at_ms = now_ms  # it follows the earlier batch, which has a delay of its own
+            return True
+        batch.retry_at_ms = now_ms + self._backoff.delay_ms(batch.attempts, roll)
+        heapq.heappush(self._retries_ms, batch.retry_at_ms)
+        batch.attempts += 1
+        if lost_sequence:
+            self._requeue(partition, batch)
+        else:
+            batch.state = BatchState.WAITING
+        return True
+
+    def _requeue(self, partition: _Partition, batch: ProducerBatch) -> None:
+        """Back to the queue, before all batches that have not been sent, behind those that came back before it."""
+        partition.outstanding.remove(batch)
+        batch.number(None, -1)
+        batch.state = BatchState.QUEUED
+        returned = sum(1 for other in partition.queued if other.broker_id >= 0)
+        partition.queued.insert(returned, batch)
+        if not partition.renumber:
+            partition.renumber = True
+            self.sequence_resets += 1
+
+    def expire(self, now_ms: float) -> list[ProducerBatch]:
+        """Take out the batches whose time is up; those in flight stay until they are answered or given up."""
+        if now_ms < self._deadline_ms:
+            return []
+        waiting = [
+            batch
+            for partition in self.sendable.values()
+            for batch in (*partition.outstanding, *partition.queued)
+            if batch.state is not BatchState.IN_FLIGHT
+        ]
+        expired = [batch for batch in waiting if batch.deadline_ms <= now_ms]
+        self._deadline_ms = min(
+            (batch.deadline_ms for batch in waiting if batch.deadline_ms > now_ms), default=math.inf
+        )
+        for batch in expired:
+            self._remove(batch)
+        return expired
+
+    def _remove(self, batch: ProducerBatch) -> None:
+        partition = self._partitions[batch.tp]
+        if batch.state is BatchState.QUEUED:
+            partition.queued.remove(batch)
+        else:
+            partition.outstanding.remove(batch)
+        batch.state = BatchState.DONE
+        if partition.outstanding or partition.queued:
+            if not partition.sendable():
+                self.sendable.pop(batch.tp, None)
+            return
+        if self.sendable:
+            self.sendable.pop(batch.tp, None)
+        del self.busy[batch.tp]
+        others = self._busy_topics.pop(batch.tp.topic) - 1
+        if others:
+            self._busy_topics[batch.tp.topic] = others
+
+    # --- questions ---
+
+    def busy_partitions(self) -> list[TopicPartition]:
+        """Partitions that have batches waiting or in flight."""
+        return list(self.busy)
+
+    @property
+    def empty(self) -> bool:
+        return not self.busy
+
+    def topic_busy(self, topic: str) -> bool:
+        """True while a batch of this topic is queued or outstanding."""
+        return topic in self._busy_topics
+
+    def batches(self, topic: str | None = None) -> list[ProducerBatch]:
+        """Everything queued or outstanding, of one topic or of all."""
+        return [
+            batch
+            for tp, partition in self.busy.items()
+            if topic is None or tp.topic == topic
+            for batch in (*partition.outstanding, *partition.queued)
+        ]
+
+    def give_up(self, batch: ProducerBatch) -> None:
+        """Take a batch out without an outcome from a broker; one in flight may still get into the log."""
+        self._remove(batch)
+
+    def next_time_ms(self, now_ms: float) -> float | None:
+        """When to look again although nothing has happened: a delay or a deadline ends."""
+        while self._retries_ms and self._retries_ms[0] <= now_ms:
+            heapq.heappop(self._retries_ms)
+        if not self.sendable:
+            return None
+        earliest_ms = min(self._deadline_ms, self._retries_ms[0] if self._retries_ms else math.inf)
+        return earliest_ms if earliest_ms < math.inf else None

@@ -1,0 +1,45 @@
+"""The asking for a producer id, again and again until a broker gives one or nobody needs it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from sparklog.client.cluster.loop_cluster import LoopCluster
+from sparklog.client.producer.partition_queues import PartitionQueues, ProducerIdentity
+from sparklog.errors import BrokerError
+from sparklog.protocol.messages import InitProducerId, InitProducerIdReply
+
+
+class ProducerIdRequest:
+    """Owner: the ``Sender``; everything runs on its loop."""
+
+    def __init__(self, link: LoopCluster, accumulator: PartitionQueues, *, changed: Callable[[], None]) -> None:
+        """``changed`` is called when there is one, or none is needed any more."""
+        self._link = link
+        self._accumulator = accumulator
+        self._changed = changed
+        self._under_way = False
+
+    def begin(self) -> None:
+        """Returns at once; once is enough, and more is the same."""
+        if not self._under_way:
+            self._under_way = True
+            self._link.start(self._ask())
+
+    async def _ask(self) -> None:
+        attempt = 0
+        while not self._accumulator.empty:
+            try:
+                reply = await self._link.ask_any(InitProducerId(0))
+            except BrokerError as error:
+                self._link.last_problem = str(error)
+                await asyncio.sleep(min(1.0, 0.025 * 2**attempt) * random.uniform(0.8, 1.2))
+                attempt = min(attempt + 1, 10)
+                continue
+            if isinstance(reply, InitProducerIdReply):
+                self._accumulator.set_identity(ProducerIdentity(reply.producer_id, reply.producer_epoch))
+            break
+        self._under_way = False
+        self._changed()

@@ -1,0 +1,62 @@
+"""How a producer ends: by ``close``, at the program's end, or because no code refers to it any more.
+
+These parts refer to each other and not to the producer. So Python collects a producer that no code uses; its I/O thread
+sends what it has accepted, and ends then.
+"""
+
+from __future__ import annotations
+
+import atexit
+
+from sparklog.client.errors import ProducerClosed
+from sparklog.client.producer.open_writes import OpenWrites
+from sparklog.client.producer.sender import Sender
+from sparklog.client.producer.transaction_api import ProducerTransactions
+
+_EXIT_FLUSH_S = 5.0
+
+
+class ProducerLifetime:
+    """Owned by one producer, and by the interpreter's exit handlers until the I/O thread has ended."""
+
+    def __init__(self, sender: Sender, writes: OpenWrites) -> None:
+        self.closed = False
+        self.transactions: ProducerTransactions | None = None
+        self._sender = sender
+        self._writes = writes
+        # A producer that was not closed still sends its records when the program ends.
+        atexit.register(self.close_at_exit)
+        sender.on_end = self.forget_exit
+
+    def close(self, timeout_s: float | None) -> None:
+        """Abort an open transaction, flush, and end the I/O thread. Raises as ``Producer.close``."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self.finish(timeout_s)
+        finally:
+            self.stop()
+
+    def finish(self, timeout_s: float | None) -> None:
+        """Abort an open transaction and flush."""
+        if self.transactions is not None:
+            self.transactions.close()
+        self._writes.flush(self._sender.collector, timeout_s)
+
+    def stop(self) -> None:
+        self.forget_exit()
+        self._sender.stop(ProducerClosed("the producer was closed before this was acknowledged"))
+
+    def close_at_exit(self) -> None:
+        """Close; Python prints the error of what could not be sent."""
+        self.close(_EXIT_FLUSH_S)
+
+    def forget_exit(self) -> None:
+        atexit.unregister(self.close_at_exit)
+
+    def retire(self) -> None:
+        """Let the I/O thread send what it has, and end. Called when the producer is collected, in any thread and at any
+        point of its code: takes no lock and waits for nothing."""
+        if not self.closed:
+            self._sender.retire()

@@ -1,0 +1,59 @@
+"""What a caller hands over as one record, checked."""
+
+from __future__ import annotations
+
+import datetime as dt
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from sparklog.client.producer.partitioning import ProducerTopic
+from sparklog.client.producer.record_buffer import utf8
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.rows import datetime_us
+
+
+def microseconds(timestamp: dt.datetime | int) -> int:
+    """Return the microseconds from 1970 to ``timestamp``; a datetime without a time zone is UTC.
+
+    Raises:
+        TypeError: it is neither a datetime nor an int.
+        ValueError: it is ``pandas.NaT``, has nanoseconds, or more than 64 bits.
+    """
+    if isinstance(timestamp, dt.datetime):
+        return datetime_us(timestamp)
+    try:
+        time_us = operator.index(timestamp)
+    except TypeError:
+        expected = "a datetime or microseconds since 1970 as an int"
+        raise TypeError(f"timestamp: {type(timestamp).__name__} found, expected {expected}") from None
+    if not -(2**63) <= time_us < 2**63:
+        raise ValueError(f"timestamp: {time_us} us found, expected what fits into 64 bits")
+    return time_us
+
+
+def as_bytes(what: str, found: Any) -> bytes:
+    """Text becomes UTF-8; ``what`` is how an error names it. Raises TypeError, and ValueError for text that is no
+    Unicode."""
+    if isinstance(found, str):
+        return utf8(what, found)
+    if isinstance(found, (bytes, bytearray, memoryview)):
+        return bytes(found)
+    raise TypeError(f"{what}: {type(found).__name__} found, expected bytes or text")
+
+
+def typed_row(topic: ProducerTopic, value: Any, key: Any, headers: Any) -> tuple[Mapping[str, Any], int]:
+    """A record of a typed topic, checked for its columns, and about its bytes; values are checked when the chunk is
+    encoded. Raises TypeError, and BrokerError: SCHEMA_MISMATCH."""
+    if type(value) is not dict and not isinstance(value, Mapping):
+        raise TypeError(f"value: {type(value).__name__} found; topic {topic.name!r} expects {topic.schema.names}")
+    if key is not None or headers is not None:
+        raise TypeError(f"topic {topic.name!r} has columns of its own: key and headers are not among a typed record")
+    if not topic.column_names.issuperset(value):
+        unknown = value.keys() - topic.column_names
+        raise BrokerError(
+            ErrorCode.SCHEMA_MISMATCH,
+            f"columns {sorted(map(str, unknown))} are not among those of {topic.name!r}: {topic.schema.names}",
+        )
+    # A copy: what its owner puts into it next is another record.
+    return dict(value), sum(len(part) if isinstance(part, (str, bytes)) else 8 for part in value.values())

@@ -1,0 +1,432 @@
+"""Records handed over one by one, until there are enough of them for a batch; and the room they may take.
+
+``send`` appends to plain lists under one lock; Arrow arrays are built once per chunk, by the I/O thread. A chunk is not
+bound to a partition unless its records are: keys are hashed for the whole chunk at once when it is encoded.
+
+A record waits for company only while earlier records of its topic are on their way, for half of a round trip as it is
+now and at most ``linger_ms``: a producer with nothing to do sends at once, and one under load makes larger batches by
+itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.client.errors import BufferFull, ProducerClosed, closed_for
+from sparklog.client.producer.futures import (
+    BatchOutcome,
+    CompletionLatch,
+    RecordFuture,
+    RecordMetadata,
+    abandon_listener,
+    tell,
+)
+from sparklog.client.producer.partitioning import ProducerTopic, Rows
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.rows import ValueRefusedError
+from sparklog.record.schema import DEFAULT_SCHEMA
+
+#: What a record takes in the buffer besides its bytes: list slots, the future, Arrow's offsets.
+RECORD_OVERHEAD_BYTES = 64
+#: Characters of a record in the error that refuses it.
+_RECORD_SHOWN = 200
+
+_DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "headers", "timestamp")]
+
+Header: TypeAlias = "dict[str, str | bytes | None]"
+#: The number of a record, and who is told what became of it.
+_Listener: TypeAlias = "tuple[int, Callable[[RecordMetadata | BaseException], None]]"
+#: Key, value, headers, timestamp in microseconds.
+Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
+
+
+class IoThread(Protocol):
+    """Who sends chunks and tells what became of them: the sender, as its chunks see it. For any thread."""
+
+    def wake(self) -> None:
+        """There may be something to take."""
+
+    def begun(self) -> None:
+        """There is a new chunk with a record in it."""
+
+    def attend(self, finished: Callable[[], bool]) -> None:
+        """This thread will wait until it is ``finished``, and does nothing else meanwhile."""
+
+    def hurry(self) -> None:
+        """Somebody will wait in a way of his own."""
+
+    def on_io_thread(self) -> bool:
+        """Whether this is the thread that makes room by taking."""
+
+
+class RecordChunk:
+    """Records of one topic that are encoded together. Appended to under the collector's lock, then only read."""
+
+    def __init__(
+        self, topic: ProducerTopic, partition: int | None, created_ms: float, attendant: IoThread | None = None
+    ) -> None:
+        self.attendant = attendant
+        self.topic = topic
+        self.partition = partition
+        self.created_ms = created_ms
+        self.size = 0
+        self.lock = threading.Lock()
+        self.finished = CompletionLatch()
+        #: One tuple a record, put into columns when the chunk is encoded: a single append is all that ``send`` does.
+        self.records: list[Record] = []
+        self._batch_of: Rows | Sequence[int] | None = None
+        self._place_of: Rows | Sequence[int] | None = None
+        self._outcomes: list[BatchOutcome | None] = []
+        self._failure: BaseException | None = None
+        self._refused: dict[int, BaseException] = {}
+        self._all_failed: BaseException | None = None
+        self._open = 0
+        self._listeners: list[_Listener] = []
+        self._error_seen = False
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def to_batch(self, topic: ProducerTopic, rows: Rows) -> pa.RecordBatch:
+        """The records of these numbers as one batch of the topic's schema.
+
+        Raises:
+            BrokerError: SCHEMA_MISMATCH when one does not fit it.
+        """
+        records = self.records if len(rows) == len(self) else [self.records[row] for row in rows]
+        return _default_batch(records) if topic.is_default else _typed_batch(topic, [record[1] for record in records])
+
+    def refuse(self, row: int, error: BaseException) -> None:
+        """This record goes nowhere. Called before ``placed`` and ``fail``."""
+        self._refused[row] = error
+        self._failure = self._failure or error
+
+    # --- outcomes ---
+
+    def placed(self, rows_of_batches: Sequence[Rows | Sequence[int]]) -> None:
+        """Which rows went into which batch, in the order of the batches; those of a batch rise. Called once, before
+        any ``batch_done``."""
+        self._open = len(rows_of_batches)
+        self._outcomes = [None] * self._open
+        count = len(self.records)
+        if len(rows_of_batches[0]) == count:
+            self._place_of = range(count)
+            self._batch_of = bytes(count)
+            return
+        batch_of = np.zeros(len(self), np.int64)
+        place_of = np.zeros(len(self), np.int64)
+        for index, rows in enumerate(rows_of_batches):
+            batch_of[rows] = index
+            place_of[rows] = np.arange(len(rows))
+        self._place_of = place_of
+        self._batch_of = batch_of
+
+    def batch_done(self, index: int, outcome: BatchOutcome) -> None:
+        self._outcomes[index] = outcome
+        self._open -= 1
+        if outcome.error is not None and self._failure is None:
+            self._failure = outcome.error
+        self._tell(ended=not self._open)
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more comes of it: what has no outcome yet has failed. Once is enough, and more is the same."""
+        self._failure = self._failure or error
+        self._all_failed = self._all_failed or error
+        self._tell(ended=True)
+
+    def abandon(self, error: BaseException) -> None:
+        """As ``Completion.abandon``."""
+        self.lock = threading.Lock()
+        self._all_failed = error
+        for _, resolve in self._listeners:
+            abandon_listener(resolve, error)
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._failure
+
+    def take_failure(self) -> BaseException | None:
+        if self._error_seen:
+            return None
+        self._error_seen = True
+        return self._failure
+
+    def outcome(self, index: int) -> RecordMetadata | BaseException | None:
+        """What became of one record, None while that is open."""
+        if self._refused and index in self._refused:
+            return self._refused[index]
+        if self._batch_of is None or self._place_of is None:
+            return self._all_failed
+        batch = self._outcomes[int(self._batch_of[index])]
+        if batch is None:
+            return self._all_failed
+        if batch.error is not None:
+            return batch.error
+        offset = batch.base_offset + int(self._place_of[index]) if batch.base_offset >= 0 else -1
+        return RecordMetadata(self.topic.name, batch.partition, offset, self.records[index][3])
+
+    def attend(self, index: int) -> RecordMetadata | BaseException | None:
+        outcome = self.outcome(index)
+        if outcome is not None or self.attendant is None:
+            return outcome
+        ending = self.finished
+        self.attendant.attend(lambda: ending.done or self.outcome(index) is not None)
+        return self.outcome(index)
+
+    def hurry(self) -> None:
+        if self.attendant is not None:
+            self.attendant.hurry()
+
+    def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
+        """Call ``resolve``, at least once, with the outcome: now, or when it is there."""
+        with self.lock:
+            outcome = self.outcome(index)
+            if outcome is None:
+                self._listeners.append((index, resolve))
+        if outcome is not None:
+            resolve(outcome)
+
+    def error_seen(self) -> None:
+        self._error_seen = True
+
+    def _tell(self, *, ended: bool) -> None:
+        with self.lock:
+            waiting = tuple(self._listeners)
+        if waiting:
+            self._tell_listeners(waiting)
+        if ended:
+            self.finished.end()
+
+    def _tell_listeners(self, waiting: Sequence[_Listener]) -> None:
+        """These are the first on the list. They leave it when all are told: where an interrupt comes in the middle of
+        this, ``fail`` finds them there, and they are told once more."""
+        left = []
+        for index, resolve in waiting:
+            outcome = self.outcome(index)
+            if outcome is None:
+                left.append((index, resolve))
+            else:
+                tell(resolve, outcome)
+        with self.lock:
+            self._listeners[: len(waiting)] = left
+
+
+def _default_batch(records: Sequence[Record]) -> pa.RecordBatch:
+    columns = [
+        # Most records have no headers, and an array of nested nulls costs more than the rest of a small batch.
+        pa.array(found, kind) if any(found) or not pa.types.is_nested(kind) else pa.nulls(len(found), kind)
+        for found, kind in zip(zip(*records, strict=True), _DEFAULT_TYPES, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+def _typed_batch(topic: ProducerTopic, rows: list[Any]) -> pa.RecordBatch:
+    try:
+        return topic.rows.batch(rows)
+    except ValueRefusedError as error:
+        detail = f"column {error.path!r}: {error}"
+    except Exception as error:  # of a value whose own methods fail
+        detail = repr(error)
+    # A chunk of several records is cut until the one that does not fit is alone.
+    record = f"; the record is {repr(rows[0])[:_RECORD_SHOWN]}" if len(rows) == 1 else ""
+    raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"a record of {topic.name!r}: {detail}{record}")
+
+
+class RecordBuffer:
+    """Open chunks and the bytes in hand of one producer. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        batch_bytes: int,
+        linger_ms: float,
+        buffer_bytes: int,
+        max_block_s: float,
+        attendant: IoThread,
+        opened: Callable[[RecordChunk], None],
+    ) -> None:
+        """``opened`` is told of every new chunk."""
+        self._batch_bytes = batch_bytes
+        self._linger_ms = linger_ms
+        self._buffer_bytes = buffer_bytes
+        self._max_block_s = max_block_s
+        self._attendant = attendant
+        self._wake = attendant.wake
+        self._opened = opened
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        #: How many threads wait for room.
+        self._blocked = 0
+        self._used = 0
+        self._closed: BaseException | None = None
+        self._open: dict[tuple[str, int | None], RecordChunk] = {}
+        self._full: deque[RecordChunk] = deque()
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is to be taken. What comes just now says so by ``wake`` or ``begun``."""
+        return not self._open and not self._full
+
+    def append(self, topic: ProducerTopic, partition: int | None, *, record: Record, size: int) -> RecordFuture:
+        """Take one record. Raises BufferFull or ProducerClosed."""
+        size += RECORD_OVERHEAD_BYTES
+        slot = (topic.name, partition)
+        begun = full = False
+        try:
+            with self._lock:
+                if self._closed is not None or self._used + size > self._buffer_bytes:
+                    self._wait_for_room(size)
+                chunk = self._open.get(slot)
+                if chunk is None:
+                    chunk = self._open[slot] = self._new_chunk(topic, partition)
+                    begun = True
+                chunk.size += size
+                self._used += size
+                records = chunk.records
+                records.append(record)  # the first call since: interrupts come behind calls, and would find it empty
+                index = len(records) - 1
+                if chunk.size >= self._batch_bytes:
+                    self._seal(slot)
+                    full = True
+            if full:
+                self._wake()
+            elif begun:
+                self._attendant.begun()
+        except BaseException:
+            self._wake()  # who is interrupted may have left a record that nobody would look for
+            raise
+        return RecordFuture(chunk, index)
+
+    def _new_chunk(self, topic: ProducerTopic, partition: int | None) -> RecordChunk:
+        chunk = RecordChunk(topic, partition, time.monotonic() * 1000, self._attendant)
+        try:
+            self._opened(chunk)
+        except BaseException:
+            chunk.finished.end()  # an interrupt: nothing will come of it, and nobody is to wait for that
+            raise
+        return chunk
+
+    def reserve(self, size: int) -> None:
+        """Room for a batch of a table. Raises BufferFull or ProducerClosed."""
+        with self._lock:
+            if self._closed is not None or self._used + size > self._buffer_bytes:
+                self._wait_for_room(size)
+            self._used += size
+
+    def release(self, size: int) -> None:
+        with self._lock:
+            self._used -= size
+            if self._blocked:
+                self._room.notify_all()
+
+    def take_due(self, now_ms: float, busy: Callable[[str], bool], patience_ms: float) -> list[RecordChunk]:
+        """Chunks that are full, whose topic has nothing on its way, or that have waited for ``patience_ms``, at most
+        for the linger."""
+        if not self._open and not self._full:
+            return []
+        wait_ms = min(self._linger_ms, patience_ms)
+        with self._lock:
+            due = list(self._full)
+            self._full.clear()
+            begun_before = now_ms - wait_ms
+            ready = [
+                slot for slot, chunk in self._open.items() if chunk.created_ms <= begun_before or not busy(slot[0])
+            ]
+            due += [self._open.pop(slot) for slot in ready]
+        return due
+
+    def next_due_ms(self, patience_ms: float) -> float | None:
+        """When the oldest open chunk has waited long enough."""
+        if not self._open:
+            return None
+        with self._lock:
+            oldest_ms = min((chunk.created_ms for chunk in self._open.values()), default=0.0)
+        return oldest_ms + min(self._linger_ms, patience_ms)
+
+    def seal(self) -> None:
+        """Nothing that is here waits for company any longer."""
+        with self._lock:
+            self._seal_all()
+        self._wake()
+
+    def close(self, error: ProducerClosed | BaseException) -> list[RecordChunk]:
+        """Take nothing more, wake whoever waits for room with ``error``, and give back what was not taken."""
+        with self._room:
+            self._closed = self._closed or error
+            left = [*self._full, *self._open.values()]
+            self._full.clear()
+            self._open.clear()
+            self._room.notify_all()
+        return left
+
+    def _seal_all(self) -> None:
+        for slot in tuple(self._open):
+            self._seal(slot)
+
+    def _seal(self, slot: tuple[str, int | None]) -> None:
+        """Called with the lock. No call between the two steps: an interrupt there would lose or double the chunk."""
+        chunk = self._open[slot]
+        del self._open[slot]
+        self._full.append(chunk)
+
+    def _wait_for_room(self, size: int) -> None:
+        """Called with the lock; something larger than the buffer has room when there is nothing else."""
+        deadline = time.monotonic() + self._max_block_s
+        while True:
+            if self._closed is not None:
+                raise closed_for(self._closed)
+            if not self._used or self._used + size <= self._buffer_bytes or self._attendant.on_io_thread():
+                return  # which must not wait for itself when a future's callback writes
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise BufferFull(
+                    f"producer's buffer: {self._used} of {self._buffer_bytes} bytes in use for {self._max_block_s:g} s,"
+                    f" no room for {size}"
+                )
+            self._seal_all()
+            self._wake()
+            self._blocked += 1
+            try:
+                self._room.wait(left)
+            finally:
+                self._blocked -= 1
+
+
+def header_list(headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]) -> list[Header]:
+    """Headers as Arrow takes them.
+
+    Raises:
+        TypeError: a name that is no text, or a value that is no bytes, text or None.
+        ValueError: text that is no Unicode.
+    """
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    found: list[Header] = []
+    for name, value in pairs:
+        if not isinstance(name, str) or not (value is None or isinstance(value, (str, bytes))):
+            raise TypeError(f"header {name!r}: {value!r}; expected text, and bytes, text or None")
+        utf8("header", name)
+        found.append({"key": name, "value": utf8(f"header {name!r}", value) if isinstance(value, str) else value})
+    return found
+
+
+def utf8(what: str, text: str) -> bytes:
+    """Raises ValueError: there is no UTF-8 for half of a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what}: no Unicode text, {error.reason} at {error.start}") from None

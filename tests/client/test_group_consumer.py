@@ -1,0 +1,253 @@
+"""What a group's consumer does about what its session says, without threads: the session here is only what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from sparklog.client.consumer.group_commits import Place
+from sparklog.client.consumer.group_consumer import GroupConsumer
+from sparklog.client.consumer.group_session import GroupNotice
+from sparklog.client.errors import ClientTimeout
+from sparklog.model import TopicPartition
+from tests.waiting import wait_until
+
+PLACE: Place = ("t", "id", 0)
+TP = TopicPartition("t", 0)
+
+
+class Session:
+    """As ``GroupSession`` towards the consumer; nobody answers unless the test does."""
+
+    def __init__(self) -> None:
+        self.assigned: frozenset[Place] = frozenset()
+        self.holding: frozenset[Place] = frozenset()
+        self.asked: list[Future[dict[Place, int | None]]] = []
+        self.commits: list[Mapping[Place, int]] = []
+        self.hangs = False
+
+    def take(self, life: int) -> GroupNotice:
+        self.holding |= self.assigned
+        return GroupNotice(life, 1, self.assigned, self.holding - self.assigned)
+
+    def given_up(self, places: Collection[Place]) -> None:
+        self.holding -= frozenset(places)
+
+    def commit(self, life: int, offsets: Mapping[Place, int]) -> Future[None]:
+        self.commits.append(offsets)
+        done: Future[None] = Future()
+        if not self.hangs:
+            done.set_result(None)
+        return done
+
+    def offsets(self, places: Collection[Place]) -> Future[dict[Place, int | None]]:
+        self.asked.append(Future())
+        return self.asked[-1]
+
+    def close(self) -> None:
+        pass
+
+
+class Log:
+    """As the consumer: begins at ``end`` where nobody has committed."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.at: dict[TopicPartition, int] = {}
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return dict(self.at)
+
+    def read_from(self, places: Mapping[Place, int | None]) -> None:
+        self.at.update((TopicPartition(one[0], one[2]), self.end if at is None else at) for one, at in places.items())
+
+    def read_no_more(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self.at.pop(tp, None)
+
+
+def reading(session: Session, log: Log, **more: Any) -> GroupConsumer:
+    options: dict[str, Any] = {"auto_commit_s": 3600.0, "on_assign": None, "on_revoke": None, "on_lost": None, **more}
+    return GroupConsumer(log, session, commit_timeout_s=1.0, **options)  # type: ignore[arg-type]
+
+
+def test_where_to_begin_is_asked_again_for_what_was_given_up_meanwhile() -> None:
+    """The answer came, the partition went to another consumer, who committed, and back, all between two polls."""
+    session, log = Session(), Log(500)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: None})
+    session.assigned = frozenset()
+    group.advance()
+    assert not session.holding
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    group.advance()
+    assert len(session.asked) == 2
+    assert log.at == {}
+    session.asked[1].set_result({PLACE: 120})
+    group.advance()
+    assert log.at == {TP: 120}
+
+
+def test_partitions_that_nobody_holds_are_begun_without_those_that_a_transaction_holds() -> None:
+    session, log = Session(), Log(500)
+    group = reading(session, log)
+    others: list[Place] = [("t", "id", 1), ("t", "id", 2)]
+    session.assigned = frozenset({PLACE, others[0]})
+    group.advance()
+    session.asked[0].set_result({others[0]: 7})
+    group.advance()
+    assert log.at == {("t", 1): 7}, "the other one is held: to begin at the end would pass over what is in between"
+
+    def asked_again() -> bool:
+        group.advance()
+        return len(session.asked) == 2
+
+    wait_until(asked_again, "the question to be asked again")
+    session.assigned |= {others[1]}
+    group.advance()
+    assert len(session.asked) == 3, "the one that came since does not wait for the held one"
+    session.asked[2].set_result({others[1]: None})
+    group.advance()
+    assert log.at == {("t", 1): 7, ("t", 2): 500}
+
+
+def test_a_beginning_that_moves_is_committed_as_positions_are() -> None:
+    for moves, expected in ((True, [{PLACE: 500}]), (False, [])):
+        session, log = Session(), Log(500)
+        group = reading(session, log, start_moves=moves)
+        session.assigned = frozenset({PLACE})
+        group.advance()
+        session.asked[0].set_result({PLACE: None})
+        group.advance()
+        session.assigned = frozenset()
+        group.advance()
+        assert session.commits == expected
+        assert not session.holding
+
+
+@pytest.mark.parametrize("offset", [1.5, True, None, "5", -1, 1 << 63])
+def test_a_commit_of_a_wrong_offset_asks_for_nothing(offset: Any) -> None:
+    """The coordinator would refuse it together with the commits that go in the same request."""
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 0})
+    group.advance()
+    with pytest.raises((TypeError, ValueError), match="t-0: "):
+        group.commit({TP: offset})
+    assert session.commits == []
+    group.commit({TP: 5})
+    assert session.commits == [{PLACE: 5}]
+
+
+def test_who_closes_after_a_failure_commits_nothing() -> None:
+    for processed, expected in ((True, [{PLACE: 7}]), (False, [])):
+        session, log = Session(), Log(0)
+        group = reading(session, log)
+        session.assigned = frozenset({PLACE})
+        group.advance()
+        session.asked[0].set_result({PLACE: 5})
+        group.advance()
+        log.at[TP] = 7
+        group.close(processed=processed)
+        assert session.commits == expected
+
+
+def test_a_commit_that_is_called_off_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 5})
+    group.advance()
+    log.at[TP], session.hangs = 7, True
+    assert group.commit().cancel()
+    session.hangs = False
+    group.commit().result(0)
+    assert session.commits == [{PLACE: 7}] * 2
+    assert not caplog.records
+
+
+def test_a_position_that_went_back_is_committed_whatever_became_of_the_commits_before() -> None:
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 10})
+    group.advance()
+    for became in (None, ClientTimeout("no answer: it may have been committed")):
+        log.at[TP], session.hangs = 20, True
+        under_way = group.commit()
+        if became is not None:
+            under_way.set_exception(became)
+        log.at[TP], session.hangs = 10, False
+        group.commit().result(0)
+        assert session.commits[-2:] == [{PLACE: 20}, {PLACE: 10}]
+        group.commit().result(0)
+        assert session.commits[-1:] == [{PLACE: 10}] and len(session.commits) % 2 == 0, "once is enough"
+
+
+def test_a_position_that_went_back_is_committed_also_after_an_interrupted_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 10})
+    group.advance()
+
+    def interrupted(life: int, offsets: Mapping[Place, int]) -> Future[None]:
+        Session.commit(session, life, offsets)
+        raise KeyboardInterrupt
+
+    log.at[TP] = 20
+    monkeypatch.setattr(session, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.commit()
+    monkeypatch.undo()
+    log.at[TP] = 10
+    group.commit().result(0)
+    assert session.commits == [{PLACE: 20}, {PLACE: 10}]
+
+
+def test_an_offset_below_0_is_refused_before_it_joins_other_commits() -> None:
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 10})
+    group.advance()
+    with pytest.raises(ValueError, match="offset -1: expected 0 or more"):
+        group.commit({TP: -1})
+    group.commit({TP: 0}).result(0)
+    assert session.commits == [{PLACE: 0}]
+
+
+class _OwnTimeout(Exception):
+    """As the one of futures in Python 3.10, where it is no ``TimeoutError``."""
+
+
+@pytest.mark.parametrize("timeout", [futures.TimeoutError, _OwnTimeout])
+def test_closing_does_not_wait_for_ever_for_the_last_commit(
+    monkeypatch: pytest.MonkeyPatch, timeout: type[Exception]
+) -> None:
+    monkeypatch.setattr("concurrent.futures.TimeoutError", timeout)
+    monkeypatch.setattr("concurrent.futures._base.TimeoutError", timeout)
+    session, log = Session(), Log(0)
+    group = reading(session, log)
+    session.assigned = frozenset({PLACE})
+    group.advance()
+    session.asked[0].set_result({PLACE: 5})
+    group.advance()
+    log.at[TP], session.hangs = 7, True
+    group.close()
+    assert (session.commits, session.holding) == ([{PLACE: 7}], frozenset())

@@ -1,0 +1,426 @@
+"""The loop of a producer's thread, lent to a caller who would only wait for that thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog import Producer
+from sparklog.client.errors import ProducerClosed
+from sparklog.client.producer import loop_handoff
+from sparklog.client.producer.caller_io import CallerIo
+from sparklog.client.producer.loop_handoff import LoopHandoff
+from sparklog.client.producer.spin_policy import SpinPolicy
+from sparklog.errors import ErrorCode
+from sparklog.net.async_client import AsyncConnection
+from sparklog.net.loop import new_event_loop
+from sparklog.protocol.connection import ClientEnd
+from sparklog.protocol.messages import Produce
+from tests.client.fake_cluster import FakeCluster
+from tests.client.interrupting import interrupted_in, lines
+from tests.client.producing import LoseAnswers, refuse, times, values
+
+_TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def lease() -> Iterator[LoopHandoff]:
+    loop = new_event_loop()
+    subject = LoopHandoff(loop)
+    thread = threading.Thread(target=subject.run)
+    thread.start()
+    yield subject
+    subject.post(subject.stop)
+    thread.join(_TIMEOUT_S)
+    assert not thread.is_alive()
+    loop.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def borrowed(lease: LoopHandoff) -> None:
+    """Lent and entered by this thread."""
+
+    def entered() -> bool:
+        lease.borrow(lambda: True)
+        return lease.enter()
+
+    until(entered)
+
+
+def test_who_has_entered_acts_for_the_loop_and_nobody_else_does(lease: LoopHandoff) -> None:
+    assert not lease.enter()
+    until(lambda: lease.thread is not None)
+    home = lease.thread
+    borrowed(lease)
+    assert lease.thread == threading.get_ident() != home
+    others = []
+    other = threading.Thread(target=lambda: others.append(lease.enter()))
+    other.start()
+    other.join(_TIMEOUT_S)
+    lease.leave()
+    assert others == [False] and lease.thread == home
+
+
+def test_work_that_is_posted_takes_the_loop_back_and_waits_for_who_is_in(lease: LoopHandoff) -> None:
+    borrowed(lease)
+    done: Future[int] = Future()
+    lease.post(lambda: done.set_result(threading.get_ident()))
+    assert not done.done() and lease.lent
+    lease.leave()
+    assert done.result(_TIMEOUT_S) == lease.thread
+    assert not lease.lent
+
+
+def test_a_loop_that_nobody_uses_goes_back_by_itself(lease: LoopHandoff) -> None:
+    borrowed(lease)
+    turned = threading.Event()
+    lease._loop.call_soon(turned.set)
+    lease.leave()
+    assert turned.wait(_TIMEOUT_S)
+
+
+def test_a_loop_that_is_used_all_the_time_turns_all_the_same(lease: LoopHandoff) -> None:
+    borrowed(lease)
+    turned = threading.Event()
+    lease._loop.call_later(0.001, turned.set)
+    lease.leave()
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not turned.is_set():
+        assert time.monotonic() < deadline
+        if lease.enter():
+            lease.leave()
+
+
+def test_it_is_not_lent_where_it_is_needed(lease: LoopHandoff) -> None:
+    lease.borrow(lambda: False)
+    assert not lease.lent and not lease.enter()
+
+
+def test_a_loop_that_is_stopped_while_lent_ends(lease: LoopHandoff) -> None:
+    borrowed(lease)
+    lease.stop()
+    lease.recall()
+    lease.leave()
+
+
+# --- the producer's use of it ---
+
+
+def acting(producer: Producer) -> int:
+    """Send one record after the other until this thread acts for the loop; how many that took."""
+    lease = producer._sender._lease
+    deadline = time.monotonic() + _TIMEOUT_S
+    for count in itertools.count(1):
+        before = lease._entered
+        producer.send("t", b"v").result()
+        if lease.lent and lease._entered >= before + 2:  # it has sent and received
+            return count
+        assert time.monotonic() < deadline
+    raise AssertionError("unreachable")
+
+
+def test_who_waits_for_each_record_sends_and_receives_himself(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        sent = acting(producer)
+        found = [producer.send("t", b"%d" % number).result().offset for number in range(200)]
+        assert found == list(range(sent, sent + 200))
+    assert values(fake, "t")[sent:] == [b"%d" % number for number in range(200)]
+
+
+def test_what_nobody_waits_for_is_acknowledged_all_the_same(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        acting(producer)
+        future = producer.send("t", b"v")
+        until(future.done)
+        acting(producer)
+        told = threading.Event()
+        producer.send("t", b"v").add_done_callback(lambda _: told.set())
+        assert told.wait(_TIMEOUT_S)
+        acting(producer)
+        futures = [producer.send("t", b"v") for _ in range(100)]
+        producer.flush(_TIMEOUT_S)
+        assert all(future.done() for future in futures)
+        acting(producer)
+        assert producer.write("t", pa.table({"value": [b"a", b"b"]})).result(_TIMEOUT_S).record_count == 2
+        acting(producer)
+        fake.create("other", partitions=1)
+        assert producer.send("other", b"v").result(_TIMEOUT_S).offset == 0
+
+
+def test_many_threads_that_wait_for_each_record(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        acting(producer)
+        before = len(values(fake, "t"))
+
+        def send_all(name: int) -> None:
+            for number in range(50):
+                producer.send("t", b"%d-%d" % (name, number)).result()
+
+        threads = [threading.Thread(target=send_all, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_TIMEOUT_S)
+            assert not thread.is_alive()
+    found = values(fake, "t")[before:]
+    for name in range(4):
+        assert [value for value in found if value.startswith(b"%d-" % name)] == [
+            b"%d-%d" % (name, number) for number in range(50)
+        ]
+    assert len(found) == 200
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        sent = acting(producer)
+        for broker in fake.brokers:
+            fake.fault(broker.broker_id, LoseAnswers(1))
+        assert producer.send("t", b"once").result().offset == sent
+        assert producer.send("t", b"more").result().offset == sent + 1
+    assert values(fake, "t")[sent:] == [b"once", b"more"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"), [(AsyncConnection, "wait_readable"), (SpinPolicy, "answered")], ids=["waits", "has waited"]
+)
+def test_a_wait_that_is_interrupted_loses_nothing(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        sent = acting(producer)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, _interrupted)
+            future = producer.send("t", b"v")
+            with pytest.raises(KeyboardInterrupt):
+                future.result()
+        assert future.result(_TIMEOUT_S).offset == sent
+        assert producer.send("t", b"v").result(_TIMEOUT_S).offset == sent + 1
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    lines(CallerIo._receive, AsyncConnection.read_now, AsyncConnection.buffer_updated, ClientEnd.alone),
+)
+def test_an_interrupt_while_no_answer_is_told_of_loses_nothing_but_the_connection(
+    fake: FakeCluster, method: Callable[..., Any], line: int
+) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        sent = acting(producer)
+        futures = []
+
+        def send_some() -> None:
+            for number in range(50):
+                futures.append(producer.send("t", b"%d" % number))
+                futures[-1].result()
+
+        interrupted_in(method, line, send_some)
+        futures.append(producer.send("t", b"more"))
+        offsets = [future.result(_TIMEOUT_S).offset for future in futures]
+    assert offsets == list(range(sent, sent + len(futures)))
+    assert values(fake, "t")[sent:] == [b"%d" % number for number in range(len(futures) - 1)] + [b"more"]
+
+
+@pytest.mark.parametrize(("work", "headers"), [("drain", {"h": b""}), ("start", None), ("succeeded", None)])
+def test_an_interrupt_while_it_sends_or_takes_an_answer_is_the_callers_and_ends_the_producer(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, work: str, headers: dict[str, bytes] | None
+) -> None:
+    fake.create("t", partitions=1)
+    producer = Producer(fake.bootstrap)
+    acting(producer)
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._sender._accumulator, work, _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _send_while_lent(producer, headers)
+    with pytest.raises(ProducerClosed) as closed:
+        producer.send("t", b"v").result(_TIMEOUT_S)
+    assert isinstance(closed.value.__cause__, KeyboardInterrupt)
+    with contextlib.suppress(ProducerClosed):
+        producer.close()
+
+
+def test_an_interrupt_while_a_future_is_resolved_is_the_callers(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create("t", partitions=1)
+    producer = Producer(fake.bootstrap)
+    acting(producer)
+    alone = producer._sender.alone
+    assert alone is not None
+    ended = alone.ended
+    raised: list[bool] = []
+
+    def interrupted(completion: Any) -> None:
+        if not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+        ended(completion)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(alone, "ended", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _send_while_lent(producer)
+    with contextlib.suppress(ProducerClosed):
+        producer.close(_TIMEOUT_S)
+    assert not producer._sender._io_thread.is_alive()
+
+
+def test_a_second_interrupt_while_the_first_ends_the_producer_leaves_nobody_waiting(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create("t", partitions=1)
+    producer = Producer(fake.bootstrap)
+    acting(producer)
+    fail_all, main = producer._writes.fail_all, threading.get_ident()
+    raised: list[bool] = []
+
+    def interrupted(error: BaseException) -> None:
+        if threading.get_ident() == main:
+            raised.append(True)
+            raise KeyboardInterrupt
+        fail_all(error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._writes, "fail_all", interrupted)
+        patch.setattr(producer._sender._accumulator, "start", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _send_while_lent(producer)
+        assert raised
+        producer._sender._io_thread.join(_TIMEOUT_S)
+    assert not producer._sender._io_thread.is_alive()
+    with contextlib.suppress(ProducerClosed):
+        producer.flush(_TIMEOUT_S)
+    producer.close()
+
+
+@pytest.mark.parametrize(("method", "line"), lines(LoopHandoff.enter, LoopHandoff.leave))
+def test_an_interrupt_in_any_line_of_entering_and_leaving_leaves_nobody_in(
+    fake: FakeCluster, method: Callable[..., Any], line: int
+) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        acting(producer)
+
+        def send_some() -> None:
+            for _ in range(20):
+                producer.send("t", b"v").result()
+
+        interrupted_in(method, line, send_some)
+        lease = producer._sender._lease
+        until(lambda: not lease.lent)
+        producer.send("t", b"v").result(_TIMEOUT_S)
+        acting(producer)
+
+
+def test_who_waits_in_a_running_loop_has_that_loop_for_himself(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+
+    async def send_some() -> list[int]:
+        sent = acting(producer)
+        found = []
+        for _ in range(50):
+            found.append(producer.send("t", b"v").result().offset)
+            await asyncio.sleep(0)
+        found += [(await asyncio.wrap_future(producer.send("t", b"v"))).offset for _ in range(5)]
+        return [offset - sent for offset in found]
+
+    with Producer(fake.bootstrap) as producer:
+        assert asyncio.run(send_some()) == list(range(55))
+
+
+def test_what_is_begun_by_who_waits_in_a_running_loop_goes_on_in_the_producers(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """His own may end before that does, and his thread does not turn it while he waits."""
+    fake.create("t", partitions=1)
+    begun: list[tuple[int, asyncio.AbstractEventLoop]] = []
+
+    async def refused_some() -> None:
+        main = threading.get_ident()
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not any(thread == main for thread, _ in begun):  # else the loop was taken back before the answer came
+            assert time.monotonic() < deadline
+            acting(producer)
+            for broker in fake.brokers:
+                broker.faults.clear()
+                fake.fault(broker.broker_id, times(1, Produce, refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER)))
+            assert producer.send("t", b"refused").result().offset >= 0
+
+    with Producer(fake.bootstrap) as producer:
+        producer.send("t", b"v").result(_TIMEOUT_S)
+        link = producer._sender._link
+        start = link.start
+
+        def noted(work: Coroutine[Any, Any, None]) -> None:
+            start(work)
+            begun.extend((threading.get_ident(), task.get_loop()) for task in link.tasks)
+
+        monkeypatch.setattr(link, "start", noted)
+        asyncio.run(refused_some())
+        assert {loop for _, loop in begun} == {producer._sender._loop}
+
+
+def test_a_forked_child_does_not_act_for_its_parents_loop(lease: LoopHandoff, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_handoff, "_IDLE_S", _TIMEOUT_S)
+    monkeypatch.setattr(loop_handoff, "_LONGEST_S", _TIMEOUT_S)
+    borrowed(lease)
+    lease.leave()
+
+    def lent() -> bool:
+        lease.borrow(lambda: True)
+        return lease.lent
+
+    until(lent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside other threads
+        child = os.fork()
+    if not child:
+        try:
+            os._exit(int(lease.enter()))
+        finally:  # it is not to go on with the tests of its parent
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert lease.enter(), "it is lent all the while"
+    lease.leave()
+
+
+def test_who_begins_to_wait_when_the_thread_has_just_ended_waits_for_nothing(fake: FakeCluster) -> None:
+    fake.create("t", partitions=1)
+    with Producer(fake.bootstrap) as producer:
+        producer.send("t", b"v").result(_TIMEOUT_S)
+    for _ in range(10):
+        producer._sender.attend(lambda: False)
+
+
+def _send_while_lent(producer: Producer, headers: dict[str, bytes] | None = None) -> None:
+    """Until this thread has acted, which may take a few records."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline:
+        producer.send("t", b"v", headers=headers).result()
+    raise AssertionError("never interrupted")
+
+
+def _interrupted(*_: object, **__: object) -> bool:
+    raise KeyboardInterrupt

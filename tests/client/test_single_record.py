@@ -1,0 +1,129 @@
+"""A record that is a batch of its own: who waits for it is told, once and for all."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from sparklog.client.errors import ProducerClosed
+from sparklog.client.producer.futures import BatchOutcome, CompletionLatch, RecordFuture, RecordMetadata
+from sparklog.client.producer.single_record import SingleRecordCompletion
+from tests.client.interrupting import interrupted_in, lines
+from tests.client.test_interrupted_outcomes import ended, waiting
+
+_TIMEOUT_S = 30.0
+
+
+class _Owner:
+    """Of a record that nobody can do anything for."""
+
+    stand_in = type("_", (), {"attend": lambda self, finished: None})()
+    lease = type("_", (), {"recall": lambda self: None})()
+
+    def __init__(self, ended: Callable[[SingleRecordCompletion], object] = lambda record: None) -> None:
+        self.ended = ended
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    lines(
+        SingleRecordCompletion.batch_done,
+        SingleRecordCompletion.acknowledged,
+        SingleRecordCompletion.tell,
+        SingleRecordCompletion._tell_listeners,
+        CompletionLatch.end,
+    ),
+)
+def test_of_a_lone_record_everybody_is_told(method: Callable[..., Any], line: int) -> None:
+    opened: set[SingleRecordCompletion] = set()
+
+    record = SingleRecordCompletion(_Owner(opened.discard), "t", 0, 1)  # type: ignore[arg-type]
+    opened.add(record)
+    first, full = RecordFuture(record, 0), RecordFuture(record, 0)
+    told = threading.Event()
+    full.add_done_callback(lambda _: told.set())
+    threads = waiting(
+        first.result,
+        record.finished.wait,
+        begun=lambda: len(record._listeners) == 2 and len(record.finished._told) == 1,
+    )
+    interrupted_in(method, line, lambda: record.batch_done(0, BatchOutcome(0, 5, 1)))
+    for left in set(opened):  # as the producer does at its end
+        left.fail(ProducerClosed("interrupted"))
+    ended(threads)
+    assert told.wait(_TIMEOUT_S) and not opened
+
+
+def test_a_future_that_is_looked_at_late_is_freed_with_its_record() -> None:
+    """At once, not when the collector of cycles comes: there is one for each record."""
+    record = SingleRecordCompletion(_Owner(), "t", 0, 1)  # type: ignore[arg-type]
+    record.acknowledged(7)
+    record.tell()
+    future = RecordFuture(record, 0)
+    told: list[int] = []
+    gc.disable()
+    try:
+        future.add_done_callback(lambda known: told.append(known.result().offset))
+        assert told == [7]
+        left = weakref.ref(future)
+        del future, record
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+class _ToldTwice:
+    """Outcomes of a record whose waiter finds its outcome, and is told of it by another thread in front of one of the
+    steps in which it lets itself go on."""
+
+    def __init__(self, step: int) -> None:
+        self.lock = threading.Lock()
+        self.found = RecordMetadata("t", 0, 7, 1)
+        self.left = step
+
+    def attend(self, index: int) -> None:
+        return None
+
+    def outcome(self, index: int) -> RecordMetadata:
+        return self.found
+
+    def hurry(self) -> None:
+        pass
+
+    def error_seen(self) -> None:
+        pass
+
+    def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
+        def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+            if event == "line":
+                self.left -= 1
+                if self.left == -1:
+                    other = threading.Thread(target=resolve, args=(self.found,))
+                    other.start()
+                    other.join(_TIMEOUT_S)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            resolve(self.found)
+        finally:
+            sys.settrace(before)
+
+
+def test_who_finds_the_outcome_while_he_is_told_of_it_goes_on() -> None:
+    step = 0
+    while True:
+        outcomes = _ToldTwice(step)
+        assert RecordFuture(outcomes, 0).result() == outcomes.found
+        if outcomes.left >= 0:
+            break
+        step += 1
+    assert step >= 2
