@@ -18,8 +18,10 @@ from pathlib import Path
 from setuptools import setup
 
 COMPILED = {
-    "broker": "coordinators dispatch fetch fetch_look fetcher open_fetch partition partitions produce state upkeep "
-    "wiring",
+    "broker": "state",
+    "broker/replication": "fetcher log_maintenance partition partition_effects partitions",
+    "broker/requests": "dispatch fetch fetch_read open_fetch produce",
+    "broker/transactions": "coordinator_registry",
     "client/cluster": "loop_cluster metadata",
     "client/producer": "caller_io delivery direct_send inflight_requests loop_handoff partition_queues partitioning "
     "producer_metadata record_buffer sender single_record spin_policy",

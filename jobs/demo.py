@@ -15,7 +15,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from sparklog.broker.logs import LineFormatter
+from sparklog.broker.lifecycle.logging_setup import LineFormatter
 from sparklog.cluster.local import LocalCluster
 from sparklog.cluster.spark_access import share_secret
 from sparklog.cluster.spark_environment import prepare, remove_spark_home

@@ -14,9 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-from sparklog.broker.logs import configure_logging
-from sparklog.broker.process import BrokerProcess
-from sparklog.broker.process_config import ProcessConfig, load_process_config
+from sparklog.broker.lifecycle.logging_setup import configure_logging
+from sparklog.broker.lifecycle.process import BrokerProcess
+from sparklog.broker.lifecycle.process_config import ProcessConfig, load_process_config
 from sparklog.errors import ConfigError
 from sparklog.net.loop import new_event_loop
 from sparklog.protocol.proof import KeyRing
@@ -33,7 +33,9 @@ _COLLECTOR = (5_000, 10, 20)
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sparklog.broker", description="One sparklog broker.")
-    parser.add_argument("--config", type=Path, required=True, help="JSON file, see sparklog.broker.process_config")
+    parser.add_argument(
+        "--config", type=Path, required=True, help="JSON file, see sparklog.broker.lifecycle.process_config"
+    )
     path = parser.parse_args().config
     try:
         config = load_process_config(path)

@@ -10,9 +10,9 @@ import logging
 import uuid
 from functools import lru_cache
 
-from sparklog.broker.load import load
+from sparklog.broker.lifecycle.broker_load import load
+from sparklog.broker.requests.delayed_replies import answer_later, until_told
 from sparklog.broker.state import BrokerState
-from sparklog.broker.waiting import answer_later, until_told
 from sparklog.config import MIB
 from sparklog.controller.placement import place
 from sparklog.errors import BrokerError, ErrorCode

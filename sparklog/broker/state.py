@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from sparklog.broker.access import Access
+from sparklog.broker.asyncio_tasks import end_tasks
 from sparklog.broker.metadata_cache import MetadataCache
-from sparklog.broker.slices import Slices
-from sparklog.broker.tasks import end_tasks
+from sparklog.broker.requests.access import Access
+from sparklog.broker.requests.slices import Slices
 from sparklog.config import BrokerConfig
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH
@@ -22,17 +22,17 @@ from sparklog.protocol.proof import Identity, KeyRing
 from sparklog.protocol.senders import Sender
 
 if TYPE_CHECKING:
-    from sparklog.broker.coordinator_epochs import CoordinatorEpochs
-    from sparklog.broker.coordinators import Coordinators
-    from sparklog.broker.deliveries import Deliveries
-    from sparklog.broker.fetch import Fetches
-    from sparklog.broker.hanging import Hanging
-    from sparklog.broker.marker_writes import MarkerWrites
-    from sparklog.broker.partition import Partition
-    from sparklog.broker.partitions import Partitions
-    from sparklog.broker.registry import Registry
-    from sparklog.broker.set_aside import SetAsideLogs
-    from sparklog.broker.verifications import Verifications
+    from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+    from sparklog.broker.replication.partition import Partition
+    from sparklog.broker.replication.partitions import Partitions
+    from sparklog.broker.replication.set_aside import SetAsideLogs
+    from sparklog.broker.requests.fetch import Fetches
+    from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
+    from sparklog.broker.transactions.coordinator_registry import Coordinators
+    from sparklog.broker.transactions.hanging_transactions import HangingTransactions
+    from sparklog.broker.transactions.marker_append import MarkerAppend
+    from sparklog.broker.transactions.marker_sender import MarkerSender
+    from sparklog.broker.transactions.verification import TransactionVerification
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ class BrokerState:
     fetches: Fetches
     coordinators: Coordinators
     coordinator_epochs: CoordinatorEpochs
-    deliveries: Deliveries
-    markers: MarkerWrites
-    verifications: Verifications
-    hanging: Hanging
+    deliveries: MarkerSender
+    markers: MarkerAppend
+    verifications: TransactionVerification
+    hanging: HangingTransactions
     set_aside: SetAsideLogs
 
     def __init__(
@@ -98,7 +98,7 @@ class BrokerState:
         #: Work on requests that takes more than a turn of the loop.
         self.slices = Slices()
         self._wall_ahead_ms = time.time_ns() // 1_000_000 - self.now_ms()
-        self._registry: Registry | None = None
+        self._registry: ZkRegistration | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         #: Called whenever the controller's word has been taken over.
         self.metadata_listeners: list[Callable[[], None]] = []
@@ -109,14 +109,14 @@ class BrokerState:
         self._registration_waiters: list[asyncio.Future[None]] = []
 
     @property
-    def registry(self) -> Registry:
+    def registry(self) -> ZkRegistration:
         """Raises BrokerError BROKER_NOT_AVAILABLE until this broker is registered."""
         if self._registry is None:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {self.broker_id} is still starting")
         return self._registry
 
     @registry.setter
-    def registry(self, registry: Registry) -> None:
+    def registry(self, registry: ZkRegistration) -> None:
         self._registry = registry
 
     def resume(self) -> None:

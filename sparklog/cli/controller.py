@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from sparklog.broker.logs import LineFormatter
-from sparklog.broker.secret_file import read_secret_file
+from sparklog.broker.lifecycle.logging_setup import LineFormatter
+from sparklog.broker.lifecycle.secret_file import read_secret_file
 from sparklog.cli.output import print_line
 from sparklog.cluster.cluster_secret import found_on_host
 from sparklog.cluster.controller_loop import ControllerLoop, ControllerStatus

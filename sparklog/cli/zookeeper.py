@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from sparklog.broker.secret_file import read_secret_file
+from sparklog.broker.lifecycle.secret_file import read_secret_file
 from sparklog.cli.options import AsJson, Yes, confirm
 from sparklog.cli.output import note, print_json, print_table
 from sparklog.cluster.cluster_secret import driver_secret_file, found_on_host

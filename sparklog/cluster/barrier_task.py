@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from pyspark import BarrierTaskContext
 
-from sparklog.broker.logs import LineFormatter
+from sparklog.broker.lifecycle.logging_setup import LineFormatter
 from sparklog.cluster.claims import claim_slot, is_live, survey_host
 from sparklog.cluster.generation import (
     DIRECTIVE,

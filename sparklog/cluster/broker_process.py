@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 import sparklog
-from sparklog.broker.process_config import ProcessConfig
+from sparklog.broker.lifecycle.process_config import ProcessConfig
 from sparklog.cluster import runtime_directory
 from sparklog.cluster.cluster_secret import keep_on_host
 from sparklog.cluster.generation import GenerationSpec

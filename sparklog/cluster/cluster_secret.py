@@ -15,7 +15,7 @@ import os
 import secrets
 from pathlib import Path
 
-from sparklog.broker.secret_file import new_secret, read_secret_file, write_secret_file
+from sparklog.broker.lifecycle.secret_file import new_secret, read_secret_file, write_secret_file
 from sparklog.cluster import runtime_directory
 from sparklog.protocol.proof import KeyRing
 

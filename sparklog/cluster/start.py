@@ -25,7 +25,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from sparklog.broker.logs import LineFormatter, bounded_file
+from sparklog.broker.lifecycle.logging_setup import LineFormatter, bounded_file
 from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.driver_note import forget_driver, note_driver
 from sparklog.cluster.options import LOOPBACK, ClusterOptions, is_one_machine

@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
-from sparklog.broker.process_config import EXIT_RESTART
+from sparklog.broker.lifecycle.process_config import EXIT_RESTART
 from sparklog.cluster import runtime_directory
 from sparklog.cluster.broker_process import BROKER_PROGRAM, LastWords, reap, spawn_broker
 from sparklog.cluster.control import BrokerStatus, ControlConnection, Superseded

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparklog.broker.logs import LineFormatter
-from sparklog.broker.secret_file import read_secret_file
+from sparklog.broker.lifecycle.logging_setup import LineFormatter
+from sparklog.broker.lifecycle.secret_file import read_secret_file
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.stop_request import StopRequest
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sparklog.broker.secret_file import new_secret, write_secret_file
+from sparklog.broker.lifecycle.secret_file import new_secret, write_secret_file
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.process import boot_id, send_signal

@@ -16,7 +16,7 @@ from sparklog.model import TopicPartition
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision
 from sparklog.replica import events as ev
 from sparklog.testing.sim_checks import Violation
-from sparklog.testing.sim_hosted import Hosted, Surroundings
+from sparklog.testing.sim_hosted import Hosted, PartitionHost
 from sparklog.testing.sim_performer import ReplicaPerformer
 from sparklog.testing.sim_session import SimSession
 
@@ -34,7 +34,7 @@ TELL_MS = 50
 class SimBroker(ReplicaPerformer):
     """Mutable, owned by the ``SimCluster``."""
 
-    def __init__(self, broker_id: int, cluster: Surroundings) -> None:
+    def __init__(self, broker_id: int, cluster: PartitionHost) -> None:
         super().__init__(broker_id, cluster)
         self.stopping = False
         #: known from the host's boot id, and not yet told to a controller
@@ -256,7 +256,7 @@ class SimBroker(ReplicaPerformer):
         return ErrorCode.STALE_BROKER_EPOCH if update.incarnation != self.incarnation else None
 
     def updated(self, update: ControlUpdate, answer: Callable[[ErrorCode], None], *, waited_ms: int = 0) -> None:
-        """A controller's request, in the order of ``broker/control.py``."""
+        """A controller's request, in the order of ``broker/replication/leader_and_isr.py``."""
         if update.incarnation > self.incarnation and waited_ms < REGISTRATION_MS:
             self.later(20, lambda: self.updated(update, answer, waited_ms=waited_ms + 20))
             return

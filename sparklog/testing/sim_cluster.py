@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from sparklog.broker.lease import Lease
+from sparklog.broker.lifecycle.supervisor_lease import SupervisorLease
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema, VersionedState
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_broker import SimBroker
@@ -55,7 +55,7 @@ class SimCluster:
         controller_type: type[CoreController] = CoreController,
         broker_type: type[SimBroker] = SimBroker,
         log_type: type[SimLog] = SimLog,
-        lease_type: type[Lease] = Lease,
+        lease_type: type[SupervisorLease] = SupervisorLease,
         check_cores: bool = True,
         weather: Weather | None = None,
         restless: float | None = None,

@@ -25,7 +25,7 @@ from sparklog.model import (
     assert_never,
 )
 from sparklog.testing.sim_checks import PartitionChecker
-from sparklog.testing.sim_hosted import Surroundings
+from sparklog.testing.sim_hosted import PartitionHost
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_session import SimSession
 from sparklog.testing.sim_zk import SESSION_MS, BadVersion, EpochLost, Levels, NodeGone
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 _Outcome = VersionedState | BadVersion | NodeGone | EpochLost
 
 
-class ControlledCluster(Surroundings, Protocol):
+class ControlledCluster(PartitionHost, Protocol):
     """What a controller asks of the cluster besides."""
 
     checkers: dict[TopicPartition, PartitionChecker]

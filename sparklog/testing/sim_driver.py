@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from sparklog.broker.lease import Lease, LeaseName, OrphanStep, relief
+from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, SupervisorLease, relief
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_checks import Violation
 from sparklog.testing.sim_controller_core import CoreController
@@ -40,7 +40,7 @@ class DrivenCluster(Protocol):
 class Driver:
     """Mutable, owned by the ``SimCluster``. While it is there it costs nothing."""
 
-    def __init__(self, cluster: DrivenCluster, *, lease_type: type[Lease] = Lease) -> None:
+    def __init__(self, cluster: DrivenCluster, *, lease_type: type[SupervisorLease] = SupervisorLease) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self._lease_type = lease_type
@@ -49,7 +49,7 @@ class Driver:
         #: the broker that the driver goes without; -1: none
         self._left_out = -1
         #: by broker and process
-        self._leases: dict[tuple[int, int], Lease] = {}
+        self._leases: dict[tuple[int, int], SupervisorLease] = {}
         #: those that asked to be relieved as orphans
         self._asked: set[tuple[int, int]] = set()
         self.kinds: dict[str, Callable[[Random], None]] = {"driver away": self._go}
@@ -103,7 +103,7 @@ class Driver:
             broker, self._left_out = self.cluster.brokers[self._left_out], -1
             self._adopt(broker)
 
-    def _lease(self, broker: SimBroker) -> Lease:
+    def _lease(self, broker: SimBroker) -> SupervisorLease:
         key = broker.broker_id, broker.process
         if key not in self._leases:
             self._leases[key] = self._lease_type(

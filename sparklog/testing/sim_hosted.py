@@ -97,7 +97,7 @@ class Hosted:
         self.refused = None
 
 
-class Surroundings(Protocol):
+class PartitionHost(Protocol):
     """What a broker asks of the cluster it is in."""
 
     world: SimWorld

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sparklog.broker.lease import Lease
+from sparklog.broker.lifecycle.supervisor_lease import SupervisorLease
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.controller import reassignments
 from sparklog.replica.replica import Replica
@@ -48,7 +48,7 @@ class Mutant:
     controller_type: type[CoreController] = CoreController
     broker_type: type[SimBroker] = SimBroker
     log_type: type[SimLog] = SimLog
-    lease_type: type[Lease] = Lease
+    lease_type: type[SupervisorLease] = SupervisorLease
     patches: tuple[Patch, ...] = ()
     weather: Weather | None = None
     restless: float | None = None

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from sparklog.broker.reassignments import Draft
+from sparklog.broker.requests.reassignments import Draft
 from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionAsked
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition, TopicRecord

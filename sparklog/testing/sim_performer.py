@@ -15,14 +15,14 @@ from typing import ClassVar
 from msgspec import structs
 
 from sparklog.broker.metadata_cache import MetadataCache
-from sparklog.broker.throttle import TokenBucket, limit_of
+from sparklog.broker.replication.throttle import TokenBucket, limit_of
 from sparklog.controller.events import CutRefused
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.testing.sim_checks import Violation
-from sparklog.testing.sim_hosted import Asked, Fetching, Hosted, Produce, Surroundings
+from sparklog.testing.sim_hosted import Asked, Fetching, Hosted, PartitionHost, Produce
 from sparklog.testing.sim_log import NOT_IDEMPOTENT, SimBatch
 from sparklog.testing.sim_process import ProcessEnded, SimProcess
 from sparklog.testing.sim_session import SimSession
@@ -44,7 +44,7 @@ FetchVerdict = fx.ServeFetch | fx.RefuseFetch | fx.AnswerDiverging
 class ReplicaPerformer(SimProcess):
     """Mutable, owned by the ``SimCluster``; the part of a broker that ``SimBroker`` completes."""
 
-    def __init__(self, broker_id: int, cluster: Surroundings) -> None:
+    def __init__(self, broker_id: int, cluster: PartitionHost) -> None:
         super().__init__(broker_id, cluster.world)
         self.broker_id = broker_id
         self.cluster = cluster
@@ -368,7 +368,7 @@ class ReplicaPerformer(SimProcess):
         return limit_of(moving[tp], self.broker_id) if tp in moving else 0
 
     def _held_ms(self, tp: TopicPartition) -> int:
-        """How long a copy is held back, as ``broker/throttle.py`` does: the smallest limit counts for all."""
+        """How long a copy is delayed, as in ``broker/replication/throttle.py``: the smallest limit counts."""
         if not self.cache.moving or not self.limit(tp):
             return 0
         rate, now_s = min(limit for limit in map(self.limit, self.cache.moving) if limit), self.now_ms / 1000

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from msgspec import structs
 
-from sparklog.broker.lease import Lease, LeaseName, OrphanStep
+from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, SupervisorLease
 from sparklog.controller import reassignments
 from sparklog.controller.cluster_state import Partition
 from sparklog.controller.controller import Controller
@@ -328,7 +328,7 @@ class VotingOutController(CoreController):
     core_type = VotingOut
 
 
-class ImpatientLease(Lease):
+class ImpatientLease(SupervisorLease):
     """An orphan's time is up: it stops, whoever else might serve."""
 
     def check(self, now_ms: int) -> OrphanStep:
@@ -336,7 +336,7 @@ class ImpatientLease(Lease):
         return OrphanStep.STOP if step is OrphanStep.ASK_RELIEF else step
 
 
-class ForsakenLease(Lease):
+class ForsakenLease(SupervisorLease):
     """An orphan asks to be relieved though there is no driver that goes without it."""
 
     def left_out(self, generation: LeaseName | None) -> bool:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from sparklog.broker.coordinator_epochs import CoordinatorEpochs
-from sparklog.broker.deliveries import Deliveries
-from sparklog.broker.hanging import Hanging
 from sparklog.broker.internal_topics import TRANSACTIONS
-from sparklog.broker.marker_writes import MarkerWrites
-from sparklog.broker.partition import Answer, AppendRules, PendingProduce
+from sparklog.broker.replication.partition import Answer, AppendRules, PendingProduce
 from sparklog.broker.state import BrokerState
-from sparklog.broker.verifications import Verifications
+from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
+from sparklog.broker.transactions.hanging_transactions import HangingTransactions
+from sparklog.broker.transactions.marker_append import MarkerAppend
+from sparklog.broker.transactions.marker_sender import MarkerSender
+from sparklog.broker.transactions.verification import TransactionVerification
 from sparklog.config import broker_config
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
@@ -94,7 +94,7 @@ class Hosting(dict[TopicPartition, Hosted]):
         return [hosted for hosted in self.values() if hosted.log.open]
 
 
-class Peers:
+class InterBrokerClient:
     """Other brokers."""
 
     def __init__(self, ask: Ask) -> None:
@@ -125,12 +125,12 @@ class Stage:
         broker = self.broker
         broker.partitions = cast(Any, Hosting({TP: self.hosted}))
         broker.coordinator_epochs = CoordinatorEpochs(broker.cache)
-        broker.markers = MarkerWrites(broker)
-        broker.verifications = Verifications(broker)
-        broker.deliveries = Deliveries(broker)
-        broker.hanging = Hanging(broker)
+        broker.markers = MarkerAppend(broker)
+        broker.verifications = TransactionVerification(broker)
+        broker.deliveries = MarkerSender(broker)
+        broker.hanging = HangingTransactions(broker)
         for part in (broker.verifications, broker.deliveries, broker.hanging):
-            part._peers = cast(Any, Peers(ask or _nobody))
+            part._peers = cast(Any, InterBrokerClient(ask or _nobody))
         self.tell(coordinator=coordinator)
 
     def tell(self, *, coordinator: int = 1, epoch: int = 5, topics: bool = True, topic_id: str = TOPIC_ID) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sparklog.broker.add_columns import with_columns
+from sparklog.broker.requests.add_columns import with_columns
 from sparklog.client.admin.admin import Admin
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.consumer.partition_reader import PartitionReader

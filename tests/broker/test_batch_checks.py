@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.broker import batch_checks, slices
-from sparklog.broker.batch_checks import check_batches
-from sparklog.broker.partition import CheckedBatches, check_batch
-from sparklog.broker.slices import Slices, Steps
+from sparklog.broker.replication.partition import CheckedBatches, check_batch
+from sparklog.broker.requests import batch_checks, slices
+from sparklog.broker.requests.batch_checks import check_batches
+from sparklog.broker.requests.slices import Slices, Steps
 from sparklog.errors import BrokerError, ErrorCode
 from tests.broker.staged import Hosted
 from tests.broker.support import encoded

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.broker.partition import Answer, PendingProduce
-from sparklog.broker.transaction_host import TransactionHost
+from sparklog.broker.replication.partition import Answer, PendingProduce
+from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.coordinator.effects import Outcome, Refused
 from sparklog.coordinator.events import TouchRequested
 from sparklog.errors import ErrorCode

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sparklog.broker.control_socket import MAX_PATH_BYTES, ControlSocket
-from sparklog.broker.lease import Lease, LeaseName
+from sparklog.broker.lifecycle.control_socket import MAX_PATH_BYTES, ControlSocket
+from sparklog.broker.lifecycle.supervisor_lease import LeaseName, SupervisorLease
 from sparklog.errors import ConfigError
 from sparklog.protocol.proof import Secret
 
@@ -68,12 +68,14 @@ def directory() -> Iterator[Path]:
         yield Path(path)
 
 
-Scenario = Callable[[Callable[[], Coroutine[Any, Any, Supervisor]], Lease, Steered], Coroutine[Any, Any, None]]
+Scenario = Callable[
+    [Callable[[], Coroutine[Any, Any, Supervisor]], SupervisorLease, Steered], Coroutine[Any, Any, None]
+]
 
 
 def play(directory: Path, scenario: Scenario) -> None:
     async def run() -> None:
-        lease = Lease(LeaseName(1, 1), supervised=True, orphan_timeout_ms=1000, orphan_max_ms=-1)
+        lease = SupervisorLease(LeaseName(1, 1), supervised=True, orphan_timeout_ms=1000, orphan_max_ms=-1)
         steered = Steered()
         subject = ControlSocket(str(directory / "s"), lease, steered)
         await subject.open()
@@ -95,7 +97,7 @@ def play(directory: Path, scenario: Scenario) -> None:
 
 
 def test_the_connection_that_said_hello_is_the_lease(directory: Path) -> None:
-    async def scenario(connect: Any, lease: Lease, steered: Steered) -> None:
+    async def scenario(connect: Any, lease: SupervisorLease, steered: Steered) -> None:
         supervisor = await connect()
         answer = await supervisor.ask(op="hello", driver_epoch=1, generation=2)
         assert answer == {"ok": True, "broker_id": 7, "state": "running"}
@@ -111,7 +113,7 @@ def test_the_connection_that_said_hello_is_the_lease(directory: Path) -> None:
 
 
 def test_a_superseded_supervisor_is_told_by_whom_and_obeyed_no_more(directory: Path) -> None:
-    async def scenario(connect: Any, lease: Lease, steered: Steered) -> None:
+    async def scenario(connect: Any, lease: SupervisorLease, steered: Steered) -> None:
         older, newer = await connect(), await connect()
         await older.ask(op="hello", driver_epoch=1, generation=2)
         await newer.ask(op="hello", driver_epoch=2, generation=1)
@@ -126,7 +128,7 @@ def test_a_superseded_supervisor_is_told_by_whom_and_obeyed_no_more(directory: P
 
 
 def test_commands_reach_the_broker_and_nonsense_gets_an_answer(directory: Path) -> None:
-    async def scenario(connect: Any, lease: Lease, steered: Steered) -> None:
+    async def scenario(connect: Any, lease: SupervisorLease, steered: Steered) -> None:
         supervisor = await connect()
         assert "not a command" in (await supervisor.ask_raw(b"\x00garbage"))["error"]
         assert "expected hello" in (await supervisor.ask(op="dance"))["error"]
@@ -139,7 +141,7 @@ def test_commands_reach_the_broker_and_nonsense_gets_an_answer(directory: Path) 
 
 def test_a_path_too_long_for_a_socket_is_refused_with_its_length(directory: Path) -> None:
     async def run() -> None:
-        lease = Lease(LeaseName(0, 0), supervised=False, orphan_timeout_ms=1000, orphan_max_ms=-1)
+        lease = SupervisorLease(LeaseName(0, 0), supervised=False, orphan_timeout_ms=1000, orphan_max_ms=-1)
         path = str(directory / ("x" * MAX_PATH_BYTES))
         with pytest.raises(ConfigError, match=f"{len(path)} bytes, at most {MAX_PATH_BYTES}"):
             await ControlSocket(path, lease, Steered()).open()
@@ -150,7 +152,9 @@ def test_a_path_too_long_for_a_socket_is_refused_with_its_length(directory: Path
 def test_the_newest_supervisor_tells_the_secrets_and_a_superseded_one_does_not(directory: Path) -> None:
     first, second = Secret(b"1" * 32), Secret(b"2" * 32)
 
-    async def scenario(connect: Callable[[], Coroutine[Any, Any, Supervisor]], lease: Lease, steered: Steered) -> None:
+    async def scenario(
+        connect: Callable[[], Coroutine[Any, Any, Supervisor]], lease: SupervisorLease, steered: Steered
+    ) -> None:
         supervisor = await connect()
         told = [second.hex(), first.hex()]
         assert (await supervisor.ask(op="hello", driver_epoch=2, generation=1, secrets=told))["ok"]

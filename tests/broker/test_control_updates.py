@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.broker.control import handle_control_update
+from sparklog.broker.replication.leader_and_isr import handle_control_update
 from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparklog.broker.process import EXIT_CANNOT_START
+from sparklog.broker.lifecycle.process import EXIT_CANNOT_START
 from sparklog.testing.process_cluster import ProcessCluster
 
 pytestmark = pytest.mark.integration

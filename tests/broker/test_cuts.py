@@ -12,11 +12,11 @@ from typing import cast
 
 import pytest
 
-from sparklog.broker import upkeep
-from sparklog.broker.partition import AppendRules, Partition, Surroundings
-from sparklog.broker.partitions import Partitions
+from sparklog.broker.replication import log_maintenance
+from sparklog.broker.replication.log_maintenance import LogMaintenance
+from sparklog.broker.replication.partition import AppendRules, Partition, PartitionHost
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.state import BrokerState
-from sparklog.broker.upkeep import Upkeep
 from sparklog.errors import ErrorCode, StorageError
 from sparklog.model import LeaderAndIsr
 from sparklog.replica.events import Decided, LeaderAnswered
@@ -40,7 +40,7 @@ class _Noting:
         self.jobs: list[CutJob] = []
         self.fetching: list[tuple[int, int]] = []
         #: who carries the jobs out, and what the leader answers whenever it is asked
-        self.upkeep: Upkeep | None = None
+        self.upkeep: LogMaintenance | None = None
         self.answer: Callable[[], None] | None = None
 
     def now_ms(self) -> int:
@@ -80,7 +80,7 @@ class _Follower:
         if log is None:
             log = self.directory.create(TP, "anew", schemas=SCHEMAS, config=config())
         rules = AppendRules(SCHEMA, 0, 1 << 20, None)
-        around = cast(Surroundings, self.around)
+        around = cast(PartitionHost, self.around)
         return Partition(TP, TOPIC_ID, log=log, replica=Replica(1, log), rules=rules, surroundings=around)
 
     def decided(self, *, leader: int, epoch: int) -> None:
@@ -106,7 +106,7 @@ class _Follower:
         answer = LeaderAnswered(epoch, log.log_end_offset, code, 0, log_start, log_start, None, 0, log.last_epoch)
         self.partition.leader_answered(answer, memoryview(b""), memoryview(b""))
 
-    def work(self, at_work: Upkeep, answer: Callable[[], None]) -> None:
+    def work(self, at_work: LogMaintenance, answer: Callable[[], None]) -> None:
         """Prepare what is ordered, from now on; the leader is there, too."""
         self.around.fetching.clear()
         self.around.upkeep, self.around.answer = at_work, answer
@@ -273,7 +273,7 @@ def test_the_loop_goes_on_while_a_cut_is_prepared(tmp_path: Path) -> None:
         def cut_prepared(self, job: object) -> None:
             cut.append(job)
 
-    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
         job = cast(CutJob, Slow())
         at_work.prepare_cut(cast(Partition, Cut()), job)
         await until(began.is_set)
@@ -301,13 +301,13 @@ def test_a_copy_that_fails_in_an_unforeseen_way_is_made_anew(
         if failures:
             raise failures.pop()
 
-    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
         follower.work(at_work, follower.parted)
         await until(lambda: partition.log.log_end_offset == PARTED)
         assert broker.counters["cuts.failed"] == 1
 
     monkeypatch.setattr(follower.disk, "copy", copy)
-    monkeypatch.setattr(upkeep, "_CUT_PAUSES_S", (0.01,))
+    monkeypatch.setattr(log_maintenance, "_CUT_PAUSES_S", (0.01,))
     _kept_up(tmp_path, scenario)
     assert follower.around.fetching == [(LEADER, 2)] * 2 and partition.offline is None
     assert read_numbers(partition.log) == list(range(PARTED))
@@ -329,7 +329,7 @@ def test_a_cut_waits_for_room_for_its_copy(tmp_path: Path, monkeypatch: pytest.M
     follower, _ = _without_room()
     partition, disk = follower.partition, follower.disk
 
-    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
         follower.work(at_work, follower.parted)
         await until(lambda: broker.counters["cuts.without.room"] > 2)
         assert len(follower.around.jobs) > 2 and partition.offline is None
@@ -339,7 +339,7 @@ def test_a_cut_waits_for_room_for_its_copy(tmp_path: Path, monkeypatch: pytest.M
         disk.capacity_bytes = None
         await until(lambda: partition.log.log_end_offset == PARTED)
 
-    monkeypatch.setattr(upkeep, "_CUT_PAUSES_S", (0.01,))
+    monkeypatch.setattr(log_maintenance, "_CUT_PAUSES_S", (0.01,))
     _kept_up(tmp_path, scenario)
     assert set(follower.around.fetching) == {(LEADER, 2)} and partition.offline is None
     assert not partition.is_cutting
@@ -354,11 +354,11 @@ def test_who_waits_for_room_hears_that_there_is_nothing_left_to_cut(
     follower, _ = _without_room()
     partition = follower.partition
 
-    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
         follower.work(at_work, partial(follower.out_of_range, 1000))
         await until(lambda: partition.log.log_end_offset == 1000 or partition.offline)
 
-    monkeypatch.setattr(upkeep, "_CUT_PAUSES_S", (0.01,))
+    monkeypatch.setattr(log_maintenance, "_CUT_PAUSES_S", (0.01,))
     _kept_up(tmp_path, scenario)
     assert partition.offline is None and not partition.is_cutting
     assert partition.log.log_start_offset == partition.replica.high_watermark == 1000
@@ -400,21 +400,21 @@ def test_pauses_between_cuts_without_room_grow_to_their_bound(tmp_path: Path, mo
         def __getattr__(self, name: str) -> object:
             return getattr(asyncio, name)
 
-    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
         follower.work(at_work, follower.parted)
         await until(lambda: len(pauses) == 8)
         follower.decided(leader=3, epoch=3)
         await until(lambda: len(pauses) > 10)
 
     follower, _ = _without_room()
-    monkeypatch.setattr(upkeep, "asyncio", Clock())
+    monkeypatch.setattr(log_maintenance, "asyncio", Clock())
     _kept_up(tmp_path, scenario)
     assert pauses[:8] == [1, 2, 4, 8, 16, 30, 30, 30]
     assert pauses[8:11] == [1, 2, 4], "under another leader"
 
 
 def test_a_cut_that_was_ordered_just_before_a_stop_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
         at_work.prepare_cut(follower.partition, job)
         at_work.close()
         await until(lambda: not broker._tasks)
@@ -429,14 +429,14 @@ def test_a_cut_that_waits_for_room_is_forgotten_with_its_role(tmp_path: Path, mo
     follower, job = _without_room()
     partition = follower.partition
 
-    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
         at_work.prepare_cut(partition, job)
         await until(lambda: broker.counters["cuts.without.room"])
         follower.decided(leader=1, epoch=3)
         assert not partition.is_cutting
         assert job.cancelled
 
-    monkeypatch.setattr(upkeep, "_CUT_PAUSES_S", (600.0,))
+    monkeypatch.setattr(log_maintenance, "_CUT_PAUSES_S", (600.0,))
     _kept_up(tmp_path, scenario)
     assert partition.replica.is_leader and read_numbers(partition.log) == list(range(END))
     assert not job.done and not follower.copies
@@ -463,7 +463,7 @@ def test_checkpoints_do_not_wait_for_copies(tmp_path: Path) -> None:
             begun.release()
             let_go.wait()
 
-    async def scenario(broker: BrokerState, at_work: Upkeep) -> None:
+    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
         broker.partitions = cast(Partitions, {})
         followers = [_Follower() for _ in range(4)]
         try:
@@ -481,10 +481,10 @@ def test_checkpoints_do_not_wait_for_copies(tmp_path: Path) -> None:
     _kept_up(tmp_path, scenario)
 
 
-def _kept_up(tmp_path: Path, scenario: Callable[[BrokerState, Upkeep], Coroutine[None, None, None]]) -> None:
+def _kept_up(tmp_path: Path, scenario: Callable[[BrokerState, LogMaintenance], Coroutine[None, None, None]]) -> None:
     async def run() -> None:
         broker = broker_state(1, tmp_path)
-        at_work = Upkeep(broker, directory)
+        at_work = LogMaintenance(broker, directory)
         try:
             await scenario(broker, at_work)
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.broker.elections import PREFERRED, UNCLEAN, _carried_out, _outcome
+from sparklog.broker.requests.elections import PREFERRED, UNCLEAN, _carried_out, _outcome
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, VersionedState
 from sparklog.protocol.messages import ControlUpdate, ElectLeaders, PartitionDecision

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.broker.lease import LeaseName
-from sparklog.broker.process import BrokerProcess, Ending
-from sparklog.broker.process_config import ProcessConfig
+from sparklog.broker.lifecycle.process import BrokerProcess, StopMode
+from sparklog.broker.lifecycle.process_config import ProcessConfig
+from sparklog.broker.lifecycle.supervisor_lease import LeaseName
 
 SIGNAL, RESTART, FINISH = BrokerProcess._signalled, BrokerProcess._restart, BrokerProcess.finish
 
@@ -18,17 +18,17 @@ SIGNAL, RESTART, FINISH = BrokerProcess._signalled, BrokerProcess._restart, Brok
 @pytest.mark.parametrize(
     ("told", "ending", "again"),
     [
-        ((SIGNAL,), Ending.CONTROLLED, False),
-        ((SIGNAL, SIGNAL), Ending.AT_ONCE, False),
-        ((RESTART,), Ending.CONTROLLED, True),
-        ((RESTART, RESTART), Ending.CONTROLLED, True),
-        ((RESTART, SIGNAL), Ending.CONTROLLED, False),
-        ((RESTART, SIGNAL, SIGNAL), Ending.AT_ONCE, False),
-        ((RESTART, FINISH), Ending.FINISH, False),
+        ((SIGNAL,), StopMode.CONTROLLED, False),
+        ((SIGNAL, SIGNAL), StopMode.AT_ONCE, False),
+        ((RESTART,), StopMode.CONTROLLED, True),
+        ((RESTART, RESTART), StopMode.CONTROLLED, True),
+        ((RESTART, SIGNAL), StopMode.CONTROLLED, False),
+        ((RESTART, SIGNAL, SIGNAL), StopMode.AT_ONCE, False),
+        ((RESTART, FINISH), StopMode.FINISH, False),
     ],
 )
 def test_of_several_orders(
-    tmp_path: Path, told: tuple[Callable[[BrokerProcess], None], ...], ending: Ending, again: bool
+    tmp_path: Path, told: tuple[Callable[[BrokerProcess], None], ...], ending: StopMode, again: bool
 ) -> None:
     async def run() -> None:
         process = BrokerProcess(

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from sparklog.broker.partition import Answer, AppendRules, Partition, PendingProduce, Surroundings
+from sparklog.broker.replication.partition import Answer, AppendRules, Partition, PartitionHost, PendingProduce
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicSchema
 from sparklog.record.codec import encode_batch
@@ -41,7 +41,7 @@ def _leading(disk: SimDisk, isr: tuple[int, ...] = (1,)) -> Partition:
     replica = Replica(1, log)
     rules = AppendRules(DEFAULT_SCHEMA, 0, 1 << 20, "timestamp")
     partition = Partition(
-        TP, TOPIC_ID, log=log, replica=replica, rules=rules, surroundings=cast(Surroundings, _Alone())
+        TP, TOPIC_ID, log=log, replica=replica, rules=rules, surroundings=cast(PartitionHost, _Alone())
     )
     partition.step(Decided(LeaderAndIsr(1, 1, isr, 1), 1, (1, 2), {1: 1, 2: 1}, min_isr=1))
     answers: list[Answer] = []

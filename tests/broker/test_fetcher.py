@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from sparklog.broker.fetcher import Fetchers
-from sparklog.broker.partition import Partition
+from sparklog.broker.replication.fetcher import Fetchers
+from sparklog.broker.replication.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.net.server import ServerConnection, serve
@@ -184,7 +184,7 @@ def test_an_answer_about_a_topic_that_was_made_anew_meanwhile_is_not_applied(
 ) -> None:
     """Both are asked for from offset 0 in leader epoch 0. The second answer comes when the first one is being applied:
     one partition a turn."""
-    monkeypatch.setattr("sparklog.broker.fetcher._TURN_S", -1)
+    monkeypatch.setattr("sparklog.broker.replication.fetcher._TURN_S", -1)
     applied: list[tuple[str, int]] = []
 
     def version(topic_id: str) -> SimpleNamespace:

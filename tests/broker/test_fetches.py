@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.broker import fetch
-from sparklog.broker.control import handle_control_update
-from sparklog.broker.fetch import Fetches, handle_fetch
-from sparklog.broker.fetch_look import follower_has_all, look_for_follower
-from sparklog.broker.partition import Answer, Partition, PendingProduce
-from sparklog.broker.partitions import Partitions
-from sparklog.broker.registry import Registry
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.replication.leader_and_isr import handle_control_update
+from sparklog.broker.replication.partition import Answer, Partition, PendingProduce
+from sparklog.broker.replication.partition_effects import PartitionEffects
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.requests import fetch
+from sparklog.broker.requests.fetch import Fetches, handle_fetch
+from sparklog.broker.requests.fetch_read import follower_has_all, look_for_follower
 from sparklog.broker.state import BrokerState
-from sparklog.broker.wiring import Wiring
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.net.server import ServerConnection
@@ -87,8 +87,8 @@ def led(
     broker = broker_state(1, tmp_path)
     broker.partitions = Partitions(broker, directory)
     broker.fetches = Fetches(broker, SessionCache(slots=10))
-    broker.partitions.wiring = cast(Wiring, Served(broker))
-    broker.registry = cast(Registry, SimpleNamespace(vouch=lambda: None))
+    broker.partitions.wiring = cast(PartitionEffects, Served(broker))
+    broker.registry = cast(ZkRegistration, SimpleNamespace(vouch=lambda: None))
 
     async def go() -> None:
         broker.incarnation = 1

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.broker.group_host import GroupHost
-from sparklog.broker.group_requests import handle_fetch_offsets
+from sparklog.broker.groups.group_host import GroupHost
+from sparklog.broker.groups.group_requests import handle_fetch_offsets
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
     About,

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from sparklog.broker.group_requests import _refusal, _unknown
+from sparklog.broker.groups.group_requests import _refusal, _unknown
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from sparklog.broker.secret_file import new_secret
+from sparklog.broker.lifecycle.secret_file import new_secret
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.greeting import Credentials

@@ -8,8 +8,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from sparklog.broker.coordinator_host import _decoded, _encoded
 from sparklog.broker.internal_topics import OFFSETS, TRANSACTIONS, _record, make_topic
+from sparklog.broker.transactions.coordinator_runtime import _decoded, _encoded
 from sparklog.cluster.options import ClusterOptions
 from sparklog.config import topic_config
 from sparklog.coordinator.group_offsets import Groups
@@ -26,7 +26,7 @@ from tests.storage.batches import follow, open_directory
 from tests.storage.compacting import clean, commit_and_seal
 
 
-class Registry:
+class ZkRegistration:
     def __init__(self) -> None:
         self.made: list[TopicRecord] = []
 
@@ -37,7 +37,7 @@ class Registry:
 
 def make(live: int, factor: str) -> tuple[BrokerError, list[TopicRecord]]:
     async def story() -> tuple[BrokerError, list[TopicRecord]]:
-        stage, registry = Stage(settings={"internal.topic.replication.factor": factor}), Registry()
+        stage, registry = Stage(settings={"internal.topic.replication.factor": factor}), ZkRegistration()
         stage.broker.registry = cast(Any, registry)
         stage.broker.cache.brokers = stage.broker.cache.brokers[:live]
         with pytest.raises(BrokerError) as refused:

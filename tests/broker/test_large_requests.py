@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sparklog.broker import slices
-from sparklog.broker.dispatch import ConnectionHandler
-from sparklog.broker.fetch import Fetches
+from sparklog.broker.requests import slices
+from sparklog.broker.requests.dispatch import ConnectionHandler
+from sparklog.broker.requests.fetch import Fetches
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.async_client import AsyncConnection

@@ -11,11 +11,11 @@ from typing import cast
 import msgspec
 import pytest
 
-from sparklog.broker.control import handle_control_update
-from sparklog.broker.partition import Partition
-from sparklog.broker.partitions import Partitions
-from sparklog.broker.registry import Registry
-from sparklog.broker.wiring import Wiring
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.replication.leader_and_isr import handle_control_update
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.replication.partition_effects import PartitionEffects
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.net.server import ServerConnection
@@ -113,10 +113,10 @@ def test_who_stops_is_counted_on_until_told_otherwise_also_with_a_broken_disk(tm
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     broker = broker_state(1, tmp_path)
     broker.partitions = partitions = Partitions(broker, directory)
-    partitions.wiring = cast(Wiring, Still())
+    partitions.wiring = cast(PartitionEffects, Still())
     answers: list[ControlUpdateReply] = []
     connection = cast(ServerConnection, SimpleNamespace(reply=answers.append))
-    broker.registry = cast(Registry, SimpleNamespace(vouch=lambda: None))
+    broker.registry = cast(ZkRegistration, SimpleNamespace(vouch=lambda: None))
 
     async def scenario() -> None:
         broker.incarnation = 1
@@ -144,8 +144,8 @@ def test_partitions_to_clean_are_known_as_soon_as_their_topic_is_compacted(tmp_p
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     broker = broker_state(1, tmp_path)
     broker.partitions = partitions = Partitions(broker, directory)
-    partitions.wiring = cast(Wiring, Still())
-    broker.registry = cast(Registry, SimpleNamespace(vouch=lambda: None))
+    partitions.wiring = cast(PartitionEffects, Still())
+    broker.registry = cast(ZkRegistration, SimpleNamespace(vouch=lambda: None))
     connection = cast(ServerConnection, SimpleNamespace(reply=lambda _: None))
 
     def tell(policy: str, version: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.broker.produce import cut_batches
+from sparklog.broker.requests.produce import cut_batches
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.codec import encode_batch
 from sparklog.record.header import Flag

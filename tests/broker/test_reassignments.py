@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.broker.reassignments import Draft
+from sparklog.broker.requests.reassignments import Draft
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import Reassignment, TopicRecord, TopicSchema
 from sparklog.protocol.messages import ReplicaMove

@@ -14,10 +14,10 @@ from unittest import mock
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparklog.broker import open_fetch
-from sparklog.broker.fetch import handle_fetch
-from sparklog.broker.open_fetch import OpenFetch
-from sparklog.broker.partition import Partition
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.requests import open_fetch
+from sparklog.broker.requests.fetch import handle_fetch
+from sparklog.broker.requests.open_fetch import OpenFetch
 from sparklog.broker.state import BrokerState
 from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.net.server import ServerConnection

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.broker import fetch, open_fetch, slices
-from sparklog.broker.dispatch import HANDLERS
-from sparklog.broker.fetch import Fetches
+from sparklog.broker.requests import fetch, open_fetch, slices
+from sparklog.broker.requests.dispatch import HANDLERS
+from sparklog.broker.requests.fetch import Fetches
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import (
     CONSUMER,
@@ -194,11 +194,11 @@ def test_followers_look_before_the_consumers_that_wait() -> None:
 
 def _nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a consumer fetches has no records for it."""
-    from sparklog.broker.fetch_look import Look
+    from sparklog.broker.requests.fetch_read import PartitionRead
     from sparklog.protocol.messages import FetchedPartition
 
-    def look(partitions: Any, one: FetchPartition, **_: Any) -> Look:
-        return Look(FetchedPartition(one.topic, one.partition, 0, 0, 0, 0, 0), (), 0, urgent=False)
+    def look(partitions: Any, one: FetchPartition, **_: Any) -> PartitionRead:
+        return PartitionRead(FetchedPartition(one.topic, one.partition, 0, 0, 0, 0, 0), (), 0, urgent=False)
 
     monkeypatch.setattr(open_fetch, "look_for_consumer", look)
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparklog.broker.replication.throttle import CopyThrottle, TokenBucket, limit_of
 from sparklog.broker.state import BrokerState
-from sparklog.broker.throttle import CopyThrottle, TokenBucket, limit_of
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision, TopicChange
 from tests.broker.support import broker_state

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.broker.secret_file import new_secret, read_secret_file, write_secret_file
+from sparklog.broker.lifecycle.secret_file import new_secret, read_secret_file, write_secret_file
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import (
     ControlUpdate,

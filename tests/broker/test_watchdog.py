@@ -8,14 +8,14 @@ import textwrap
 
 import pytest
 
-from sparklog.broker.watchdog import EXIT_STALLED
+from sparklog.broker.lifecycle.watchdog import EXIT_STALLED
 
 
 def run(body: str) -> int:
     program = textwrap.dedent(
         """
         import asyncio, time
-        from sparklog.broker.watchdog import Watchdog
+        from sparklog.broker.lifecycle.watchdog import Watchdog
 
         async def main():
             dog = Watchdog(300)

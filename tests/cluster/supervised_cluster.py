@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparklog.broker.secret_file import new_secret
+from sparklog.broker.lifecycle.secret_file import new_secret
 from sparklog.client.admin.admin import Admin
 from sparklog.cluster.barrier_task import retire_through
 from sparklog.cluster.controller_loop import ControllerLoop

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparklog.broker.secret_file import new_secret, read_secret_file
+from sparklog.broker.lifecycle.secret_file import new_secret, read_secret_file
 from sparklog.client.admin.admin import Admin
 from sparklog.cluster import runtime_directory
 from sparklog.cluster.barrier_task import retire_through

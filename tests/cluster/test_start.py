@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark import SparkContext
 
-from sparklog.broker import logs
+from sparklog.broker.lifecycle import logging_setup
 from sparklog.cluster import embedded_zookeeper, start
 from sparklog.cluster.barrier import Generations
 from sparklog.cluster.cluster_driver import ClusterDriver
@@ -197,7 +197,7 @@ def test_a_driver_that_is_refused_writes_nothing_into_the_log_of_the_one_that_ru
 def test_the_drivers_log_does_not_grow_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root_logger: logging.Logger
 ) -> None:
-    monkeypatch.setattr(logs, "_FILE_BYTES", 4096)
+    monkeypatch.setattr(logging_setup, "_FILE_BYTES", 4096)
     start._log_to(ClusterOptions(data_dir=tmp_path)).open()
     for number in range(1000):
         root_logger.info("generation %d", number)

@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from sparklog.broker.dispatch import HANDLERS
+from sparklog.broker.requests.dispatch import HANDLERS
 from sparklog.protocol.messages import (
     CONSUMER,
     CommitOffsets,

@@ -52,7 +52,7 @@ _MADE = """
 import sys
 from types import SimpleNamespace
 import pyarrow as pa
-from sparklog.broker.coordinator_host import _rows
+from sparklog.broker.transactions.coordinator_runtime import _rows
 from sparklog.broker.internal_topics import _number
 from sparklog.client.producer.partitioning import fit_to_topic
 from sparklog.coordinator.group_topics import pattern_error

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.broker import partition
-from sparklog.broker.partition import AppendRules, check_batch
+from sparklog.broker.replication import partition
+from sparklog.broker.replication.partition import AppendRules, check_batch
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.record import validate

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.broker import registry as registry_module
-from sparklog.broker.partition import Partition
-from sparklog.broker.registry import Registry
+from sparklog.broker.lifecycle import zk_registration as registry_module
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.replication.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.replica.effects import WriteIsr
@@ -37,7 +37,7 @@ SHRINK = WriteIsr(1, 0, 1, (1, 2), expected_version=0, added=())
 class Leading:
     """A partition that keeps its events and repeats a write whose fate is unknown, as the replica core does."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: ZkRegistration) -> None:
         self.tp: TopicPartition = TP
         self.topic_id = TOPIC.topic_id
         self.stopped = False
@@ -60,7 +60,7 @@ class Leading:
 def leading(store: ClusterStore, directory: Path) -> tuple[Leading, BrokerState]:
     state = broker_state(1, directory)
     state.partitions = cast(Any, SimpleNamespace(directory=None))
-    return Leading(Registry(state, store.session, broker(1))), state
+    return Leading(ZkRegistration(state, store.session, broker(1))), state
 
 
 def answer_once(session: ZkSession, error: ZkError, *, carry_out: bool) -> None:
@@ -151,7 +151,7 @@ def stored(number: int) -> VersionedState:
     return VersionedState(STATE, number + 1, 7)
 
 
-def changed(registry: Registry, number: int) -> None:
+def changed(registry: ZkRegistration, number: int) -> None:
     """A partition hears that its ISR is written, and says that it has changed."""
     replica = SimpleNamespace(version=stored(number).version)
     partition = SimpleNamespace(tp=TopicPartition("t", number), topic_id="id", replica=replica)
@@ -159,7 +159,7 @@ def changed(registry: Registry, number: int) -> None:
     registry._tell(cast(Partition, partition), stored(number), IsrWritten(STATE.isr, number + 1))
 
 
-def write_under_way(registry: Registry) -> asyncio.Future[tuple[int, ...]]:
+def write_under_way(registry: ZkRegistration) -> asyncio.Future[tuple[int, ...]]:
     """The registry sends one more, whose answer is the future's."""
     answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
     registry._store.send_isr = lambda *_, **__: answer  # type: ignore[method-assign]
@@ -176,7 +176,7 @@ def test_many_changes_are_gathered_for_longer_while_more_are_written_and_told_in
     async def scenario() -> None:
         async with opened(connect) as store:
             state = leading(store, tmp_path)[1]
-            registry = Registry(state, store.session, broker(1))
+            registry = ZkRegistration(state, store.session, broker(1))
             write_under_way(registry)
             begun = time.monotonic()
             for number in range(200):
@@ -205,7 +205,7 @@ def test_nobody_waits_for_changes_that_are_not_being_written(
     async def scenario() -> None:
         async with opened(connect) as store:
             state = leading(store, tmp_path)[1]
-            registry = Registry(state, store.session, broker(1))
+            registry = ZkRegistration(state, store.session, broker(1))
             answer = write_under_way(registry)
             changed(registry, 0)
             await asyncio.sleep(0.1)

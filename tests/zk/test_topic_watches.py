@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.broker.registry import Registry
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
 from sparklog.cluster.topic_watches import TopicWatches
 from sparklog.zk import paths
 from sparklog.zk.session import Node, ZkSession
@@ -117,7 +117,7 @@ def test_who_waits_for_the_end_of_a_request_leaves_no_watch(connect: str, is_wai
             if is_waited_for:
                 await session.create(path, b"")
             registry: Any = SimpleNamespace(_session=session)
-            waiting = asyncio.create_task(Registry.request_done(registry, path))
+            waiting = asyncio.create_task(ZkRegistration.request_done(registry, path))
             if is_waited_for:
                 await until(lambda: session._root + path in watched(session), "it is watched")
                 await session.delete(path)

@@ -1,0 +1,1 @@
+"""Group coordinators on this broker, and what groups keep from retention."""

@@ -1,0 +1,188 @@
+"""A group coordinator in a broker: told by the cluster's metadata which topics there are, and which are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.broker.transactions.coordinator_runtime import CoordinatorRuntime
+from sparklog.config import BrokerConfig
+from sparklog.coordinator.assignor import TopicView
+from sparklog.coordinator.group_events import HoldEnded, TopicsGone, TopicsSeen
+from sparklog.coordinator.group_offsets import Groups, GroupSettings
+from sparklog.coordinator.group_records import Hold
+from sparklog.errors import BrokerError, ClusterError
+from sparklog.model import is_internal
+from sparklog.zk.session import PAUSE_S
+
+_log = logging.getLogger(__name__)
+
+#: What the controller says about topics is handed on together: many topics change at the same time. In large clusters
+#: that takes its time, and may take so small a part of the broker's.
+_TOGETHER_S = 0.1
+_SMALL_PART = 50
+#: Between two questions to a ZooKeeper that does not answer.
+_LONGEST_PAUSE_S = 10.0
+
+
+class GroupHost(CoordinatorRuntime):
+    """One led partition of the groups' topic."""
+
+    def __init__(self, broker: BrokerState, partition: Partition) -> None:
+        self.groups = Groups(_settings(broker.config))
+        #: The topic that had been deleted last when this was looked at last.
+        self._forgotten = ""
+        self._looking: asyncio.TimerHandle | None = None
+        self._look_after_s = _TOGETHER_S
+        #: Topics (name, id) that ZooKeeper is being asked about, and the look at them that asked last.
+        self._in_question: dict[tuple[str, str], int] = {}
+        self._looks = 0
+        #: Holds that are being looked at: group, and key of the transaction.
+        self._asking: set[tuple[str, str]] = set()
+        super().__init__(broker, partition, self.groups)
+
+    def perform(self, effect: Any) -> None:
+        raise AssertionError(f"not an order of a group coordinator: {effect!r}")
+
+    async def load(self) -> None:
+        await super().load()
+        if not self.unready:
+            self._see_topics()
+            self._drop_deleted()
+            self.broker.metadata_listeners.append(self._metadata_changed)
+
+    def end(self) -> None:
+        super().end()
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+        if self._metadata_changed in self.broker.metadata_listeners:
+            self.broker.metadata_listeners.remove(self._metadata_changed)
+
+    def look_at_holds(self, group: str, holds: Iterable[tuple[str, Hold]]) -> None:
+        """Somebody waits for their end: is it there, and nobody has said so? Aborted transactions tell no group."""
+        for key, hold in holds:
+            if (group, key) not in self._asking:
+                self._asking.add((group, key))
+                self.broker.spawn(self._look_at_hold(group, key, hold), f"transaction {key}, waited for by {group}")
+
+    async def _look_at_hold(self, group: str, key: str, hold: Hold) -> None:
+        try:
+            takes_part, epoch = await self.broker.hanging.takes_part(key, hold.producer_id)
+            # One before the coordinator that knew it may not have heard of it; later ones have read what that wrote.
+            if not takes_part and epoch >= hold.coordinator_epoch and not self.unready:
+                self.step(HoldEnded(group, key, hold.producer_id))
+        except BrokerError as error:  # whoever waits asks again
+            _log.info("%s: whether transaction %s is over is not known: %s", self.partition.tp, key, error)
+        finally:
+            self._asking.discard((group, key))
+
+    def _metadata_changed(self) -> None:
+        newest = next(reversed(self.broker.cache.forgotten), "")
+        if newest != self._forgotten:
+            self._drop_deleted()
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(self._look_after_s, self._see_topics)
+
+    def _see_topics(self) -> None:
+        self._looking = None
+        if not self.unready:
+            began = time.monotonic()
+            self.step(TopicsSeen(_views(self.broker)))
+            self._look_after_s = max(_TOGETHER_S, _SMALL_PART * (time.monotonic() - began))
+
+    def _drop_deleted(self) -> None:
+        """Drop the offsets of topics that were deleted, or made anew under their name: so the controller said, or
+        ZooKeeper does, for this broker may be the last to hear of a new topic."""
+        forgotten = self.broker.cache.forgotten
+        self._forgotten = next(reversed(forgotten), "")
+        unknown = []
+        # Of one look those without an id first: while they wait, their name may come to mean another topic.
+        for topic, topic_id in sorted(self.groups.topics(), key=lambda one: (one[1], one[0])):
+            known = self.broker.cache.topic(topic)
+            if known is None or topic_id not in {"", known.change.topic_id}:
+                unknown.append((topic, topic_id))
+        told = [one for one in unknown if one[1] in forgotten]
+        if told:
+            self.step(TopicsGone(tuple(told)))
+        asked = [one for one in unknown if one[1] not in forgotten]
+        if asked:
+            begun = bool(self._in_question)
+            self._looks += 1
+            self._in_question.update(dict.fromkeys(asked, self._looks))
+            if not begun:
+                self.broker.spawn(self._drop_those_gone(), f"topics of {self.partition.tp}")
+
+    async def _drop_those_gone(self) -> None:
+        """Until ZooKeeper has answered for each topic in question: the next deletion, or the next coordinator, which
+        would look again, may be far away."""
+        pause_s = PAUSE_S
+        try:
+            while self._in_question and not self.ended:
+                gone, error = await self._look_for_gone()
+                if gone:
+                    self.step(TopicsGone(tuple(gone)))
+                if error is None:
+                    pause_s = PAUSE_S
+                    continue
+                _log.info("%s: whether topics are gone is not known yet: %s", self.partition.tp, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            self._in_question.clear()  # whatever ended this: the next deletion looks again
+
+    async def _look_for_gone(self) -> tuple[list[tuple[str, str]], Exception | None]:
+        """Topics that are gone, of those in question; and what kept the rest from being asked about."""
+        gone: list[tuple[str, str]] = []
+        for one, look in list(self._in_question.items()):
+            try:
+                lives = await self.broker.registry.topic_lives(*one)
+            except (BrokerError, ClusterError) as error:
+                # Last from now on: what is wrong may be this topic's alone.
+                self._in_question[one] = self._in_question.pop(one)
+                return gone, error
+            if not lives and not one[1]:
+                # Whatever id: later it may be there again, with offsets of its own.
+                self.step(TopicsGone((one,)))
+            elif not lives:
+                gone.append(one)
+            elif self._in_question[one] != look:
+                continue  # asked for again after it was asked about: it may be gone since
+            del self._in_question[one]
+        return gone, None
+
+
+def _views(broker: BrokerState) -> dict[str, TopicView]:
+    """The topics that groups may read, as this broker knows them."""
+    racks = {one.broker_id: one.rack for one in broker.cache.brokers if one.rack}
+    views = {}
+    for name in broker.cache.topics():
+        topic = broker.cache.topic(name)
+        if topic is None or is_internal(name) or not topic.partitions:
+            continue
+        count = len(topic.partitions)
+        if count - 1 not in topic.partitions:  # they are numbered without gaps, but may be told of one by one
+            count = next(number for number in range(count) if number not in topic.partitions)
+        near: tuple[frozenset[str], ...] = ()
+        if racks:
+            replicas = (topic.partitions[number].replicas for number in range(count))
+            near = tuple(frozenset(racks[one] for one in found if one in racks) for found in replicas)
+        views[name] = TopicView(topic.change.topic_id, count, near)
+    return views
+
+
+def _settings(config: BrokerConfig) -> GroupSettings:
+    """The memory of a transaction's decision ends well before the transaction's key is forgotten, after which its
+    decisions count from the beginning."""
+    return GroupSettings(
+        retention_ms=config.offsets_retention_ms,
+        max_size=config.group_max_size,
+        max_groups=max(1, config.groups_max // config.offsets_partitions),
+        hold_ms=2 * config.transaction_max_timeout_ms,
+        handover_ms=min(86_400_000, config.transactional_id_expiration_ms // 2, config.sink_id_expiration_ms // 2),
+    )

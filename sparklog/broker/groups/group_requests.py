@@ -1,0 +1,283 @@
+"""Requests about groups, their members and offsets: checked, handed to the coordinator, answered with what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Set
+
+import msgspec
+
+from sparklog.broker.requests.delayed_replies import answer_later
+from sparklog.broker.requests.slices import Steps, answer_failure
+from sparklog.broker.state import BrokerState
+from sparklog.config import BrokerConfig
+from sparklog.coordinator.effects import Assigned, Done, Outcome, Refused
+from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, HeartbeatRequested, HoldRequested
+from sparklog.coordinator.group_records import About
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.fields import MAX_ENTRIES
+from sparklog.protocol.messages import (
+    Ack,
+    CommitOffsets,
+    CommitOffsetsReply,
+    DeleteGroup,
+    DescribeGroup,
+    DescribeGroupReply,
+    ErrorReply,
+    FetchOffsets,
+    FetchOffsetsReply,
+    GroupOffset,
+    Heartbeat,
+    HeartbeatReply,
+    HoldOffsets,
+    ListGroups,
+    ListGroupsReply,
+    PartitionResult,
+    Reply,
+)
+from sparklog.protocol.senders import Sender
+
+#: Topics that a member may name.
+MAX_TOPICS = 10_000
+
+
+def handle_commit_offsets(
+    broker: BrokerState, connection: ServerConnection, request: CommitOffsets, body: memoryview
+) -> None:
+    """What a transaction hands over is taken as it is: its topics may be gone, but its decision stands."""
+    if request.transaction is not None:
+        broker.access.require(connection, Sender.BROKER, "CommitOffsets of a transaction")
+    work = _commit(broker, connection, request)
+    broker.slices.run(connection, work, lambda error: answer_failure(connection, request, error))
+
+
+def _commit(broker: BrokerState, connection: ServerConnection, request: CommitOffsets) -> Steps:
+    refused: dict[int, PartitionResult] = {}
+    taken: list[GroupOffset] = []
+    for number, offset in enumerate(request.offsets):
+        if broker.slices.over():
+            yield None
+        refusal = _refusal(broker, offset, member=bool(request.member_id)) if request.transaction is None else None
+        if refusal is not None:
+            refused[number] = refusal
+        else:
+            taken.append(offset)
+
+    def answered(error: BrokerError | None) -> None:
+        if error is not None:
+            connection.reply(ErrorReply(request.cid, error.code, error.detail))
+            return
+        results = tuple(
+            refused.get(number) or PartitionResult(offset.topic, offset.partition, ErrorCode.NONE)
+            for number, offset in enumerate(request.offsets)
+        )
+        connection.reply(CommitOffsetsReply(request.cid, results))
+
+    commit_offsets(broker, request, tuple(taken), answered)
+
+
+def commit_offsets(
+    broker: BrokerState,
+    request: CommitOffsets,
+    offsets: tuple[GroupOffset, ...],
+    answered: Callable[[BrokerError | None], None],
+) -> None:
+    """Commit ``offsets`` for the request's group. Raises BrokerError when this broker does not coordinate it now."""
+    host = broker.coordinators.groups.of(request.group)
+    named = tuple(_with_topic_id(broker, offset) for offset in offsets)
+
+    def outcome(result: Outcome) -> None:
+        if isinstance(result, Refused):
+            answered(BrokerError(result.code, result.detail))
+        else:
+            assert isinstance(result, Done)
+            answered(None)
+
+    member = (request.member_id, request.member_epoch)
+    host.ask(lambda ticket: CommitRequested(ticket, request.group, named, request.transaction, *member), outcome)
+
+
+def _refusal(broker: BrokerState, offset: GroupOffset, *, member: bool) -> PartitionResult | None:
+    code, detail = ErrorCode.INVALID_REQUEST, below_zero(offset)
+    if not detail:
+        code, detail = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _unknown(broker, offset, member=member)
+    return PartitionResult(offset.topic, offset.partition, code, detail) if detail else None
+
+
+def _unknown(broker: BrokerState, offset: GroupOffset, *, member: bool) -> str:
+    """Why there can be no offset for this partition, or the empty string. What a member owns exists, though this broker
+    may be the last to hear of it, unless it was deleted. What others say comes late, too: an offset of a topic that was
+    deleted would stand for the one made anew under its name."""
+    if member and offset.topic_id and offset.topic_id not in broker.cache.forgotten:
+        return ""
+    tp = TopicPartition(offset.topic, offset.partition)
+    known = broker.cache.partition(tp)
+    if known is None:
+        return f"no partition {tp} is known here"
+    if offset.topic_id not in {"", known.topic_id}:
+        return f"{tp}: topic id {offset.topic_id} found, {known.topic_id} expected"
+    return ""
+
+
+def below_zero(offset: GroupOffset) -> str:
+    """Why no group can stand there, or the empty string."""
+    named = f"{offset.topic}-{offset.partition}"
+    return "" if offset.offset >= 0 else f"{named}: offset {offset.offset} found, 0 or more expected"
+
+
+def _with_topic_id(broker: BrokerState, offset: GroupOffset) -> GroupOffset:
+    known = broker.cache.topic(offset.topic)
+    if offset.topic_id or known is None:
+        return offset
+    return msgspec.structs.replace(offset, topic_id=known.change.topic_id)
+
+
+def handle_fetch_offsets(
+    broker: BrokerState, connection: ServerConnection, request: FetchOffsets, body: memoryview
+) -> None:
+    host = broker.coordinators.groups.of(request.group)
+    groups = host.groups
+    known = groups.offsets(request.group)
+    wanted = sorted(known) if request.partitions is None else list(dict.fromkeys(request.partitions))
+    held: Set[tuple[str, int]] = frozenset()
+    if request.member_id:
+        detail = groups.refuses_fetch(request.group, request.member_id, request.member_epoch, wanted)
+        if detail:
+            raise BrokerError(ErrorCode.STALE_MEMBER_EPOCH, detail)
+        holds = groups.holds(request.group, request.member_id, wanted)
+        host.look_at_holds(request.group, holds)
+        held = groups.held(request.group, request.member_id, wanted) if holds else frozenset()
+        if held and len(held) == len(wanted):
+            name = holds[0][0]
+            detail = f"group {request.group!r}: transaction {name!r}, which offsets were sent with, has not ended"
+            raise BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, detail)
+    found = tuple(known[place] for place in wanted if place in known and place not in held)
+    connection.reply(FetchOffsetsReply(request.cid, found, tuple(sorted(held))))
+
+
+def handle_hold_offsets(
+    broker: BrokerState, connection: ServerConnection, request: HoldOffsets, body: memoryview
+) -> None:
+    """Not without the word of the transaction's coordinator that there is such a transaction."""
+    if not request.member_id:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: a member id found that is empty")
+    broker.coordinators.groups.of(request.group)
+    answer_later(broker, connection, request, _hold(broker, request))
+
+
+async def _hold(broker: BrokerState, request: HoldOffsets) -> Reply:
+    takes_part, epoch = await broker.hanging.takes_part(request.key, request.producer_id)
+    if not takes_part:
+        detail = f"producer {request.producer_id} takes no part in what {request.key!r} has open"
+        raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
+    done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def answered(result: Outcome) -> None:
+        if not done.done():
+            done.set_result(result)
+
+    hold = (request.group, request.key, request.producer_id, epoch)
+    member = (request.offsets, request.member_id, request.member_epoch)
+    broker.coordinators.groups.of(request.group).ask(lambda ticket: HoldRequested(ticket, *hold, *member), answered)
+    result = await done
+    if isinstance(result, Refused):
+        raise BrokerError(result.code, result.detail)
+    return Ack(request.cid)
+
+
+def _host_of(broker: BrokerState, connection: ServerConnection) -> str:
+    """Of a member, as others know it: whoever is on this broker's host has come without an address."""
+    if not connection.within_host:
+        return connection.peer.rpartition(":")[0].strip("[]")
+    own = broker.cache.endpoint(broker.broker_id)
+    return "localhost" if own is None else own.host
+
+
+def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request: Heartbeat, body: memoryview) -> None:
+    """Answered when the coordinator has news for the member, or its heartbeat interval is over."""
+    if not request.member_id:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: a member id found that is empty")
+    _check_sizes(request)
+    _check_times(request, broker.config)
+    about = About(
+        tuple(dict.fromkeys(request.topics)),
+        request.pattern,
+        request.rack,
+        request.instance_id,
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms,
+        request.heartbeat_interval_ms,
+        connection.client_id,
+        _host_of(broker, connection),
+    )
+
+    def answered(result: Outcome) -> None:
+        if isinstance(result, Refused):
+            connection.reply(ErrorReply(request.cid, result.code, result.detail))
+        else:
+            assert isinstance(result, Assigned)
+            connection.reply(HeartbeatReply(request.cid, result.member_epoch, result.assigned))
+
+    member = (request.group, request.member_id, request.member_epoch, request.sequence, request.owned, about)
+    broker.coordinators.groups.of(request.group).ask(lambda ticket: HeartbeatRequested(ticket, *member), answered)
+
+
+def _check_sizes(request: Heartbeat) -> None:
+    """What is kept of a member, and written, stays small beside one append. Raises BrokerError INVALID_REQUEST."""
+    owned = sum(len(found.partitions) for found in request.owned)
+    if owned > MAX_ENTRIES:
+        detail = f"{owned} partitions found that a member owns, {MAX_ENTRIES} at most expected"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
+    if len(request.topics) > MAX_TOPICS:
+        detail = f"{len(request.topics)} topics found, {MAX_TOPICS} at most expected: name a pattern"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
+
+
+def _check_times(request: Heartbeat, config: BrokerConfig) -> None:
+    """Raises BrokerError INVALID_SESSION_TIMEOUT, INVALID_CONFIG: names the bounds."""
+    low, high = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+    if not low <= request.session_timeout_ms <= high:
+        detail = f"session.timeout.ms={request.session_timeout_ms}: expected {low} to {high}"
+        raise BrokerError(ErrorCode.INVALID_SESSION_TIMEOUT, f"group {request.group!r}: {detail}")
+    low, high = config.group_min_heartbeat_interval_ms, config.group_max_heartbeat_interval_ms
+    if not low <= request.heartbeat_interval_ms <= high:
+        detail = f"heartbeat.interval.ms={request.heartbeat_interval_ms}: expected {low} to {high}"
+        raise BrokerError(ErrorCode.INVALID_CONFIG, f"group {request.group!r}: {detail}")
+    if request.rebalance_timeout_ms < 1:
+        detail = f"a time of {request.rebalance_timeout_ms} ms found for giving partitions up, 1 or more expected"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
+
+
+def handle_describe_group(
+    broker: BrokerState, connection: ServerConnection, request: DescribeGroup, body: memoryview
+) -> None:
+    found = broker.coordinators.groups.of(request.group).groups.describe(request.group)
+    connection.reply(DescribeGroupReply(request.cid, found))
+
+
+def handle_delete_group(
+    broker: BrokerState, connection: ServerConnection, request: DeleteGroup, body: memoryview
+) -> None:
+    def answered(result: Outcome) -> None:
+        if isinstance(result, Refused):
+            connection.reply(ErrorReply(request.cid, result.code, result.detail))
+        else:
+            connection.reply(Ack(request.cid))
+
+    host = broker.coordinators.groups.of(request.group)
+    host.ask(lambda ticket: DeleteRequested(ticket, request.group), answered)
+
+
+def handle_list_groups(
+    broker: BrokerState, connection: ServerConnection, request: ListGroups, body: memoryview
+) -> None:
+    found = [
+        (name, *host.groups.summary(name))
+        for host in broker.coordinators.groups.all_ready()
+        for name in host.groups.names()
+    ]
+    found.sort()
+    names, states = tuple(one[0] for one in found), tuple(one[1:] for one in found)
+    connection.reply(ListGroupsReply(request.cid, names, states))

@@ -1,0 +1,78 @@
+"""How far groups have read, as retention asks: ``retention.wait.for.groups``.
+
+A leader asks each group's coordinator before it lets records go. What a group has not committed past stays, and so does
+everything while its coordinator cannot be asked: then the answer is not known, and the last one may be of a group that
+was reset since. ``retention.hard.ms`` is what ends the wait. A group that has committed nothing in a partition has read
+nothing of it. An answer that is old is low, which keeps more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from sparklog.broker.inter_broker_client import InterBrokerClient
+from sparklog.broker.internal_topics import OFFSETS, coordinator_of
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import FetchOffsets, FetchOffsetsReply, GroupOffset
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_TIMEOUT_S = 5.0
+
+Committed = Mapping[TopicPartition, GroupOffset]
+
+
+class RetentionHolds:
+    """Owner: ``LogMaintenance``, on the broker's event loop."""
+
+    def __init__(self, broker: BrokerState) -> None:
+        self._broker = broker
+        #: Made when there is somebody to ask: hardly any topic waits for groups.
+        self._peers: InterBrokerClient | None = None
+
+    def close(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
+
+    async def ask(self, groups: Iterable[str]) -> dict[str, Committed]:
+        """What these groups have committed; those whose coordinator cannot be asked are left out."""
+        found: dict[str, Committed] = {}
+        for group in groups:
+            try:
+                offsets = await self._offsets(group)
+            except BrokerError as error:  # noqa: PERF203 - the others are asked all the same
+                self._broker.counters["retention.groups.not.asked"] += 1
+                _log.warning("retention waits for group %s, which cannot be asked: %s", group, error)
+            else:
+                found[group] = {TopicPartition(one.topic, one.partition): one for one in offsets}
+        return found
+
+    async def _offsets(self, group: str) -> Iterable[GroupOffset]:
+        broker = self._broker
+        if broker.cache.topic(OFFSETS) is None:
+            return ()  # nobody has ever committed anything
+        coordinator = coordinator_of(broker, OFFSETS, group)
+        if coordinator == broker.broker_id:
+            return broker.coordinators.groups.of(group).groups.offsets(group).values()
+        self._peers = self._peers or InterBrokerClient(broker, "retention")
+        reply = await self._peers.ask(
+            -1 if coordinator is None else coordinator,
+            FetchOffsets(0, group),
+            timeout_s=_ANSWER_TIMEOUT_S,
+            still=lambda: coordinator_of(broker, OFFSETS, group) == coordinator,
+        )
+        assert isinstance(reply, FetchOffsetsReply)
+        return reply.offsets
+
+
+def read_to(tp: TopicPartition, topic_id: str, groups: Iterable[str], known: Mapping[str, Committed]) -> int:
+    """The offset that all of these groups have committed past, as far as is known."""
+    ends = []
+    for group in groups:
+        committed = known.get(group, {}).get(tp)
+        same_topic = committed is not None and committed.topic_id in {"", topic_id}
+        ends.append(committed.offset if committed is not None and same_topic else 0)
+    return min(ends, default=0)

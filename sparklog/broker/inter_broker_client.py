@@ -1,0 +1,117 @@
+"""Requests of this broker to other brokers, as a coordinator or as a leader that asks one.
+
+One connection to each broker, opened when there is something to say and dropped when it fails. A request is given up
+as soon as the controller's word makes it pointless (the broker asked is gone, or not the one to ask any more): a
+broker that hangs holds its connections open, and what waits for it must go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import BrokerEndpoint
+from sparklog.net.async_client import AsyncConnection
+from sparklog.protocol.messages import Reply, Request
+
+_CONNECT_TIMEOUT_S = 3.0
+
+
+@dataclass(eq=False, slots=True)
+class _Asking:
+    endpoint: BrokerEndpoint
+    still: Callable[[], bool]
+    given_up: asyncio.Future[None]
+
+
+class InterBrokerClient:
+    """Owner: the broker's event loop, until ``close``. ``purpose``: for the other side's log."""
+
+    def __init__(self, broker: BrokerState, purpose: str) -> None:
+        self._broker = broker
+        self._client_id = f"broker {broker.broker_id} {purpose}"
+        self._open: dict[int, tuple[BrokerEndpoint, AsyncConnection]] = {}
+        self._opening: dict[int, asyncio.Lock] = {}
+        self._asking: set[_Asking] = set()
+        broker.metadata_listeners.append(self._metadata_changed)
+
+    async def ask(self, broker_id: int, message: Request, *, timeout_s: float, still: Callable[[], bool]) -> Reply:
+        """The broker's reply. ``still``: whether it is the one to ask; looked at when metadata have changed.
+
+        Raises:
+            BrokerError: the broker's error, or NETWORK_EXCEPTION when it was not reached, does not answer in time,
+                or is not to be asked any more.
+        """
+        endpoint = self._broker.cache.endpoint(broker_id)
+        if endpoint is None:
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} is not known to be alive")
+        asking = _Asking(endpoint, still, asyncio.get_running_loop().create_future())
+        work = asyncio.ensure_future(self._ask(endpoint, message))
+        self._asking.add(asking)
+        try:
+            waited: set[asyncio.Future[Any]] = {work, asking.given_up}
+            await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            self._drop(broker_id)
+            why = "is not the one to ask any more" if asking.given_up.done() else f"gave no answer in {timeout_s:g} s"
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} {why}")
+        finally:
+            self._asking.discard(asking)
+            asking.given_up.cancel()
+            if not work.done():
+                work.cancel()
+
+    async def _ask(self, endpoint: BrokerEndpoint, message: Request) -> Reply:
+        try:
+            connection = await self._connection(endpoint)
+            reply, _ = await connection.request(message)
+        except BrokerError as error:
+            if error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                raise
+            # No fault of the request: the two brokers know of the secret at different times. A new connection proves
+            # itself again.
+            self._drop(endpoint.broker_id)
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {endpoint.broker_id}: {error.detail}") from None
+        return reply
+
+    async def _connection(self, endpoint: BrokerEndpoint) -> AsyncConnection:
+        broker_id = endpoint.broker_id
+        async with self._opening.setdefault(broker_id, asyncio.Lock()):
+            known = self._open.get(broker_id)
+            if known is not None:
+                if known[0] == endpoint and not known[1].closed:
+                    return known[1]
+                self._drop(broker_id)
+            connection = await AsyncConnection.open(
+                endpoint.host,
+                endpoint.port,
+                client_id=self._client_id,
+                cluster_id=self._broker.cluster_id,
+                connect_timeout_s=_CONNECT_TIMEOUT_S,
+                credentials=self._broker.credentials,
+                broker_id=broker_id,
+                proof_required=endpoint.proves,
+            )
+            self._open[broker_id] = (endpoint, connection)
+            return connection
+
+    def _drop(self, broker_id: int) -> None:
+        known = self._open.pop(broker_id, None)
+        if known is not None:
+            known[1].abort()
+
+    def _metadata_changed(self) -> None:
+        for asking in list(self._asking):
+            gone = self._broker.cache.endpoint(asking.endpoint.broker_id) != asking.endpoint
+            if (gone or not asking.still()) and not asking.given_up.done():
+                asking.given_up.set_result(None)
+
+    def close(self) -> None:
+        for _, connection in self._open.values():
+            connection.close()
+        self._open.clear()

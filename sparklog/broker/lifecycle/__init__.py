@@ -1,0 +1,1 @@
+"""The broker process: start, registration in ZooKeeper, the supervisor, controlled shutdown."""

@@ -1,0 +1,154 @@
+"""The broker's Unix socket: its supervisor's way to watch it, adopt it and stop it.
+
+One JSON object a line, one answer a line. The connection that said hello with the newest lease name is the lease: it
+is held open, and its end is how the broker learns that its supervisor is gone. A socket and not a signal, because a
+supervisor that adopts a broker is not its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from sparklog.broker.asyncio_tasks import end_tasks
+from sparklog.broker.lifecycle.supervisor_lease import LeaseName, SupervisorLease
+from sparklog.errors import ConfigError
+from sparklog.protocol.proof import Secret
+
+_log = logging.getLogger(__name__)
+
+#: Longest path a Unix socket address holds, without the closing zero. Source: unix(7), sun_path.
+MAX_PATH_BYTES = 107
+_LINE_BYTES = 64 * 1024
+
+
+class Command(msgspec.Struct, frozen=True):
+    """One line from a supervisor."""
+
+    op: str
+    driver_epoch: int = 0
+    generation: int = 0
+    controlled: bool = True
+    #: Of a hello: the cluster's secrets in hexadecimal, the newest first.
+    secrets: tuple[str, ...] = ()
+
+
+class SupervisorCommands(Protocol):
+    """What the socket may ask of the broker process. None of it blocks."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def stop(self, *, controlled: bool) -> None: ...
+
+    def learn(self, secrets: tuple[Secret, ...]) -> None:
+        """These are the cluster's secrets now, the newest first."""
+
+    def adopted(self) -> None:
+        """A newer supervisor than any before holds the lease: it wants this broker to serve."""
+
+    def quiesce(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class ControlSocket:
+    """Owner: the broker process. ``open`` before the broker serves, ``close`` last of all."""
+
+    def __init__(self, path: str, lease: SupervisorLease, steering: SupervisorCommands) -> None:
+        self._path = path
+        self._lease = lease
+        self._steering = steering
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Raises ConfigError when the path is too long for a Unix socket, OSError when it cannot be made."""
+        if len(os.fsencode(self._path)) > MAX_PATH_BYTES:
+            raise ConfigError(
+                f"control socket {self._path!r}: {len(os.fsencode(self._path))} bytes, at most {MAX_PATH_BYTES} fit"
+            )
+        # The log directory's lock is held by now, so whoever bound this path before is dead.
+        with contextlib.suppress(FileNotFoundError):
+            Path(self._path).unlink()
+        self._server = await asyncio.start_unix_server(self._accept, self._path, limit=_LINE_BYTES)
+        Path(self._path).chmod(0o700)
+
+    async def close(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for writer in list(self._writers):
+            writer.close()
+        await end_tasks(self._tasks)
+        with contextlib.suppress(OSError):
+            Path(self._path).unlink()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        held: LeaseName | None = None
+        try:
+            while line := await reader.readline():
+                answer, held = self._answer(line, held)
+                writer.write(msgspec.json.encode(answer) + b"\n")
+                await writer.drain()
+        except (OSError, ValueError) as error:
+            _log.info("control connection ended: %s", error)
+        except asyncio.CancelledError:
+            pass  # only close() cancels, and it is about to end the loop as well
+        finally:
+            if held is not None:
+                self._lease.released(held)
+            writer.close()
+            self._writers.discard(writer)
+            self._tasks.discard(task)
+
+    def _answer(self, line: bytes, held: LeaseName | None) -> tuple[dict[str, Any], LeaseName | None]:
+        """The answer to one line, and the lease this connection holds from now on."""
+        try:
+            command = msgspec.json.decode(line, type=Command)
+        except msgspec.MsgspecError as error:
+            return {"ok": False, "error": f"not a command: {error}"}, held
+        if command.op == "hello":
+            return self._hello(command, held)
+        if held is not None and held != self._lease.highest:
+            return self._superseded(), held
+        actions: dict[str, Callable[[], None]] = {
+            "status": lambda: None,
+            "stop": lambda: self._steering.stop(controlled=command.controlled),
+            "quiesce": self._steering.quiesce,
+            "finish": self._steering.finish,
+        }
+        action = actions.get(command.op)
+        if action is None:
+            return {"ok": False, "error": f"op {command.op!r} found, expected hello, {', '.join(actions)}"}, held
+        action()
+        return {"ok": True, **self._steering.status()}, held
+
+    def _hello(self, command: Command, held: LeaseName | None) -> tuple[dict[str, Any], LeaseName | None]:
+        name = LeaseName(command.driver_epoch, command.generation)
+        if held is not None:
+            self._lease.released(held)
+        before = self._lease.highest
+        if not self._lease.admit(name):
+            return self._superseded(), None
+        try:
+            self._steering.learn(tuple(map(Secret.from_hex, command.secrets)))
+        except ConfigError as error:
+            return {"ok": False, "error": str(error)}, None
+        if name > before:
+            self._steering.adopted()
+        return {"ok": True, **self._steering.status()}, name
+
+    def _superseded(self) -> dict[str, Any]:
+        return {"ok": False, "superseded_by": list(self._lease.highest)}

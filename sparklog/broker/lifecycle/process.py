@@ -1,0 +1,540 @@
+"""One broker process from start to exit: what is opened in which order, and how it ends.
+
+Start: lock the log directory, answer on the control socket, recover the logs, listen, register in ZooKeeper, serve.
+Registration comes last, for whoever sees it connects. A started broker leads nothing until the controller says so.
+
+End: hand over leaderships (when controlled), stop taking part, close the ZooKeeper session so that others go on, then
+fsync and leave the clean-stop marker. Every wait is bounded, and a timer in a thread of its own bounds them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import threading
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from sparklog.broker.lifecycle.control_socket import ControlSocket
+from sparklog.broker.lifecycle.controlled_shutdown import hand_over
+from sparklog.broker.lifecycle.process_config import EXIT_RESTART, ProcessConfig
+from sparklog.broker.lifecycle.shutdown_flush import ShutdownFlush
+from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, SupervisorLease, relief
+from sparklog.broker.lifecycle.watchdog import Watchdog
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.replication.cleaner import Cleaner
+from sparklog.broker.replication.fetcher import Fetchers
+from sparklog.broker.replication.log_maintenance import LogMaintenance
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.replication.partition_effects import PartitionEffects
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.replication.set_aside import SetAsideLogs
+from sparklog.broker.replication.topic_notes import TopicNotes
+from sparklog.broker.requests.dispatch import ConnectionHandler
+from sparklog.broker.requests.fetch import Fetches
+from sparklog.broker.requests.local_reads import LocalReads, readers_socket
+from sparklog.broker.state import BrokerState
+from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
+from sparklog.broker.transactions.coordinator_registry import Coordinators
+from sparklog.broker.transactions.hanging_transactions import HangingTransactions
+from sparklog.broker.transactions.marker_append import MarkerAppend
+from sparklog.broker.transactions.marker_sender import MarkerSender
+from sparklog.broker.transactions.verification import TransactionVerification
+from sparklog.errors import BrokerError, ErrorCode, SparklogError
+from sparklog.model import BrokerRegistration
+from sparklog.net.descriptors import boot_id
+from sparklog.net.server import Server, serve
+from sparklog.protocol.messages import ControlUpdate, HelloReply
+from sparklog.protocol.proof import KeyRing, Secret
+from sparklog.replica.fetch_session import SessionCache
+from sparklog.storage.checkpoints import read_boot_id
+from sparklog.storage.log import Log
+from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.open_files import descriptors_for_clients
+
+_log = logging.getLogger(__name__)
+
+EXIT_OK = 0
+#: Or cannot go on: its id is registered by another.
+EXIT_CANNOT_START = 69
+EXIT_STOP_TIMED_OUT = 71
+EXIT_LOG_FAILED = 74
+
+#: One in so many connections is kept for brokers and the controller, and so many at most: a broker of a hundred opens
+#: some four to each other.
+_KEPT_PART, _MOST_KEPT = 10, 1000
+#: Beyond the wait for successors: closing connections, fsync, ZooKeeper.
+_STOP_LIMIT_S = 20.0
+_ORPHAN_CHECK_S = 1.0
+#: A disk that has failed is told to ZooKeeper within this, or not at all.
+_DOUBT_LIMIT_S = 15.0
+#: A loop that stands still for less is not ended, however short sessions are: on a busy machine a death costs more.
+_STALL_MS = 6000
+
+
+class StopMode(Enum):
+    """How the process is to end."""
+
+    #: Leaderships are moved first.
+    CONTROLLED = "controlled"
+    #: The whole cluster stops: nothing is moved, the ISRs stay as they are.
+    FINISH = "finish"
+    AT_ONCE = "at once"
+
+
+class BrokerProcess:
+    """Owner: ``__main__``; everything runs on one event loop. Implements ``control_socket.Steering``."""
+
+    def __init__(self, config: ProcessConfig, keys: KeyRing | None = None) -> None:
+        self._config = config
+        settings = config.broker_settings()
+        self._broker = BrokerState(
+            config.broker_id,
+            config.cluster_id,
+            log_dir=config.log_dir,
+            config=settings,
+            on_log_failed=self._log_failed,
+            on_id_taken=self._id_taken,
+            restart=self._restart,
+            keys=keys,
+        )
+        self._lease = SupervisorLease(
+            LeaseName(config.driver_epoch, config.generation),
+            supervised=config.driver_epoch > 0,
+            orphan_timeout_ms=settings.orphan_timeout_ms,
+            orphan_max_ms=settings.orphan_max_ms,
+        )
+        self._watchdog = Watchdog(max(settings.session_timeout_ms, _STALL_MS))
+        self._control: ControlSocket | None = None
+        self._local_reads: LocalReads | None = None
+        self._directory: LogDirectory | None = None
+        self._registry: ZkRegistration | None = None
+        self._server: Server | None = None
+        self._fetchers: Fetchers | None = None
+        self._upkeep: LogMaintenance | None = None
+        self._cleaner: Cleaner | None = None
+        self._set_aside: SetAsideLogs | None = None
+        self._topic_notes: TopicNotes | None = None
+        self._ending: StopMode | None = None
+        self._ending_asked = asyncio.Event()
+        self._log_error: Exception | None = None
+        self._id_is_taken = False
+        self._start_again = False
+
+    async def run(self) -> int:
+        """The exit code, once everything is closed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        starting = loop.create_task(self._start(), name="start")
+        asked = loop.create_task(self._ending_asked.wait(), name="wait for the end")
+        try:
+            await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await asked
+            else:
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+        except (SparklogError, OSError) as error:
+            _log.critical("broker %d cannot start: %s", self._config.broker_id, error)
+            self._end(StopMode.AT_ONCE)
+            await self._stop()
+            return EXIT_CANNOT_START
+        finally:
+            asked.cancel()
+        await self._stop()
+        if self._log_error is not None:
+            return EXIT_LOG_FAILED
+        if self._id_is_taken:
+            return EXIT_CANNOT_START
+        return EXIT_RESTART if self._start_again else EXIT_OK
+
+    # --- start ---
+
+    async def _start(self) -> None:
+        config, broker, loop = self._config, self._broker, asyncio.get_running_loop()
+        self._directory = await loop.run_in_executor(None, self._open_directory)
+        if config.control_socket:
+            self._control = ControlSocket(config.control_socket, self._lease, self)
+            await self._control.open()
+            self._check_lease()
+        for log in await self._load(self._directory):
+            for finding in log.findings:
+                _log.warning("%s: %s", log.tp, finding)
+        broker.coordinator_epochs = CoordinatorEpochs(broker.cache)
+        broker.coordinators = Coordinators(broker)
+        broker.deliveries = MarkerSender(broker)
+        broker.markers = MarkerAppend(broker)
+        broker.verifications = TransactionVerification(broker)
+        broker.hanging = HangingTransactions(broker)
+        self._fetchers = Fetchers(broker)
+        self._upkeep = LogMaintenance(broker, self._directory)
+        self._cleaner = Cleaner(broker)
+        self._set_aside = broker.set_aside = SetAsideLogs(broker, self._directory)
+        broker.partitions = Partitions(broker, self._directory)
+        self._topic_notes = TopicNotes(broker, self._directory)
+        broker.update_taken = self._update_taken
+        broker.partitions.wiring = PartitionEffects(broker, fetchers=self._fetchers, upkeep=self._upkeep)
+        # Session ids of an earlier process must not be taken for this one's.
+        first_id = int.from_bytes(os.urandom(4), "big")
+        broker.fetches = Fetches(broker, SessionCache(slots=broker.config.fetch_session_slots, first_id=first_id))
+        if config.control_socket:
+            self._local_reads = LocalReads(broker, readers_socket(config.control_socket))
+            self._local_reads.open()
+        self._server = await self._listen()
+        self._registry = broker.registry = await ZkRegistration.open(broker, config.zookeeper, self._registration())
+        self._watchdog.start()
+        self._upkeep.start()
+        self._cleaner.start()
+        self._set_aside.start()
+        self._topic_notes.start()
+        broker.hanging.start()
+        gc.freeze()  # as the logs were: what was made until now lives as long as the process
+        _log.info(
+            "broker %d serves at %s:%d as incarnation %d, %d logs in %s",
+            broker.broker_id,
+            config.host,
+            self._server.port,
+            broker.incarnation,
+            len(self._directory.logs()),
+            config.log_dir,
+        )
+        if not broker.keys:
+            _log.warning(
+                "broker %d has no cluster secret: it takes any connection for a broker or the controller",
+                broker.broker_id,
+            )
+        self._report_ready()
+
+    def _update_taken(self, update: ControlUpdate) -> None:
+        """Note, beside the loop, a controller epoch that is higher than all before."""
+        assert self._directory is not None and self._topic_notes is not None
+        self._topic_notes.told(update)
+        file, epoch, controller_id = self._directory.seen_file, update.controller_epoch, update.controller_id
+
+        async def note() -> None:
+            try:
+                await asyncio.to_thread(file.note_controller, epoch, controller_id)
+            except OSError as error:  # a full disk: the next controller's epoch is noted
+                _log.warning("controller epoch %d is not noted in the log directory: %s", epoch, error)
+
+        if epoch > file.seen.controller_epoch:
+            self._broker.spawn(note(), "note the controller epoch")
+
+    async def _load(self, directory: LogDirectory) -> list[Log]:
+        """Open all logs. What they are made of stays: the collector would look at all of it again and again while it
+        grows, and need not look at it later."""
+        gc.collect()
+        gc.disable()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, directory.load)
+        finally:
+            gc.freeze()
+            gc.enable()
+
+    def _open_directory(self) -> LogDirectory:
+        config = self._config
+        return LogDirectory.open(
+            Path(config.log_dir),
+            cluster_id=config.cluster_id,
+            broker_id=config.broker_id,
+            port=config.port,
+            config=self._broker.config,
+        )
+
+    async def _listen(self) -> Server:
+        config, settings = self._config, self._broker.config
+        max_connections = min(settings.max_connections, descriptors_for_clients())
+        return await serve(
+            lambda connection: ConnectionHandler(self._broker, connection),
+            host=config.bind_host or config.host,
+            port=config.port,
+            describe=self._describe,
+            max_frame_bytes=settings.max_frame_bytes,
+            max_in_flight=settings.max_in_flight,
+            queued_max_bytes=settings.queued_max_bytes,
+            max_connections=max_connections,
+            kept_connections=min(_MOST_KEPT, max(1, max_connections // _KEPT_PART)),
+            idle_s=settings.connections_max_idle_ms / 1000,
+            within_host=settings.unix_sockets,
+            credentials=self._broker.credentials,
+        )
+
+    def _describe(self, cid: int, version: int) -> HelloReply:
+        broker = self._broker
+        return HelloReply(
+            cid,
+            version,
+            broker.broker_id,
+            broker.incarnation,
+            broker.cluster_id,
+            broker.config.max_frame_bytes,
+            boot_id=boot_id(),
+            local_socket=self._local_reads.address if self._local_reads is not None else "",
+        )
+
+    def _registration(self) -> BrokerRegistration:
+        assert self._server is not None and self._directory is not None
+        config = self._config
+        return BrokerRegistration(
+            broker_id=config.broker_id,
+            host=config.host,
+            port=self._server.port,
+            boot_id=read_boot_id(),
+            cluster_id=config.cluster_id,
+            trusted=self._directory.trusted,
+            rack=config.rack,
+            proves=bool(self._broker.keys),
+        )
+
+    def _report_ready(self) -> None:
+        if self._config.ready_fd >= 0 and self._server is not None:
+            try:
+                os.write(self._config.ready_fd, f"ready {self._server.port}\n".encode())
+                os.close(self._config.ready_fd)
+            except OSError as error:
+                _log.warning("nobody waits for this broker: %s", error)
+
+    # --- what ends it ---
+
+    def _signalled(self) -> None:
+        """The first signal is a controlled stop; another one while that goes on ends it at once. During the hand-over
+        of a restart it is the first one: the restart becomes a stop."""
+        stopping = self._ending is not None and not self._start_again
+        self._end(StopMode.AT_ONCE if stopping else StopMode.CONTROLLED)
+
+    def _end(self, ending: StopMode) -> None:
+        """The quicker way to end counts: when the whole cluster stops there are no successors to wait for. Whoever
+        ends a broker that was to restart wants it to stay away."""
+        overtakes = ending is StopMode.AT_ONCE or (ending is StopMode.FINISH and self._ending is StopMode.CONTROLLED)
+        if self._ending is None or overtakes:
+            self._ending = ending
+        self._start_again = False
+        self._ending_asked.set()
+        self._broker.roles_changed()
+
+    def _restart(self) -> None:
+        """Without a supervisor this would be a stop, and in a cluster that stops nobody is started again.
+
+        Raises:
+            BrokerError: INVALID_REQUEST, BROKER_STOPPING.
+        """
+        broker = self._broker
+        if self._start_again:
+            return  # it was told twice
+        if self._ending is not None or broker.quiesced:
+            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping")
+        if not self._lease.held:
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST, f"broker {broker.broker_id} has no supervisor that would start it again"
+            )
+        self._end(StopMode.CONTROLLED)
+        self._start_again = True
+
+    def _log_failed(self, partition: Partition | None, error: Exception) -> None:
+        """One directory is one disk: when it fails for one replica it has failed for all."""
+        if partition is not None:
+            partition.fail(error)
+        if self._log_error is None:
+            self._log_error = error
+            self._broker.counters["log.failures"] += 1
+            _log.critical("log directory %s is offline: %s", self._config.log_dir, error)
+            if self._directory is not None:
+                self._directory.fail(str(error))
+            self._broker.state = "failed"
+            asyncio.get_running_loop().call_soon(self._fail_all, error)
+
+    def _fail_all(self, error: Exception) -> None:
+        for partition in self._broker.partitions:
+            partition.fail(error)
+        self._end(StopMode.CONTROLLED)
+
+    def _id_taken(self, error: Exception) -> None:
+        """Two brokers of one id: the registered one is the broker. The supervisor, if there is one, tries again."""
+        _log.critical("broker %d ends: %s", self._config.broker_id, error)
+        self._broker.state = "failed"
+        self._id_is_taken = True
+        self._end(StopMode.AT_ONCE)
+
+    def _check_lease(self) -> None:
+        step = self._lease.check(self._broker.now_ms())
+        if step is OrphanStep.STOP:
+            _log.warning("no supervisor for too long: stopping")
+            self._end(StopMode.CONTROLLED)
+        elif self._registry is not None and self._ending is None:
+            if step is OrphanStep.ASK_RELIEF:
+                self._broker.spawn(self._ask_relief(), "orphan")
+            elif self._registry.announced:
+                self._broker.spawn(self._registry.withdraw_stopping(), "adopted")
+        if self._ending is None:
+            asyncio.get_running_loop().call_later(_ORPHAN_CHECK_S, self._check_lease)
+
+    async def _ask_relief(self) -> None:
+        """An orphan stops once nobody counts on it, if the driver lives and goes without it; else it serves on."""
+        registry = self._broker.registry
+        self._broker.counters["orphan.looks"] += 1
+        awaited, at_work = await registry.barrier_job()
+        if awaited:
+            self._lease.expect_supervisor()
+            return
+        generation = LeaseName(at_work.driver_epoch, at_work.generation) if at_work is not None else None
+        step = relief(
+            left_out=self._lease.left_out(generation),
+            controller_lives=await registry.controller_lives(),
+            announced=registry.announced,
+            counted_on=self._broker.partitions.in_sync,
+            held=self._lease.held,
+        )
+        if self._ending is not None:
+            return
+        if step is OrphanStep.ASK_RELIEF:
+            _log.warning("the driver goes without this broker: asking to be relieved")
+            await registry.announce_stopping()
+        elif step is OrphanStep.SERVE_ON:
+            _log.warning("the driver is gone: serving on")
+            await registry.withdraw_stopping()
+        elif step is OrphanStep.STOP:
+            self._end(StopMode.CONTROLLED)
+
+    # --- steering, from the control socket ---
+
+    def status(self) -> dict[str, Any]:
+        broker = self._broker
+        serving = self._registry is not None
+        return {
+            "broker_id": broker.broker_id,
+            "incarnation": broker.incarnation,
+            "pid": os.getpid(),
+            "port": self._server.port if self._server is not None else -1,
+            "state": broker.state if serving else "starting",
+            "quiesced": broker.quiesced,
+            "leading": broker.partitions.led if serving else 0,
+            "lagging": broker.partitions.lagging if serving else 0,
+        }
+
+    def stop(self, *, controlled: bool) -> None:
+        self._end(StopMode.CONTROLLED if controlled else StopMode.AT_ONCE)
+
+    def learn(self, secrets: tuple[Secret, ...]) -> None:
+        for secret in reversed(secrets):
+            self._broker.keys.add(secret)
+
+    def adopted(self) -> None:
+        if self._broker.quiesced and self._ending is None:
+            _log.warning("adopted by a newer supervisor before the cluster had stopped: serving on")
+            self._broker.resume()
+
+    def quiesce(self) -> None:
+        self._broker.quiesced = True
+
+    def finish(self) -> None:
+        self.quiesce()
+        self._end(StopMode.FINISH)
+
+    # --- stop ---
+
+    async def _stop(self) -> None:
+        limit_s = self._broker.config.controlled_stop_timeout_ms / 1000 + _STOP_LIMIT_S
+        guard = threading.Timer(limit_s, _give_up, [limit_s, asyncio.get_running_loop()])
+        guard.daemon = True
+        guard.start()
+        broker = self._broker
+        if broker.state == "running":
+            broker.state = "stopping"
+        broker.hands_over = True
+        _log.info("broker %d stops (%s)", broker.broker_id, self._ending.value if self._ending else "?")
+        began_ms = broker.now_ms()
+        self._watchdog.stop()
+        ahead: ShutdownFlush | None = None
+        doubting: asyncio.Task[None] | None = None
+        if self._registry is not None and self._log_error is not None:
+            doubting = asyncio.get_running_loop().create_task(self._doubt_directory(self._registry), name="doubt")
+        if self._registry is not None and self._ending is StopMode.CONTROLLED:
+            if self._directory is not None and self._log_error is None:
+                ahead = ShutdownFlush(broker, self._directory)
+            await hand_over(broker, goes_on=lambda: self._ending is StopMode.CONTROLLED)
+        relieved_ms = broker.now_ms()
+        if doubting is not None:
+            await doubting
+        await self._leave()
+        left_ms = broker.now_ms()
+        if ahead is not None:
+            await ahead.end()
+        if self._directory is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._close_directory)
+        if self._control is not None:
+            await self._control.close()
+        guard.cancel()
+        _log.info(
+            "broker %d has stopped: handed over in %d ms, left in %d ms, logs closed in %d ms",
+            broker.broker_id,
+            relieved_ms - began_ms,
+            left_ms - relieved_ms,
+            broker.now_ms() - left_ms,
+        )
+
+    async def _doubt_directory(self, registry: ZkRegistration) -> None:
+        """A disk that fails may not take a note of that: a file system that has gone read-only does not, and is what it
+        was after it has been mounted again."""
+        try:
+            await asyncio.wait_for(registry.doubt_directory(), _DOUBT_LIMIT_S)
+        except (SparklogError, asyncio.TimeoutError) as error:
+            _log.error("ZooKeeper was not told to doubt %s: %s", self._config.log_dir, error or "no answer in time")
+
+    async def _leave(self) -> None:
+        """Answer what waits, close connections, end the ZooKeeper session."""
+        broker = self._broker
+        broker.quiesced = True
+        if self._upkeep is not None:
+            self._upkeep.close()
+        if self._cleaner is not None:
+            self._cleaner.close()
+        if self._set_aside is not None:
+            self._set_aside.close()
+        if self._local_reads is not None:
+            self._local_reads.close()
+        if self._fetchers is not None:
+            await self._fetchers.close()
+            for partition in broker.partitions:
+                partition.leave()
+            broker.partitions.stop_timer()
+        if self._server is not None:
+            await self._server.close()
+        await broker.end_tasks()
+        if self._fetchers is not None:
+            broker.deliveries.close()
+            broker.verifications.close()
+            broker.hanging.close()
+        if self._registry is not None:
+            await self._registry.close()
+
+    def _close_directory(self) -> None:
+        """In a thread: the last fsyncs take the disk's time."""
+        assert self._directory is not None
+        try:
+            if self._log_error is None and self._registry is not None:
+                if self._upkeep is not None:
+                    self._upkeep.ended()
+                if self._topic_notes is not None and self._topic_notes.look():
+                    self._topic_notes.write()
+                self._directory.write_clean_marker()
+        except SparklogError as error:
+            _log.error("no clean stop: %s", error)
+            self._log_error = self._log_error or error
+        finally:
+            self._directory.close(process_ends=self._log_error is None)
+
+
+def _give_up(limit_s: float, loop: asyncio.AbstractEventLoop) -> None:
+    """In the timer's thread: say what hangs, then end the process."""
+    _log.critical("stopping took more than %.0f s: ending the process", limit_s)
+    for task in asyncio.all_tasks(loop):
+        _log.critical("still under way: %s", task)
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(EXIT_STOP_TIMED_OUT)

@@ -1,0 +1,440 @@
+"""The broker's dealings with ZooKeeper: its registration, the ISR writes of its leaders, topics and producer ids.
+
+Nothing here decides. Results of ISR writes go back to the partition as events, on the loop, whenever they come; a
+partition that was dropped meanwhile gets none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+
+from sparklog.broker.lifecycle.logging_setup import Lines
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.errors import ClusterError
+from sparklog.model import (
+    BrokerRegistration,
+    LeaderAndIsr,
+    TopicPartition,
+    TopicRecord,
+    TopicStates,
+    VersionedState,
+    check_topic_name,
+)
+from sparklog.replica.effects import RefuseCut, WriteIsr
+from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
+from sparklog.zk import paths
+from sparklog.zk.broker_registry import BrokerRegistry
+from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, Refused
+from sparklog.zk.codecs import CutRefusal, ElectionRequest, ZkFormatError, encode
+from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.session import PAUSE_S, ZkSession
+
+_log = logging.getLogger(__name__)
+
+#: ISR changes are gathered for so long before the controller is told, and longer for each of them while more are being
+#: written: it tells all brokers while thousands of elections and ISRs are still to come. No write of a client waits for
+#: the controller to know; a broker that stops does.
+_NOTIFY_DELAY_MS = 20
+_NOTIFY_PARTITION_MS = 0.2
+_NOTIFY_LATEST_MS = 200
+
+
+class ZkRegistration:
+    """Owner: the broker process' event loop, from ``open`` to ``close``."""
+
+    def __init__(self, broker: BrokerState, session: ZkSession, registration: BrokerRegistration) -> None:
+        self._broker = broker
+        self._session = session
+        self._store = ClusterStore(session)
+        self._registration = BrokerRegistry(
+            session,
+            registration,
+            directory=broker.partitions.directory,
+            on_registered=self._registered_again,
+            on_failed=self._registration_failed,
+        )
+        #: What this broker wrote and the controller has not been told: by topic, its id, and partition.
+        self._changed: dict[tuple[str, str], dict[int, VersionedState]] = {}
+        self._changes = 0
+        #: ISR writes whose answer has not come.
+        self._writing = 0
+        #: What a partition is being told that its node holds.
+        self._known: VersionedState | None = None
+        self._isr_lines = Lines(_log)
+        #: Nodes by which the controller hears of cuts that partitions refuse, and what they say.
+        self._refusals: dict[Partition, tuple[str, RefuseCut]] = {}
+        self._producer_ids = iter(range(0))
+        self._producer_ids_lock = asyncio.Lock()
+        self.announced = False
+
+    @classmethod
+    async def open(cls, broker: BrokerState, zookeeper: str, registration: BrokerRegistration) -> ZkRegistration:
+        """Connect and register; sets ``broker.incarnation``.
+
+        Raises:
+            ClusterError: no ZooKeeper, another cluster's, or a broker elsewhere holds the id (BrokerIdTaken).
+        """
+        config = broker.config
+        session = await ZkSession.open(
+            zookeeper,
+            session_timeout_ms=config.session_timeout_ms,
+            connect_timeout_ms=config.zk_connection_timeout_ms,
+            keys=broker.keys,
+        )
+        registry = cls(broker, session, registration)
+        try:
+            found = await registry._store.cluster_id(create=False)
+            if found != broker.cluster_id:
+                raise ClusterError(f"ZooKeeper at {zookeeper} is of cluster {found!r}, expected {broker.cluster_id!r}")
+            await registry._name_doubts(broker.partitions.directory.doubted)
+            broker.incarnation = await registry._registration.start(timeout_ms=config.zk_connection_timeout_ms)
+        except BaseException:
+            await registry.close()
+            raise
+        return registry
+
+    async def _name_doubts(self, doubted: Mapping[TopicPartition, str]) -> None:
+        """Name in the registration the logs that were here and are not, or that could not be read, of topics that still
+        have a replica here: what this broker acknowledged is lost with them."""
+        topics = {name: await self._read_topic(name) for name in {tp.topic for tp in doubted}}
+        lost = []
+        for tp, topic_id in doubted.items():
+            topic = topics[tp.topic]
+            if isinstance(topic, ZkFormatError):
+                _log.error("%s: the log is lost or damaged, and its topic cannot be read: %s", tp, topic)
+                lost.append(tp)
+                continue
+            if topic is None or topic_id not in {"", topic.topic_id} or tp.partition >= len(topic.assignment):
+                continue
+            if self._broker.broker_id in topic.assignment[tp.partition]:
+                _log.error("%s: the log is lost or damaged, and this broker hosts it: it is copied from others", tp)
+                lost.append(tp)
+        self._registration.doubt(lost)
+
+    async def _read_topic(self, name: str) -> TopicRecord | ZkFormatError | None:
+        while True:
+            await self._session.connected()
+            with suppress(ZkUnreachable):
+                await self._session.sync(paths.topic(name))
+                try:
+                    found = await self._store.read_topic(name)
+                except ZkFormatError as error:
+                    return error
+                return found[0] if found is not None else None
+
+    async def close(self) -> None:
+        await self._registration.close()
+        await self._session.close()
+
+    async def doubt_directory(self) -> None:
+        """Have the next process on this log directory register as untrusted, whatever its disk says by then.
+
+        Raises:
+            ZkUnreachable: the session was closed.
+        """
+        await self._registration.doubt_directory()
+
+    def _registered_again(self, incarnation: int) -> None:
+        """A session expired; this is the same process with its log intact, under a new incarnation."""
+        self._broker.incarnation = incarnation
+        self._broker.counters["zookeeper.registrations"] += 1
+        for partition, (_, effect) in list(self._refusals.items()):  # their nodes went with the session
+            self.refuse_cut(partition, effect)
+
+    def _registration_failed(self, error: Exception) -> None:
+        self._broker.counters["zookeeper.registrations.failed"] += 1
+        if isinstance(error, BrokerIdTaken):
+            self._broker.id_taken(error)
+
+    # --- in-sync sets -----------------------------------------------------------------------------------------------
+
+    def write_isr(self, partition: Partition, effect: WriteIsr) -> None:
+        self._broker.counters["isr.writes"] += 1
+        state = LeaderAndIsr(
+            effect.leader, effect.leader_epoch, effect.isr, effect.controller_epoch, lossy_epoch=effect.lossy_epoch
+        )
+        wanted = VersionedState(state, effect.expected_version + 1, self._broker.incarnation)
+        sent = self._store.send_isr(
+            partition.tp,
+            state,
+            expected_version=effect.expected_version,
+            leader_incarnation=wanted.leader_incarnation,
+            added=effect.added,
+            topic_id=partition.topic_id,
+        )
+        self._writing += 1
+        sent.add_done_callback(partial(self._isr_answered, partition, effect, wanted))
+
+    def _isr_answered(
+        self, partition: Partition, effect: WriteIsr, wanted: VersionedState, sent: asyncio.Future[tuple[int, ...]]
+    ) -> None:
+        """A write that is done takes no task of its own: thousands are, when a broker goes."""
+        self._writing -= 1
+        if sent.cancelled():
+            return
+        if sent.exception() is not None:
+            if not partition.stopped:
+                self._broker.spawn(self._settle(partition, effect, sent), f"ISR of {partition.tp}")
+        elif not partition.stopped:
+            assert sent.result()[-1] == wanted.version
+            self._isr_lines.info("%s: ISR is now %s (version %d)", partition.tp, effect.isr, wanted.version)
+            self._tell(partition, wanted, IsrWritten(effect.isr, wanted.version))
+
+    async def _settle(self, partition: Partition, effect: WriteIsr, sent: asyncio.Future[tuple[int, ...]]) -> None:
+        """Hand on what became of a write that failed."""
+        expected = effect.expected_version
+        outcome = await self._store.isr_outcome(sent, partition.tp, expected_version=expected, added=effect.added)
+        if partition.stopped:
+            return
+        if isinstance(outcome, Refused):
+            self._broker.counters["isr.writes.refused"] += 1
+            _log.info("%s: ISR %s refused: %s", partition.tp, list(effect.isr), outcome.reason)
+            await self._refused(partition, outcome.found, expected)
+        elif isinstance(outcome, FateUnknown):
+            self._broker.counters["isr.writes.lost"] += 1
+            partition.step(IsrWriteFailed(expected))
+            if outcome.why:
+                _log.warning("%s: ISR %s: %s; looking again", partition.tp, list(effect.isr), outcome.why)
+                await asyncio.sleep(PAUSE_S)
+            found = await self._store.read_state_again(partition.tp)
+            if found is not None:
+                await self._refused(partition, found, expected)
+        else:
+            assert isinstance(outcome, NodeGone)
+            _log.info("%s: ISR %s not written: the topic is gone", partition.tp, list(effect.isr))
+
+    async def _refused(self, partition: Partition, found: VersionedState, expected: int) -> None:
+        """Hand over what the node holds, unless it is by now the node of another topic of this name."""
+        lives = await self._session.patiently(lambda: self._session.exists(paths.topic_id(partition.topic_id)))
+        if not lives or partition.stopped:
+            return
+        self._tell(partition, found, IsrRefused(found.state, found.version, expected))
+
+    def _tell(self, partition: Partition, stored: VersionedState, event: IsrWritten | IsrRefused) -> None:
+        """The partition's node is known to hold this. Whether that is news to the controller the partition says."""
+        state, version = stored.state, stored.version
+        self._broker.cache.state_written(partition.tp, state, version=version, topic_id=partition.topic_id)
+        self._known = stored
+        partition.step(event)
+
+    def isr_changed(self, partition: Partition) -> None:
+        """Tell the controller, together with whatever else changes in the next moment."""
+        assert self._known is not None and self._known.version == partition.replica.version
+        if not self._changed:
+            self._broker.spawn(self._notify(), "ISR change notification")
+        tp = partition.tp
+        self._changed.setdefault((tp.topic, partition.topic_id), {})[tp.partition] = self._known
+        self._changes += 1
+
+    async def _notify(self) -> None:
+        begun = self._broker.now_ms()
+        while True:
+            # What is not being written will not come: nobody waits for more than there is.
+            more = self._changes * _NOTIFY_PARTITION_MS if self._writing else 0
+            left_ms = min(_NOTIFY_LATEST_MS, _NOTIFY_DELAY_MS + more) - (self._broker.now_ms() - begun)
+            if left_ms <= 0:
+                break
+            await asyncio.sleep(min(left_ms, _NOTIFY_DELAY_MS) / 1000)
+        told = tuple(TopicStates(topic, topic_id, states) for (topic, topic_id), states in self._changed.items())
+        self._changed, self._changes = {}, 0
+        await self._session.patiently(lambda: self._store.notify_isr_change(self._broker.broker_id, told))
+
+    # --- refused cuts -----------------------------------------------------------------------------------------------
+
+    def refuse_cut(self, partition: Partition, effect: RefuseCut) -> None:
+        """Tell the controller, until ``accept_cut``, that this replica holds committed records its leader lacks."""
+        path = paths.cut_refusal(f"{self._broker.broker_id}-{uuid.uuid4().hex}")
+        self._refusals[partition] = path, effect
+        self._broker.spawn(self._refuse_cut(partition, path, effect), f"refused cut of {partition.tp}")
+
+    async def _refuse_cut(self, partition: Partition, path: str, effect: RefuseCut) -> None:
+        await self._session.patiently(lambda: self._session.ensure(paths.CUT_REFUSALS))
+        refusal = CutRefusal(
+            partition.tp.topic,
+            partition.tp.partition,
+            partition.topic_id,
+            self._broker.broker_id,
+            self._broker.incarnation,
+            effect.leader_epoch,
+            effect.offset,
+            effect.high_watermark,
+        )
+        with suppress(ZkNodeExists):  # the answer to an earlier attempt was lost
+            await self._session.patiently(lambda: self._session.create(path, encode(refusal), ephemeral=True))
+        if self._refusals.get(partition, ("",))[0] != path:
+            self.withdraw_request(path)
+
+    def accept_cut(self, partition: Partition) -> None:
+        """The refusal does not stand any more."""
+        path, _ = self._refusals.pop(partition, ("", None))
+        if path:
+            self.withdraw_request(path)
+
+    # --- topics and producers ---------------------------------------------------------------------------------------
+
+    async def create_topic(self, record: TopicRecord) -> None:
+        """Raises BrokerError as ``ClusterStore.create_topic``; ZkUnreachable when it is not there afterwards."""
+        try:
+            await self._store.create_topic(record)
+        except ZkUnreachable as error:
+            if not error.sent:
+                raise
+            await self._session.connected(timeout_ms=self._broker.config.session_timeout_ms)
+            found = await self._store.read_topic(record.name)
+            if found is None or found[0].topic_id != record.topic_id:
+                raise
+
+    async def topic_lives(self, name: str, topic_id: str) -> bool:
+        """Whether ZooKeeper has this topic; with an empty id, any of this name. What was written before it was asked
+        counts. What can be no topic's name or id is none's: clients say them, and ZooKeeper is not bothered with a path
+        of a megabyte. Raises ZkUnreachable."""
+        if check_topic_name(name) or (topic_id and check_topic_name(topic_id)):
+            return False
+        path = paths.topic_id(topic_id) if topic_id else paths.topic(name)
+        await self._session.sync(path)
+        return await self._session.exists(path)
+
+    async def restore_topic(self, record: TopicRecord, states: Mapping[int, LeaderAndIsr]) -> None:
+        """Make a topic of this id again. Raises as ``create_topic``."""
+        try:
+            await self._store.restore_topic(record, states)
+        except ZkUnreachable as error:
+            if not error.sent:
+                raise
+            await self._session.connected(timeout_ms=self._broker.config.session_timeout_ms)
+            found = await self._store.read_topic(record.name)
+            if found is None or found[0].topic_id != record.topic_id:
+                raise
+
+    async def deleted_topics(self, topic_ids: Iterable[str]) -> set[str]:
+        """Return which of these ids belong to topics that ZooKeeper names as deleted. Raises ZkUnreachable."""
+        return await self._store.deleted_topics(topic_ids)
+
+    async def request_delete(self, name: str, topic_id: str) -> None:
+        await self._store.request_delete_topic(name, topic_id)
+
+    async def change_topic(
+        self, name: str, change: Callable[[TopicRecord], TopicRecord], *, in_thread: bool = False
+    ) -> TopicRecord | None:
+        """Write what ``change`` makes of the topic's record, as often as another writer was faster; what it makes is
+        looked at again after a lost answer, too, so it must leave alone what it has changed before. ``in_thread``:
+        ``change`` takes long, and may run in a thread.
+
+        Returns the record as it is then; None: there is no such topic.
+
+        Raises:
+            BrokerError: what ``change`` raises; INVALID_PARTITIONS when the record is too large for one node.
+            ZkUnreachable: not connected for a session timeout.
+        """
+        while True:
+            with suppress(ZkUnreachable):
+                found = await self._store.read_topic(name)
+                if found is None:
+                    return None
+                if in_thread:
+                    wanted = await asyncio.get_running_loop().run_in_executor(None, change, found[0])
+                else:
+                    wanted = change(found[0])
+                if wanted == found[0] or await self._store.update_topic(wanted, found[1]) is not None:
+                    return wanted
+                continue
+            await self._session.connected(timeout_ms=self._broker.config.session_timeout_ms)
+
+    async def request_election(self, request: ElectionRequest) -> str:
+        """Ask the controller to elect leaders anew; the path of the request's node, which lives until that is done."""
+        path = paths.election(uuid.uuid4().hex)
+        try:
+            await self._store.request_election(path, request)
+        except ZkUnreachable:  # it may be there all the same
+            self.withdraw_request(path)
+            raise
+        return path
+
+    async def request_done(self, path: str) -> None:
+        """Wait, as long as it takes, until the node of a request is gone."""
+        while True:
+            await self._session.connected()
+            changed = asyncio.Event()
+            try:
+                # Not exists: for a node that is gone that would leave a watch, and this name never comes again.
+                await self._session.get(path, on_change=changed.set)
+            except ZkNoNode:
+                return
+            except ZkUnreachable:
+                continue
+            await changed.wait()
+
+    def withdraw_request(self, path: str) -> None:
+        """Nobody waits for this any more: it must not be carried out later, however long ZooKeeper is away."""
+        self._broker.spawn(self._withdraw(path), "withdraw a request")
+
+    async def _withdraw(self, path: str) -> None:
+        while True:
+            await self._session.connected()
+            with suppress(ZkUnreachable):
+                with suppress(ZkNoNode):
+                    await self._session.delete(path)
+                return
+
+    async def read_states(self, partitions: Iterable[TopicPartition]) -> list[VersionedState | None]:
+        """What ZooKeeper has on these partitions now; None where a topic is gone. Raises ZkUnreachable."""
+        return list(await asyncio.gather(*map(self._store.read_state, partitions)))
+
+    async def next_producer_id(self) -> int:
+        """A producer id never given out before; one ZooKeeper write for a thousand of them."""
+        async with self._producer_ids_lock:
+            try:
+                return next(self._producer_ids)
+            except StopIteration:
+                block = await self._next_block()
+                self._producer_ids = iter(block)
+                return next(self._producer_ids)
+
+    async def _next_block(self) -> range:
+        """Return a block of producer ids above each that this broker was given before, and note that it is given."""
+        seen = self._broker.partitions.directory.seen_file
+        block = await self._store.next_producer_ids(now_s=time.time(), above=seen.seen.producer_ids)
+        try:
+            await asyncio.to_thread(seen.note_producer_ids, block.stop)
+        except OSError as error:  # a full disk: the wall clock's seconds keep blocks apart
+            _log.warning("a block of producer ids up to %d is not noted: %s", block.stop, error)
+        return block
+
+    # --- stopping ---------------------------------------------------------------------------------------------------
+
+    async def announce_stopping(self) -> None:
+        """Ask the controller to move this broker's leaderships away."""
+        self.announced = True
+        await self._registration.announce_stopping()
+
+    async def withdraw_stopping(self) -> None:
+        """A supervisor has come back: this broker stays."""
+        self.announced = False
+        self._broker.cache.relieved = False  # from now on others may count on it again
+        await self._registration.withdraw_stopping()
+
+    def vouch(self) -> None:
+        """A controller has told this incarnation what it is, so it has taken note if its logs were untrusted."""
+        self._registration.vouch()
+
+    async def barrier_job(self) -> BarrierJob:
+        """What the driver has a broker without a supervisor expect. A generation is awaited while ZooKeeper is away, as
+        nobody knows."""
+        try:
+            return await self._store.barrier_job()
+        except ZkUnreachable:
+            return BarrierJob(awaited=True)
+
+    async def controller_lives(self) -> bool:
+        """Whether somebody is there to move leaderships."""
+        try:
+            return await self._session.exists(paths.CONTROLLER)
+        except ZkError:
+            return False

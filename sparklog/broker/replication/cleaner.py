@@ -1,0 +1,193 @@
+"""Compaction in a broker: the log that needs it most, one at a time, in a thread, at a bounded rate.
+
+Each replica cleans for itself, leader or follower: what it shows to readers does not depend on when. A log that cannot
+be cleaned (its bytes are damaged) is left alone until the topic's settings change or the broker is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, StorageError
+from sparklog.model import is_internal
+from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
+from sparklog.storage.cleaning_plan import CleanerState
+from sparklog.storage.disk import is_full
+
+_log = logging.getLogger(__name__)
+
+#: Partitions looked at in one turn of the loop: a look may read some headers.
+_LOOKS = 50
+_Result = TypeVar("_Result")
+
+
+class Cleaner:
+    """Owner: the broker process' event loop, from ``start`` to ``close``."""
+
+    def __init__(self, broker: BrokerState) -> None:
+        self._broker = broker
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
+        self._job: CleanJob | None = None
+        #: logs that could not be cleaned, with the settings they had then
+        self._uncleanable: dict[Partition, object] = {}
+        #: those that are left for the next look
+        self._put_off: set[Partition] = set()
+        self._closed = False
+
+    def start(self) -> None:
+        if self._broker.config.cleaner_enable:
+            self._broker.spawn(self._clean_again_and_again(), "cleaner")
+
+    def close(self) -> None:
+        """No new work; what is under way is given up."""
+        self._closed = True
+        if self._job is not None:
+            try:
+                self._job.cancel()
+            except OSError as error:  # the next start ends what was begun
+                _log.error("a cleaning could not be ended: %s", error)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _clean_again_and_again(self) -> None:
+        while not self._closed:
+            await asyncio.sleep(self._broker.config.cleaner_backoff_ms / 1000)
+            self._put_off.clear()
+            while not self._closed and (partition := await self._dirtiest()) is not None:
+                await self._clean(partition)
+
+    async def _dirtiest(self) -> Partition | None:
+        found, most = None, -1.0
+        due_work = self._broker.partitions.due_work
+        now_us = time.time_ns() // 1000
+        for number, partition in enumerate(due_work.to_clean(now_us)):
+            if number % _LOOKS == _LOOKS - 1:
+                await asyncio.sleep(0)
+            if not self._may_clean(partition):
+                continue
+            try:
+                ratio = partition.log.cleaning.dirty_ratio(now_us)
+                if ratio is None:
+                    due_work.clean_later(partition, partition.log.cleaning.due_again_us(now_us))
+            except StorageError as error:
+                self._broker.log_failed(partition, error)
+                continue
+            if ratio is not None and ratio > most:
+                found, most = partition, ratio
+        return found
+
+    def _may_clean(self, partition: Partition) -> bool:
+        if partition.stopped or partition.offline is not None or not partition.rules.key_columns:
+            return False
+        if partition in self._put_off:
+            return False
+        if self._uncleanable.get(partition) is partition.log.config:
+            return False
+        self._uncleanable.pop(partition, None)
+        return True
+
+    async def _clean(self, partition: Partition) -> None:
+        if not self._may_clean(partition):  # it may have been stopped meanwhile
+            return
+        began = time.monotonic()
+        try:
+            job = partition.log.cleaning.begin(self._rules(partition), time.time_ns() // 1000)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+            return
+        if job is None:  # no room for what it would have to leave beside
+            self._put_off.add(partition)
+            return
+        self._job = job
+        state: CleanerState | None = None
+        try:
+            state = await self._carry_out(partition, job)
+        except Exception as error:
+            self._failed(partition, job, error)
+        finally:
+            self._job = None
+            partition.log.cleaning.finished(job, state)
+            if state is None:
+                self._put_off.add(partition)
+        self._count(partition, job, state, took_s=time.monotonic() - began)
+
+    def _rules(self, partition: Partition) -> CleaningRules:
+        config, rules = partition.log.config, partition.rules
+        return CleaningRules(
+            rules.key_columns,
+            rules.event_time if config.timestamp_type == "CreateTime" else None,
+            config,
+            self._broker.config.cleaner_buffer_bytes,
+            self._broker.config.cleaner_io_bytes,
+            seed=int.from_bytes(os.urandom(16), "little"),
+            keep_times=not is_internal(partition.tp.topic),  # a coordinator's records, each alone when written
+        )
+
+    async def _carry_out(self, partition: Partition, job: CleanJob) -> CleanerState | None:
+        await self._in_thread(job.read_keys)
+        for group in job.groups():
+            found = await self._in_thread(lambda group=group: job.rewrite(group))  # type: ignore[misc]
+            if job.cancelled:
+                return None
+            if found is not None and self._replaced(partition, job, found):
+                await self._in_thread(job.settle)
+        return await self._in_thread(lambda: job.finish(time.time_ns() // 1_000_000))
+
+    def _replaced(self, partition: Partition, job: CleanJob, found: Replacement) -> bool:
+        try:
+            return partition.log.cleaning.replace_segments(job, found)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+            return False
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _failed(self, partition: Partition, job: CleanJob, error: Exception) -> None:
+        """Its segments may have gone with a log that was cut or deleted; damaged bytes are for people; a broken disk
+        is one for all."""
+        if job.cancelled or self._closed:
+            return
+        counters = self._broker.counters
+        if isinstance(error, OSError) and is_full(error):
+            counters["cleaner.full"] += 1
+            _log.error("%s: no room to clean: %s", partition.tp, error)
+        elif isinstance(error, OSError):
+            self._broker.log_failed(partition, StorageError(f"cleaning {partition.tp}: {error}"))
+        else:
+            counters["cleaner.uncleanable"] += 1
+            self._uncleanable[partition] = partition.log.config
+            trace = None if isinstance(error, (BrokerError, StorageError)) else error
+            _log.error("%s: cannot be cleaned, and is left as it is: %s", partition.tp, error, exc_info=trace)
+
+    def _count(self, partition: Partition, job: CleanJob, state: CleanerState | None, *, took_s: float) -> None:
+        tally, counters = job.tally, self._broker.counters
+        counters["cleaner.runs"] += state is not None
+        counters["cleaner.given.up"] += state is None
+        counters["cleaner.ms"] += round(took_s * 1000)
+        counters["cleaner.records"] += tally.records
+        counters["cleaner.bytes.read"] += tally.bytes_read
+        counters["cleaner.bytes.before"] += tally.bytes_before
+        counters["cleaner.bytes.after"] += tally.bytes_after
+        counters["cleaner.bytes.spilled"] += tally.bytes_spilled
+        counters["cleaner.segments.replaced"] += tally.segments
+        counters["cleaner.records.removed"] += tally.records - tally.kept
+        if state is not None:
+            _log.info(
+                "%s: cleaned up to %d in %.1f s: %d keys, %d of %d records kept, %d bytes became %d",
+                partition.tp,
+                state.end,
+                took_s,
+                tally.keys,
+                tally.kept,
+                tally.records,
+                tally.bytes_before,
+                tally.bytes_after,
+            )

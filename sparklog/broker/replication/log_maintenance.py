@@ -1,0 +1,334 @@
+"""Work that no request waits for: sealing, new schemas, checkpoints, retention, flushes, copies that cuts need.
+
+Sealing starts when the high watermark says so, a copy when a cut is ordered; the rest on timers. What takes the disk's
+time runs in threads; a log is only ever touched from the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from sparklog.broker.groups.retention_holds import RetentionHolds, read_to
+from sparklog.broker.replication.partition import Answer, Partition, PendingProduce
+from sparklog.broker.state import BrokerState
+from sparklog.errors import ErrorCode, StorageError
+from sparklog.record.marker import Marker, encode_marker
+from sparklog.replica.purgatory import NEVER
+from sparklog.storage.cutting import CutJob
+from sparklog.storage.flushing import FlushJob
+from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.partition_file import PartitionFileJob
+from sparklog.storage.sealing import SealJob
+
+_log = logging.getLogger(__name__)
+
+_SEAL_THREADS = 2
+_FLUSH_THREADS = 2
+_FLUSH_CHECK_MS = 100
+#: Before a leader is asked again after a cut whose copy could not be made, the last one after each further cut: what a
+#: copy takes of a disk, others lack meanwhile.
+_CUT_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+#: Before a checkpoint that names new logs is tried again on a full disk.
+_NAMES_PAUSE_S = 1.0
+#: Partitions, and logs with files, that the garbage collector is not to look at any more.
+_SPARED_AT_ONCE = 1000
+
+
+class LogMaintenance:
+    """Owner: the broker process' event loop, from ``start`` to ``close``."""
+
+    def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
+        self._broker = broker
+        self._directory = directory
+        self._pool = ThreadPoolExecutor(_SEAL_THREADS, thread_name_prefix="seal")
+        #: Of its own: thousands of topics may be due, and seals and checkpoints are not to wait for them.
+        self._flush_pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="flush")
+        #: Of their own, one after the other: a copy takes what a disk has, room as well, and what frees some waits for
+        #: a checkpoint.
+        self._cut_pool = ThreadPoolExecutor(1, thread_name_prefix="cut")
+        #: Segments to seal of the logs at which a thread is at work.
+        self._seals: dict[Partition, deque[SealJob]] = {}
+        self._holds = RetentionHolds(broker)
+        #: Of its own: records of new logs wait for it.
+        self._name_pool = ThreadPoolExecutor(1, thread_name_prefix="name")
+        self._naming = False
+        #: There are logs to be fsynced by time: looked at every moment, and only then.
+        self._unflushed = asyncio.Event()
+        self._closed = False
+        #: What a thread met first: heard at the end also when nobody waits for its work any more.
+        self._failure: StorageError | None = None
+        #: Partitions and logs with files when the collector was last spared.
+        self._spared = 0
+
+    def start(self) -> None:
+        config = self._broker.config
+        self._every(config.checkpoint_interval_ms, self._checkpoint, "checkpoint")
+        self._every(config.retention_check_interval_ms, self._retain, "retention")
+        self._directory.name_logs(self._name_soon)
+        self._directory.on_unflushed = self._unflushed.set
+        if self._directory.unflushed:
+            self._unflushed.set()
+        self._every(_FLUSH_CHECK_MS, self._flush, "flush", while_set=self._unflushed)
+
+    def close(self) -> None:
+        """No new work; what runs in threads ends by itself, and its result is dropped."""
+        self._closed = True
+        self._holds.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._flush_pool.shutdown(wait=False, cancel_futures=True)
+        self._cut_pool.shutdown(wait=False, cancel_futures=True)
+        self._name_pool.shutdown(wait=False, cancel_futures=True)
+
+    def ended(self) -> None:
+        """After ``close``: wait for what still runs in threads. Blocks. A disk tells once that it has lost something:
+        who flushes the same files afterwards would be told that all is well.
+
+        Raises:
+            StorageError: a flush or a seal has failed.
+        """
+        self._pool.shutdown(wait=True)
+        self._flush_pool.shutdown(wait=True)
+        self._cut_pool.shutdown(wait=True)
+        self._name_pool.shutdown(wait=True)
+        if self._failure is not None:
+            raise self._failure
+
+    def _noted(self, work: Callable[[], None]) -> None:
+        """In a thread."""
+        try:
+            work()
+        except StorageError as error:
+            self._failure = self._failure or error
+            raise
+
+    def committed(self, partition: Partition) -> None:
+        """The high watermark moved: a rolled segment may have become complete, or one begun with a new schema."""
+        durability = partition.log.durability
+        if self._closed or not durability.may_be_due:
+            return  # as after nearly every append
+        schemas = durability.schemas_due()
+        if schemas is not None:
+            self._broker.spawn(self._store_schemas(partition, schemas), f"schemas of {partition.tp}")
+        jobs = durability.seals_due()
+        if not jobs:
+            return
+        waiting = self._seals.get(partition)
+        if waiting is not None:
+            waiting.extend(jobs)
+            return
+        self._seals[partition] = deque(jobs)
+        self._broker.spawn(self._seal(partition), f"seal {partition.tp}")
+
+    async def _seal(self, partition: Partition) -> None:
+        """One segment of a log after the other, oldest first: each writes the log's leader epochs up to its end."""
+        waiting = self._seals[partition]
+        try:
+            while waiting and not self._closed:
+                job = waiting.popleft()
+                await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
+                partition.log.durability.seal_finished(job)
+                self._broker.counters["segments.sealed"] += job.done
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+        finally:
+            del self._seals[partition]
+
+    def prepare_cut(self, partition: Partition, job: CutJob) -> None:
+        """A process that ends leaves its logs as they are."""
+        if not self._closed:
+            self._broker.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
+
+    async def _prepare_cut(self, partition: Partition, job: CutJob) -> None:
+        """The log stays as it is meanwhile, and nobody else has the replica go on. Where there is no copy its leader is
+        asked anew: where that begins later by then, there may be nothing left to copy."""
+        if self._closed:
+            return
+        pause_s = _CUT_PAUSES_S[min(partition.failed_cuts, len(_CUT_PAUSES_S) - 1)]
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._cut_pool, self._noted, job.run)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+            return
+        except Exception:
+            self._broker.counters["cuts.failed"] += 1
+            _log.exception("%s: the copy that a cut needs failed, another try in %g s", partition.tp, pause_s)
+        else:
+            if not job.awaits_room:
+                partition.cut_prepared(job)
+                return
+            self._broker.counters["cuts.without.room"] += 1
+            _log.error("%s: no room for the copy that a cut needs, another try in %g s", partition.tp, pause_s)
+        await asyncio.sleep(pause_s)
+        partition.cut_failed(job)
+
+    async def _store_schemas(self, partition: Partition, job: PartitionFileJob) -> None:
+        """Where they stay if nobody comes to it the segments have them, too."""
+        if self._closed:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+        else:
+            partition.log.durability.schemas_stored(job)
+
+    def _every(
+        self, interval_ms: int, work: Callable[[], object], name: str, *, while_set: asyncio.Event | None = None
+    ) -> None:
+        async def repeat() -> None:
+            while True:
+                if while_set is not None:
+                    await while_set.wait()
+                await asyncio.sleep(interval_ms / 1000)
+                if self._closed:
+                    return
+                try:
+                    done = work()
+                    if asyncio.iscoroutine(done):
+                        await done
+                except StorageError as error:
+                    self._broker.log_failed(None, error)
+                except OSError as error:  # a full disk: what could not be written is tried again
+                    self._broker.counters[f"{name}.failed"] += 1
+                    _log.error("%s failed: %s", name, error)
+
+        self._broker.spawn(repeat(), name)
+
+    async def _checkpoint(self) -> None:
+        self._spare_collector()
+        await self._write_checkpoint(self._pool)
+
+    async def _write_checkpoint(self, pool: ThreadPoolExecutor) -> None:
+        write = self._directory.checkpoint_job()
+        await asyncio.get_running_loop().run_in_executor(pool, write)
+        self._broker.counters["checkpoints"] += 1
+        for log in self._directory.take_named():
+            partition = self._broker.partitions.get(log.tp)
+            if partition is not None and partition.log is log:
+                partition.log_named()
+
+    def _name_soon(self) -> None:
+        """There is a new log. All logs that this turn of the loop makes are named by one checkpoint."""
+        if not self._naming and not self._closed:
+            self._naming = True
+            self._broker.spawn(self._name_logs(), "name logs")
+
+    async def _name_logs(self) -> None:
+        """Write checkpoints until they name all logs. Where thousands of logs are new, each checkpoint names those that
+        came while the one before was written; a pause as long as the last write leaves time for other work."""
+        try:
+            while self._directory.unnamed and not self._closed:
+                began_s = time.monotonic()
+                try:
+                    await self._write_checkpoint(self._name_pool)
+                except StorageError as error:
+                    self._broker.log_failed(None, error)
+                    return
+                except OSError as error:  # a full disk: retention may free it
+                    self._broker.counters["names.failed"] += 1
+                    _log.error("new logs are not named, their records are not committed: %s", error)
+                    await asyncio.sleep(_NAMES_PAUSE_S)
+                await asyncio.sleep(time.monotonic() - began_s if self._directory.unnamed else 0)
+        finally:
+            self._naming = False
+
+    def _spare_collector(self) -> None:
+        """What partitions are made of stays as long as they do, and there are a hundred objects to each: looked at with
+        every full collection they would stop the loop for some tenths of a second. So they are taken out of it as they
+        come, and given back when as many have gone."""
+        kept = len(self._broker.partitions) + self._directory.on_disk
+        if kept >= self._spared + _SPARED_AT_ONCE:
+            gc.collect(1)  # young garbage would stay for good; to look for old one takes too long
+            gc.freeze()
+            self._spared = kept
+        elif kept <= self._spared - _SPARED_AT_ONCE:
+            gc.unfreeze()
+            self._spared = 0
+
+    async def _retain(self) -> None:
+        """Leaders delete by age and size; followers delete what their leader has deleted."""
+        await self._roll()
+        due_work = self._broker.partitions.due_work
+        for partition in due_work.behind():
+            if partition.offline is None and not partition.stopped:
+                self.committed(partition)
+        due = due_work.due(time.time_ns() // 1000)
+        committed = await self._holds.ask(sorted(_awaited_groups(due)))
+        now_us = time.time_ns() // 1000
+        for partition in due:
+            if partition.offline is not None or partition.stopped or not partition.replica.is_leader:
+                continue
+            groups = partition.log.config.awaited_groups
+            end = read_to(partition.tp, partition.topic_id, groups, committed) if groups else None
+            deleted = self._guarded(partition, lambda log, end=end: log.apply_retention(now_us, read_to=end))
+            self._broker.counters["segments.deleted"] += deleted
+            if deleted:
+                self._broker.fetches.log_start_moved(partition)
+
+    async def _roll(self) -> None:
+        """End the active segments that nobody writes to and whose records are too old to stay. Only a batch tells
+        followers of a new segment, whoever leads next, so it begins with a marker of no transaction: a reader finds
+        nothing at its offset."""
+        now_us = time.time_ns() // 1000
+        for partition in self._broker.partitions.due_work.due(now_us):
+            if not partition.replica.is_leader or partition.stopped or partition.offline is not None:
+                continue
+            if not partition.log.roll_due(now_us):
+                continue
+            if self._broker.quiesced or self._closed:
+                return
+            rules = partition.rules
+            header, body = encode_marker(Marker(), rules.schema, schema_id=rules.schema_id)
+            pending = PendingProduce([(header, memoryview(body))], self._rolled, own=True, roll=True)
+            partition.produce(pending, acks=1, deadline_ms=NEVER)
+            await asyncio.sleep(0)  # each makes files
+
+    def _rolled(self, answer: Answer) -> None:
+        self._broker.counters["segments.rolled" if answer.code is ErrorCode.NONE else "segments.not.rolled"] += 1
+
+    def _flush(self) -> None:
+        now_us = time.time_ns() // 1000
+        unflushed = self._directory.unflushed
+        for tp in list(unflushed):
+            partition = self._broker.partitions.get(tp)
+            if partition is None or partition.offline is not None or not partition.log.durability.awaits_flush:
+                unflushed.discard(tp)
+                continue
+            self.committed(partition)  # what is fsynced with a new schema counts when that is stored
+            job = partition.log.durability.flush_due(now_us)
+            if job is not None:
+                self._broker.spawn(self._flush_one(partition, job), f"flush {partition.tp}")
+        if not unflushed:
+            unflushed.clear()  # of the room, too, that thousands have left: the next look would go through it
+            self._unflushed.clear()
+
+    async def _flush_one(self, partition: Partition, job: FlushJob) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._flush_pool, self._noted, job.run)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+        else:
+            partition.log.durability.flush_finished(job)
+
+    def _guarded(self, partition: Partition, work: Callable[..., int]) -> int:
+        try:
+            return work(partition.log)
+        except StorageError as error:
+            self._broker.log_failed(partition, error)
+            return 0
+
+
+def _awaited_groups(due: Iterable[Partition]) -> set[str]:
+    """Of topics led here from which something could go."""
+    return {
+        group
+        for partition in due
+        if partition.replica.is_leader and partition.log.config.retention_wait_for_groups
+        for group in partition.log.config.awaited_groups
+    }

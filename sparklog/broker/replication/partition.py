@@ -1,0 +1,571 @@
+"""One hosted replica: its pure core, its log, and the carrying out of what the core orders.
+
+The core (``replica.Replica``) decides; this class hands it events one at a time, performs the effects in order and
+feeds results back before the next event. Only a produce that the core lets in at once (``append_epoch``) is in the log
+before its event, with nothing between the two. Everything here runs on the broker's event loop and never waits: what
+takes time (ZooKeeper, fetching, fsync) is handed to the surroundings and comes back as an event.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from sparklog.broker.lifecycle.logging_setup import Lines
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.model import NO_EPOCH, NO_LEADER, OffsetRange, TopicPartition
+from sparklog.record.codec import out_of_memory
+from sparklog.record.header import BatchHeader
+from sparklog.record.validate import validate_batch, validate_placed_batch
+from sparklog.replica.effects import (
+    AnswerDiverging,
+    AnswerProduce,
+    AppendAsFollower,
+    AppendAsLeader,
+    CutAccepted,
+    HighWatermarkMoved,
+    IsrChanged,
+    LogEndMoved,
+    RefuseCut,
+    RefuseFetch,
+    ReportBadDecision,
+    RestartLog,
+    RoleChanged,
+    ServeFetch,
+    StartFetching,
+    StopFetching,
+    TruncateLog,
+    WriteIsr,
+)
+from sparklog.replica.events import (
+    AppendedAtOnce,
+    Event,
+    FollowerAppended,
+    FollowerFetched,
+    LeaderAnswered,
+    LeaderAppended,
+    LeaderAppendFailed,
+    LogFailed,
+    LogNamed,
+    ProduceArrived,
+    Stopped,
+    Truncated,
+    TruncationFailed,
+)
+from sparklog.replica.purgatory import NEVER
+from sparklog.replica.replica import Replica
+from sparklog.storage.cutting import CutJob
+from sparklog.storage.log import Log
+
+_log = logging.getLogger(__name__)
+_role_lines = Lines(_log)
+_cut_lines = Lines(_log)
+
+Batches = Sequence[tuple[BatchHeader, memoryview]]
+FetchVerdict = ServeFetch | RefuseFetch | AnswerDiverging
+_UNJUDGED: FetchVerdict = RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, "")
+
+
+class AppendRules(NamedTuple):
+    """What a batch must satisfy to be appended to this topic."""
+
+    schema: pa.Schema
+    schema_id: int
+    max_message_bytes: int
+    event_time: str | None
+    key_columns: tuple[str, ...] = ()
+    #: each record must have a key
+    compacted: bool = False
+    #: readers see the time of the append, whatever the event-time column says
+    stamped_by_log: bool = False
+
+
+class CheckedBatches(NamedTuple):
+    """The verdict on batches that were checked before their append: valid as long as the partition's rules are
+    ``rules``. ``refusals``: by number, why a batch cannot be appended."""
+
+    rules: AppendRules
+    refusals: Mapping[int, BrokerError]
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """How a produce to one partition ended."""
+
+    code: ErrorCode
+    base_offset: int
+    append_time_us: int
+    detail: str
+
+
+class PendingProduce(msgspec.Struct):
+    """Batches waiting under a ticket, and whom to tell. ``own``: made by this broker (a marker), not by a producer.
+    ``placed``: of a restore, with the offsets that they had. ``roll``: they begin a segment.
+
+    Appended batches are let go of: what waits for the high watermark then takes no memory, when the connection that
+    it came by, and whose bytes in hand are bounded, is gone."""
+
+    batches: Batches
+    answered: Callable[[Answer], None]
+    own: bool = False
+    placed: bool = False
+    roll: bool = False
+    append_time_us: int = -1  #: when they were appended
+    checked: CheckedBatches | None = None  #: None: they are checked when they are appended
+
+
+class PartitionHost(Protocol):
+    """What a partition needs of the broker around it. Nothing here blocks or steps the partition again."""
+
+    def now_ms(self) -> int: ...
+
+    def write_isr(self, partition: Partition, effect: WriteIsr) -> None: ...
+
+    def isr_changed(self, partition: Partition, isr: tuple[int, ...]) -> None: ...
+
+    def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None: ...
+
+    def stop_fetching(self, partition: Partition) -> None: ...
+
+    def cut_refused(self, partition: Partition, effect: RefuseCut) -> None: ...
+
+    def cut_accepted(self, partition: Partition) -> None: ...
+
+    def prepare_cut(self, partition: Partition, job: CutJob) -> None:
+        """Run it in a thread, then ``cut_prepared``; later ``cut_failed`` where it has no room or failed unforeseen."""
+
+    def role_changed(self, partition: Partition) -> None: ...
+
+    def log_end_moved(self, partition: Partition) -> None: ...
+
+    def high_watermark_moved(self, partition: Partition) -> None: ...
+
+    def bad_decision(self, partition: Partition, detail: str) -> None: ...
+
+    def log_failed(self, partition: Partition, error: Exception) -> None: ...
+
+    def deadline_moved(self, partition: Partition) -> None: ...
+
+
+class Partition:
+    """Owner: the broker's event loop, from the first decision about it until ``stop``."""
+
+    def __init__(
+        self,
+        tp: TopicPartition,
+        topic_id: str,
+        *,
+        log: Log,
+        replica: Replica,
+        rules: AppendRules,
+        surroundings: PartitionHost,
+    ) -> None:
+        self.tp = tp
+        self.topic_id = topic_id
+        self.log = log
+        self.replica = replica
+        self.rules = rules
+        #: The topic, as last told, whose schemas and settings were taken over.
+        self.tuned_for: object = None
+        #: Why this replica can do nothing any more, or None.
+        self.offline: str | None = None
+        self.stopped = False
+        #: Deadline that the table's timer knows of; see ``Partitions.deadline_moved``.
+        self.timer_ms = NEVER
+        self._surroundings = surroundings
+        self._events: deque[Event] = deque()
+        self._stepping = False
+        self._pending: dict[int, PendingProduce] = {}
+        self._incoming: tuple[memoryview, memoryview] | None = None
+        self._append_refused: BrokerError | None = None
+        self._verdict: FetchVerdict = _UNJUDGED
+        self._next_ticket = 0
+        #: what a cut that was ordered waits for, and where it cuts
+        self._cut: tuple[CutJob, int] | None = None
+        self._refused = False  #: the controller has been told, or is about to be, that a cut is refused
+        self.failed_cuts = 0  #: one after the other, in this role: the pause after the next one grows with them
+
+    # --- what the broker tells it ---
+
+    def step(self, event: Event) -> None:
+        """Hand over one event and carry out all that follows from it."""
+        events, replica = self._events, self.replica
+        if self._stepping:
+            events.append(event)
+            return
+        self._stepping = True
+        try:
+            now_ms = self._surroundings.now_ms()
+            while True:
+                for effect in replica.step(event, now_ms):
+                    _PERFORM[type(effect)](self, effect)
+                if not events:
+                    break
+                event, now_ms = events.popleft(), self._surroundings.now_ms()
+        except Exception as error:
+            # Core and log may disagree from here on: this replica must not go on as if nothing had happened.
+            self._stepping = False
+            self._fail(error)
+        finally:
+            self._stepping = False
+        if replica.deadline_ms < self.timer_ms:
+            self._surroundings.deadline_moved(self)
+
+    def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
+        """Append batches if this is the leader; ``pending.answered`` is called once, now or later."""
+        self._next_ticket += 1
+        ticket = self._next_ticket
+        self._pending[ticket] = pending
+        leader_epoch = NO_EPOCH if self._stepping else self.replica.append_epoch(acks)
+        if leader_epoch == NO_EPOCH:
+            self.step(ProduceArrived(ticket, acks, deadline_ms))
+            return
+        try:
+            written = self._written(ticket, leader_epoch)
+        except Exception as error:  # as that of a step
+            self._fail(error)
+        else:
+            if written is not None:
+                self.step(AppendedAtOnce(ticket, acks, deadline_ms, written.start, written.end))
+
+    def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
+        """What to answer a follower: records, an error, or where its log diverges."""
+        self._verdict = _UNJUDGED  # which the step replaces
+        self.step(event)
+        verdict = self._verdict
+        if verdict is _UNJUDGED:
+            return RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: this replica is {self.replica.role}")
+        return verdict
+
+    def leader_answered(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> BrokerError | None:
+        """Take over what the leader sent for this partition. Returns why its batches were not taken, or None."""
+        log = self.log
+        if event.batch_count and log.is_outdated_for(headers, time.time_ns() // 1000):
+            _log.warning("%s: away for longer than tombstones are kept: the log is copied anew", self.tp)
+            event = msgspec.structs.replace(
+                event, code=ErrorCode.OFFSET_OUT_OF_RANGE, batch_count=0, log_start_offset=0, outdated=True
+            )
+        self._incoming = (headers, bodies)
+        self._append_refused = None
+        self.step(event)
+        self._incoming = None
+        if event.code == ErrorCode.NONE and self._cut is None:
+            log.caught_up(event.high_watermark)
+        return self._append_refused
+
+    @property
+    def is_cutting(self) -> bool:
+        """A cut was ordered and is being prepared: no answer of the leader is of use before it is done."""
+        return self._cut is not None
+
+    def cut_prepared(self, job: CutJob) -> None:
+        """``job.run`` has returned: cut the log, unless the role that ordered it is no more, and fetch on."""
+        if self._cut is None or self._cut[0] is not job or self.stopped:
+            return
+        offset, self._cut = self._cut[1], None
+        self.failed_cuts = 0
+        try:
+            self.step(self._cut_at(offset, job))
+            if self.offline is None:
+                self._surroundings.start_fetching(self, self.replica.leader, self.replica.leader_epoch)
+        except Exception as error:  # as that of a step
+            self._fail(error)
+
+    def cut_failed(self, job: CutJob) -> None:
+        """No copy could be made, some time ago: forget the cut and ask the leader anew, unless the role has changed."""
+        if self._cut is not None and self._cut[0] is job and not self.stopped:
+            self._forget_cut()
+            self.failed_cuts += 1
+            self.step(TruncationFailed())
+
+    def log_named(self) -> None:
+        """A checkpoint names this log by now: it counts, and a follower fetches on."""
+        if self.stopped or self.offline is not None:
+            return
+        self.step(LogNamed())
+        replica = self.replica
+        if replica.role == "follower" and replica.leader != NO_LEADER and not self.is_cutting:
+            self._surroundings.start_fetching(self, replica.leader, replica.leader_epoch)
+
+    @property
+    def awaits_name(self) -> bool:
+        """The log holds records, and no checkpoint names it yet: a fetch would confirm them."""
+        return not self.log.named and self.log.on_disk
+
+    def advance_log_start(self, offset: int) -> None:
+        """The leader has deleted what is below ``offset``; what is committed here goes as well."""
+        try:
+            self.log.advance_log_start(offset)
+        except StorageError as error:
+            self.storage_failed(error)
+
+    def stop(self) -> None:
+        """This replica is not the broker's any more, or the broker ends. Idempotent."""
+        if not self.stopped:
+            self.step(Stopped())
+            self.stopped = True
+            self._answer_all(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: the replica was stopped")
+            self._surroundings.role_changed(self)
+
+    def leave(self) -> None:
+        """The process ends. Nobody waits for a follower, nor is told of its end: of ten thousand that took a tenth of
+        a second."""
+        if self.replica.is_leader or self._pending:
+            self.stop()
+        self._forget_cut()  # or its copy would be waited for
+        self.stopped = True
+
+    def fail(self, error: Exception) -> None:
+        """The log directory is offline, found out elsewhere."""
+        if self.offline is None:
+            self.offline = str(error)
+            self.step(LogFailed(self.offline))
+            self._answer_all(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
+            self._surroundings.role_changed(self)
+
+    def storage_failed(self, error: StorageError) -> BrokerError:
+        """A read found the log directory broken: everything here goes offline. Returns what the reader is told."""
+        self._fail(error)
+        return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: {error}")
+
+    def check_usable(self) -> None:
+        """Raises BrokerError KAFKA_STORAGE_ERROR when the log directory is offline."""
+        if self.offline is not None:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: {self.offline}")
+
+    def require_leader(self, leader_epoch: int) -> None:
+        """Raises BrokerError: NOT_LEADER_OR_FOLLOWER, or the epoch named (-1: none) is older or newer than here."""
+        replica = self.replica
+        if not replica.is_leader or leader_epoch not in (NO_EPOCH, replica.leader_epoch):
+            code = replica.check_epoch(leader_epoch) or ErrorCode.NOT_LEADER_OR_FOLLOWER
+            raise BrokerError(code, self.standing(leader_epoch))
+
+    def standing(self, leader_epoch: int) -> str:
+        """What this replica is, against the epoch a request named."""
+        replica = self.replica
+        return (
+            f"{self.tp}: leader epoch {leader_epoch} asked for, this replica is {replica.role} in epoch "
+            f"{replica.leader_epoch}, leader {replica.leader}"
+        )
+
+    # --- effects ---
+
+    def _append_as_leader(self, effect: AppendAsLeader) -> None:
+        ticket = effect.ticket
+        written = self._written(ticket, effect.leader_epoch)
+        if written is None:
+            self._events.append(LeaderAppendFailed(ticket))
+        else:
+            self._events.append(LeaderAppended(ticket, written.start, written.end))
+
+    def _written(self, ticket: int, leader_epoch: int) -> OffsetRange | None:
+        """Append what waits under the ticket, if it may be; the offsets. None: it was refused, and answered."""
+        pending, log = self._pending[ticket], self.log
+        batches, placed = pending.batches, pending.placed
+        now_us = time.time_ns() // 1000
+        try:
+            known = None
+            # A retry of what is in the log already is answered as such, even when the schema has moved on since.
+            if not pending.own:
+                if placed or log.config.restoring:
+                    self._check_restoring(placed=placed)
+                known = log.known(batches)
+                if pending.checked is not None and pending.checked.rules is self.rules:
+                    _take_verdict(pending.checked, len(known), len(batches))
+                else:
+                    for header, body in batches[len(known) :] if known else batches:
+                        check_batch(self.tp, self.rules, header, body, placed=placed)
+            written = log.append_as_leader(
+                batches, leader_epoch=leader_epoch, now_us=now_us, known=known, placed=placed, roll=pending.roll
+            )
+        except BrokerError as error:
+            self._answer(ticket, error.code, detail=f"{self.tp}: {error.detail}")
+        except StorageError as error:
+            # Before anybody is answered: what an answer lets in, of whoever waited for room, must find this offline.
+            self._fail(error)
+            self._answer(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
+        else:
+            pending.append_time_us = now_us
+            pending.batches = ()
+            return written
+        return None
+
+    def _check_restoring(self, *, placed: bool) -> None:
+        """Raises BrokerError: a topic that is being restored takes what has its offsets already, others never do."""
+        if self.log.config.restoring and not placed:
+            raise BrokerError(ErrorCode.TOPIC_RESTORING, "it takes no writes until its restore has ended")
+        if placed and not self.log.config.restoring:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, "it is not being restored: only its leader gives offsets")
+
+    def _answer_produce(self, effect: AnswerProduce) -> None:
+        pending = self._pending.pop(effect.ticket, None)
+        if pending is not None:
+            pending.answered(Answer(effect.code, effect.base_offset, pending.append_time_us, effect.detail))
+
+    def _append_as_follower(self, effect: AppendAsFollower) -> None:
+        assert self._incoming is not None
+        headers, bodies = self._incoming
+        try:
+            end_offset = self.log.append_as_follower(headers, bodies)
+        except BrokerError as error:
+            _log.error("%s: batches from the leader refused: %s", self.tp, error)
+            self._append_refused = error
+            self._events.append(FollowerAppended(self.log.log_end_offset))
+        except StorageError as error:
+            self._fail(error)
+        else:
+            self._events.append(FollowerAppended(end_offset))
+
+    def _truncate_log(self, effect: TruncateLog) -> None:
+        job = self.log.cuts.begin(effect.offset)
+        if job is None:
+            self._events.append(self._cut_at(effect.offset, None))
+        else:  # copying and fsync would hold up everything here for as long as the disk takes
+            self._cut = job, effect.offset
+            self._surroundings.prepare_cut(self, job)
+
+    def _cut_at(self, offset: int, job: CutJob | None) -> Truncated:
+        before = self.log.log_end_offset
+        end_offset = self.log.truncate(offset, job)
+        _cut_lines.info("%s: log truncated from %d to %d", self.tp, before, end_offset)
+        return Truncated(end_offset)
+
+    def _restart_log(self, effect: RestartLog) -> None:
+        before = self.log.log_end_offset
+        self.log.restart_at(effect.offset)
+        _log.warning("%s: log ending at %d thrown away, restarted at %d", self.tp, before, effect.offset)
+        self._events.append(Truncated(effect.offset))
+
+    def _refuse_cut(self, effect: RefuseCut) -> None:
+        _log.error(
+            "%s: broker %d, leader in epoch %d, lacks committed records from offset %d up to %d: they are not cut here",
+            self.tp,
+            effect.leader,
+            effect.leader_epoch,
+            effect.offset,
+            effect.high_watermark,
+        )
+        self._refused = True
+        self._surroundings.cut_refused(self, effect)
+
+    def _cut_accepted(self, effect: CutAccepted) -> None:
+        self._withdraw_refusal()
+
+    def _withdraw_refusal(self) -> None:
+        if self._refused:
+            self._refused = False
+            self._surroundings.cut_accepted(self)
+
+    def _write_isr(self, effect: WriteIsr) -> None:
+        self._surroundings.write_isr(self, effect)
+
+    def _isr_changed(self, effect: IsrChanged) -> None:
+        self._surroundings.isr_changed(self, effect.isr)
+
+    def _high_watermark_moved(self, effect: HighWatermarkMoved) -> None:
+        self.log.set_high_watermark(effect.high_watermark)
+        self._surroundings.high_watermark_moved(self)
+
+    def _log_end_moved(self, effect: LogEndMoved) -> None:
+        self._surroundings.log_end_moved(self)
+
+    def _take_verdict(self, effect: FetchVerdict) -> None:
+        self._verdict = effect
+
+    def _report_bad_decision(self, effect: ReportBadDecision) -> None:
+        self._surroundings.bad_decision(self, effect.detail)
+
+    def _start_fetching(self, effect: StartFetching) -> None:
+        self._surroundings.start_fetching(self, effect.leader, effect.leader_epoch)
+
+    def _stop_fetching(self, effect: StopFetching) -> None:
+        self._surroundings.stop_fetching(self)
+
+    def _role_changed(self, effect: RoleChanged) -> None:
+        _role_lines.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
+        self._forget_cut()
+        self._withdraw_refusal()
+        self.failed_cuts = 0
+        self._surroundings.role_changed(self)
+
+    def _forget_cut(self) -> None:
+        """As if the answer that led to it had not come: whoever leads then is asked again."""
+        if self._cut is not None:
+            self._cut = None
+            self.log.cuts.cancel()
+
+    # --- answers ---
+
+    def _answer(self, ticket: int, code: ErrorCode, *, detail: str) -> None:
+        self._answer_produce(AnswerProduce(ticket, code, -1, detail))
+
+    def _answer_all(self, code: ErrorCode, detail: str) -> None:
+        for ticket in list(self._pending):
+            self._answer(ticket, code, detail=detail)
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, StorageError):
+            _log.exception("%s: step failed", self.tp, exc_info=error)
+        self._events.clear()
+        self._surroundings.log_failed(self, error)
+
+
+def check_batch(tp: TopicPartition, rules: AppendRules, header: BatchHeader, body: memoryview, *, placed: bool) -> None:
+    """Check one batch of a producer, or of a restore. Reads no state: any thread may call it.
+
+    Raises:
+        BrokerError: whatever is wrong with the batch, foreseen or not: hostile bytes must not fail more than their own
+            request.
+    """
+    try:
+        check = validate_placed_batch if placed else validate_batch
+        check(
+            header,
+            body,
+            schema=rules.schema,
+            schema_id=rules.schema_id,
+            max_message_bytes=rules.max_message_bytes,
+            event_time=None if placed and rules.stamped_by_log else rules.event_time,
+            required_key=rules.key_columns if rules.compacted else (),
+        )
+    except BrokerError:
+        raise
+    except MemoryError:
+        raise out_of_memory("a batch cannot be checked") from None
+    except Exception as error:
+        _log.exception("%s: a batch could not be checked", tp)
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"not checkable: {type(error).__name__}: {error}") from None
+
+
+def _take_verdict(checked: CheckedBatches, first: int, end: int) -> None:
+    """Raises BrokerError: the first refusal of the batches ``[first, end)``."""
+    for number in range(first, end):
+        if number in checked.refusals:
+            raise checked.refusals[number]
+
+
+_PERFORM: dict[type, Callable[[Partition, Any], None]] = {
+    AppendAsLeader: Partition._append_as_leader,
+    AnswerProduce: Partition._answer_produce,
+    AppendAsFollower: Partition._append_as_follower,
+    TruncateLog: Partition._truncate_log,
+    RestartLog: Partition._restart_log,
+    RefuseCut: Partition._refuse_cut,
+    CutAccepted: Partition._cut_accepted,
+    WriteIsr: Partition._write_isr,
+    IsrChanged: Partition._isr_changed,
+    HighWatermarkMoved: Partition._high_watermark_moved,
+    LogEndMoved: Partition._log_end_moved,
+    ServeFetch: Partition._take_verdict,
+    RefuseFetch: Partition._take_verdict,
+    AnswerDiverging: Partition._take_verdict,
+    StartFetching: Partition._start_fetching,
+    StopFetching: Partition._stop_fetching,
+    RoleChanged: Partition._role_changed,
+    ReportBadDecision: Partition._report_bad_decision,
+}

@@ -1,0 +1,79 @@
+"""AddColumns: more columns for a topic that is there, all of which may be null.
+
+The topic's record gets one more schema: its columns, then the new ones. From then on producers have to use that one,
+and rows written before read as null in the new columns; nothing that is stored changes.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import pyarrow as pa
+
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.requests.delayed_replies import answer_later, until_told
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicRecord, TopicSchema
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import Ack, AddColumns, Reply
+from sparklog.record.schema import DEFAULT_SCHEMA, check_case, check_extension, parse_schema, schema_message
+
+_log = logging.getLogger(__name__)
+
+
+def handle_add_columns(
+    broker: BrokerState, connection: ServerConnection, request: AddColumns, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _add_columns(broker, request))
+
+
+async def _add_columns(broker: BrokerState, request: AddColumns) -> Reply:
+    refuse_internal(request.topic, "not extended")
+    columns = parse_schema(request.columns)
+    record = await broker.registry.change_topic(request.topic, lambda record: with_columns(record, columns))
+    if record is None:
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.topic!r} is there")
+    _log.info("topic %s has schema %d now", record.name, record.latest_schema.schema_id)
+
+    def told() -> bool:
+        topic = broker.cache.topic(record.name)
+        return topic is not None and (
+            topic.change.topic_id != record.topic_id or len(topic.change.schemas) >= len(record.schemas)
+        )
+
+    if not await until_told(broker, told, request.timeout_ms):
+        raise BrokerError(
+            ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} has the columns, but brokers do not know of them yet"
+        )
+    return Ack(request.cid)
+
+
+def with_columns(record: TopicRecord, columns: pa.Schema) -> TopicRecord:
+    """``record`` with those of ``columns`` that it lacks; itself when it lacks none, as after a lost answer.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH: the topic has one of them with another type, or a new one may not be null.
+            INVALID_REQUEST: the topic has Kafka's columns, by which its readers know it.
+    """
+    old = parse_schema(record.latest_schema.message)
+    if old.equals(DEFAULT_SCHEMA):
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST, f"topic {record.name!r} has the columns of Kafka's records, which stay"
+        )
+    other = [
+        f"column {field.name!r} is {old.field(field.name).type}, {field.type} found"
+        for field in columns
+        if field.name in old.names and old.field(field.name).type != field.type
+    ]
+    if other:
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"topic {record.name!r}: {'; '.join(other)}")
+    added = [field for field in columns if field.name not in old.names]
+    if not added:
+        return record
+    check_case(old.names, [field.name for field in added])
+    new = pa.schema([*old, *added])
+    check_extension(old, new)
+    schema = TopicSchema(record.latest_schema.schema_id + 1, schema_message(new))
+    return msgspec.structs.replace(record, schemas=(*record.schemas, schema))

@@ -1,0 +1,86 @@
+"""CreatePartitions: more partitions for a topic that is there.
+
+The new partitions are appended to the topic's record; what the old ones hold stays where it is, so from then on a key
+may go to another partition than before.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.lifecycle.broker_load import load
+from sparklog.broker.requests.delayed_replies import answer_later, until_led
+from sparklog.broker.state import BrokerState
+from sparklog.controller.placement import MAX_PARTITIONS, Placement, check_assignment, place
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicRecord
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import CreatePartitions, CreateTopicReply, Reply
+
+_log = logging.getLogger(__name__)
+
+
+def handle_create_partitions(
+    broker: BrokerState, connection: ServerConnection, request: CreatePartitions, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _create_partitions(broker, request))
+
+
+async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> Reply:
+    # Every key would belong to another coordinator than the one that holds its state.
+    refuse_internal(request.topic, "not extended")
+    placed: Placement | None = None
+
+    def grown(record: TopicRecord) -> TopicRecord:
+        nonlocal placed
+        before = len(record.assignment)
+        if placed is not None and record.assignment[before - len(placed.assignment) :] == placed.assignment:
+            return record  # written by an attempt whose answer was lost
+        placed = _placement(broker, request, record)
+        return msgspec.structs.replace(record, assignment=record.assignment + placed.assignment)
+
+    record = await broker.registry.change_topic(request.topic, grown)
+    if record is None or placed is None:
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.topic!r} is there")
+    _log.info("topic %s has %d partitions now", record.name, len(record.assignment))
+
+    if not await until_led(broker, record, request.timeout_ms):
+        raise BrokerError(
+            ErrorCode.REQUEST_TIMED_OUT,
+            f"topic {record.name!r} has {len(record.assignment)} partitions now, but not every one has a leader yet",
+        )
+    return CreateTopicReply(request.cid, record.topic_id, placed.warning)
+
+
+def _placement(broker: BrokerState, request: CreatePartitions, record: TopicRecord) -> Placement:
+    """Replicas for the partitions that ``record`` lacks.
+
+    Raises:
+        BrokerError: INVALID_PARTITIONS, INVALID_REPLICA_ASSIGNMENT, INVALID_REPLICATION_FACTOR.
+    """
+    before, factor = len(record.assignment), record.replication_factor
+    if not before < request.partitions <= MAX_PARTITIONS:
+        raise BrokerError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"found {request.partitions} partitions for topic {record.name!r}; it has {before}, "
+            f"expected {before + 1} to {MAX_PARTITIONS}",
+        )
+    added = request.partitions - before
+    if not request.assignment:
+        return place(
+            broker.cache.brokers,
+            partitions=added,
+            replication_factor=factor,
+            load=load(broker),
+            beside=record.assignment,
+        )
+    if len(request.assignment) != added or len(request.assignment[0]) != factor:
+        raise BrokerError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"found replicas for {len(request.assignment)} partitions, {len(request.assignment[0])} each; expected "
+            f"them for {added}, {factor} each",
+        )
+    return check_assignment(request.assignment, broker.cache.brokers)

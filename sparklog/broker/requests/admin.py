@@ -1,0 +1,162 @@
+"""CreateTopic, DeleteTopic, InitProducerId: checked here, written to ZooKeeper, carried out by the controller.
+
+Any broker takes them. A handler that waits (for ZooKeeper, then for the controller's word about the result) runs as a
+task of its own and replies when its wish has become true or its time is up.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import pyarrow as pa
+
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.lifecycle.broker_load import load
+from sparklog.broker.requests.alter_topic import check_config
+from sparklog.broker.requests.delayed_replies import answer_later, until_led, until_told
+from sparklog.broker.state import BrokerState
+from sparklog.controller.placement import Placement, check_assignment, place
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicRecord, TopicSchema, check_topic_name
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    Ack,
+    CreateTopic,
+    CreateTopicReply,
+    DeleteTopic,
+    InitProducerId,
+    InitProducerIdReply,
+    Reply,
+)
+from sparklog.record.schema import DEFAULT_SCHEMA, check_case, parse_schema, schema_message
+
+_log = logging.getLogger(__name__)
+
+
+def handle_create_topic(
+    broker: BrokerState, connection: ServerConnection, request: CreateTopic, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _create_topic(broker, request))
+
+
+def handle_delete_topic(
+    broker: BrokerState, connection: ServerConnection, request: DeleteTopic, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _delete_topic(broker, request))
+
+
+def handle_init_producer_id(
+    broker: BrokerState, connection: ServerConnection, request: InitProducerId, body: memoryview
+) -> None:
+    if request.transactional_id is not None:
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST,
+            f"transactional id {request.transactional_id!r}: its producer ids come from BeginTransaction",
+        )
+    answer_later(broker, connection, request, _init_producer_id(broker, request))
+
+
+# --- topics -----------------------------------------------------------------------------------------------------
+
+
+async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
+    # A broker that has just started knows of no live broker, itself included, until the controller tells it.
+    if not await until_told(broker, lambda: bool(broker.cache.brokers), request.timeout_ms):
+        raise BrokerError(
+            ErrorCode.BROKER_NOT_AVAILABLE,
+            f"broker {broker.broker_id} cannot place topic {request.name!r}: it has not heard from a controller yet",
+        )
+    record, warning = _checked_topic(broker, request)
+    await broker.registry.create_topic(record)
+    _log.info("topic %s (%s) created with %d partitions", record.name, record.topic_id, len(record.assignment))
+
+    if not await until_led(broker, record, request.timeout_ms):
+        raise BrokerError(
+            ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} was created, but not every partition has a leader yet"
+        )
+    return CreateTopicReply(request.cid, record.topic_id, warning)
+
+
+def _checked_topic(broker: BrokerState, request: CreateTopic) -> tuple[TopicRecord, str]:
+    """The topic as it will be written, and what is to be said about its placement."""
+    bad_name = check_topic_name(request.name)
+    if bad_name:
+        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, bad_name)
+    refuse_internal(request.name, "not created")
+    if broker.cache.topic(request.name) is not None:
+        raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {request.name!r} exists")
+    schema, key_columns, event_time = _checked_schema(request)
+    check_config(broker, request.name, request.config, key_columns)
+    placement = _placement(broker, request)
+    record = TopicRecord(
+        name=request.name,
+        topic_id=uuid.uuid4().hex,
+        assignment=placement.assignment,
+        schemas=(TopicSchema(0, schema),),
+        key_columns=key_columns,
+        event_time=event_time,
+        config=dict(request.config),
+    )
+    return record, placement.warning
+
+
+def _checked_schema(request: CreateTopic) -> tuple[bytes, tuple[str, ...], str | None]:
+    if not request.schema:
+        if request.key_columns or request.event_time is not None:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, "key columns and an event-time column need a schema")
+        return schema_message(DEFAULT_SCHEMA), ("key",), "timestamp"
+    schema = parse_schema(request.schema)
+    schema_message(schema)  # refuses the types that no topic may have
+    names = schema.names
+    check_case((), names)
+    known = frozenset(names)
+    missing = [name for name in request.key_columns if name not in known]
+    if missing:
+        detail = f"key columns {missing[:20]} not found among the columns {names[:100]}"
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, detail)
+    if request.event_time is not None:
+        if request.event_time not in names:
+            raise BrokerError(
+                ErrorCode.SCHEMA_MISMATCH, f"event-time column {request.event_time!r} not found among {names}"
+            )
+        found = schema.field(request.event_time).type
+        if not pa.types.is_timestamp(found):
+            raise BrokerError(
+                ErrorCode.SCHEMA_MISMATCH, f"event-time column {request.event_time!r} is {found}, expected a timestamp"
+            )
+    return request.schema, request.key_columns, request.event_time
+
+
+def _placement(broker: BrokerState, request: CreateTopic) -> Placement:
+    live = broker.cache.brokers
+    if request.assignment:
+        return check_assignment(request.assignment, live)
+    partitions = request.partitions if request.partitions != -1 else broker.config.num_partitions
+    factor = request.replication_factor
+    if factor == -1:
+        factor = broker.config.default_replication_factor
+    return place(live, partitions=partitions, replication_factor=factor, load=load(broker))
+
+
+async def _delete_topic(broker: BrokerState, request: DeleteTopic) -> Reply:
+    refuse_internal(request.name, "not deleted")
+    topic = broker.cache.topic(request.name)
+    if topic is None:
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.name!r} is known here")
+    topic_id = topic.change.topic_id
+    await broker.registry.request_delete(request.name, topic_id)
+
+    def gone() -> bool:
+        known = broker.cache.topic(request.name)
+        return known is None or known.change.topic_id != topic_id
+
+    if not await until_told(broker, gone, request.timeout_ms):
+        raise BrokerError(
+            ErrorCode.REQUEST_TIMED_OUT, f"deletion of topic {request.name!r} was asked for, not yet done"
+        )
+    return Ack(request.cid)
+
+
+async def _init_producer_id(broker: BrokerState, request: InitProducerId) -> Reply:
+    return InitProducerIdReply(request.cid, await broker.registry.next_producer_id(), 0)

@@ -1,0 +1,76 @@
+"""AlterTopic: settings of a topic that is there, checked as a whole and then in force everywhere, without a restart."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.requests.delayed_replies import answer_later, until_told
+from sparklog.broker.state import BrokerState
+from sparklog.config import check_topic_settings, topic_config
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.model import TopicRecord
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import Ack, AlterTopic, Reply
+
+_log = logging.getLogger(__name__)
+
+
+def handle_alter_topic(
+    broker: BrokerState, connection: ServerConnection, request: AlterTopic, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _alter_topic(broker, request))
+
+
+async def _alter_topic(broker: BrokerState, request: AlterTopic) -> Reply:
+    refuse_internal(request.topic, "not altered")
+
+    def altered(record: TopicRecord) -> TopicRecord:
+        kept = {key: value for key, value in record.config.items() if key not in request.unset}
+        config = {**kept, **request.config}
+        check_config(broker, record.name, config, record.key_columns)
+        if _is_restoring(config) and not _is_restoring(record.config):
+            detail = f"topic {record.name!r}: restoring=true is for topics that are made by a restore"
+            raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
+        return msgspec.structs.replace(record, config=config)
+
+    _check_unset(request.unset)
+    record = await broker.registry.change_topic(request.topic, altered)
+    if record is None:
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.topic!r} is there")
+    _log.info("topic %s has settings %s now", record.name, record.config)
+
+    def told() -> bool:
+        topic = broker.cache.topic(record.name)
+        return topic is not None and (topic.change.topic_id != record.topic_id or topic.change.config == record.config)
+
+    if not await until_told(broker, told, request.timeout_ms):
+        raise BrokerError(
+            ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} has the settings, but brokers do not know of them yet"
+        )
+    return Ack(request.cid)
+
+
+def _is_restoring(config: Mapping[str, str]) -> bool:
+    return topic_config(config).restoring
+
+
+def check_config(broker: BrokerState, name: str, config: Mapping[str, str], key_columns: Sequence[str]) -> None:
+    """Raises BrokerError INVALID_CONFIG: a setting is unknown or out of its range, or the topic cannot have it."""
+    try:
+        effective = topic_config(config, broker.config.topic_defaults)
+    except ConfigError as error:
+        raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from None
+    if effective.compacted and not key_columns:
+        detail = f"topic {name!r}: cleanup.policy={effective.cleanup_policy} needs key columns, none found"
+        raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
+
+
+def _check_unset(names: Sequence[str]) -> None:
+    try:
+        check_topic_settings(names)
+    except ConfigError as error:
+        raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from None

@@ -1,0 +1,91 @@
+"""The check of several batches that came in one request for one partition, or of one very large batch.
+
+Each batch may take ``max.message.bytes`` once it is decompressed, however few bytes were sent. The check of one batch
+is short, that of a thousand is not. So batches are checked before the append, between turns of the loop, and a batch
+that takes long by itself is checked in a thread. The append then takes the verdicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from sparklog.broker.replication.partition import AppendRules, Batches, CheckedBatches, Partition, check_batch
+from sparklog.broker.requests.slices import Slices
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.message import counted_bytes, read_batch_message
+
+MIB = 1024 * 1024
+#: Batches of one partition in one request. Producers send one.
+MAX_BATCHES = 1000
+#: Bytes that the batches of one partition in one request may take together once they are decompressed.
+MAX_BYTES = 4096 * MIB
+#: A batch that takes more than this once it is decompressed is checked in a thread.
+LOOP_BYTES = 32 * MIB
+
+_COMPRESSED = int(Flag.LZ4 | Flag.ZSTD)
+#: One thread: no more than one batch at a time takes memory for what it decompresses to.
+_thread = ThreadPoolExecutor(1, "batch checks")
+
+Checking = Generator["asyncio.Future[Any] | None", None, CheckedBatches]
+
+
+class _Batch(NamedTuple):
+    header: BatchHeader
+    body: memoryview
+    placed: bool
+
+
+def is_short(batch_count: int, rules: AppendRules) -> bool:
+    """Whether the check of these batches fits into a turn of the loop, whatever they hold."""
+    return batch_count == 1 and rules.max_message_bytes <= LOOP_BYTES
+
+
+def check_count(batch_count: int) -> None:
+    """Raises BrokerError INVALID_REQUEST for more batches of one partition than one request may have."""
+    if batch_count > MAX_BATCHES:
+        detail = f"{batch_count} batches of one partition found in one request, at most {MAX_BATCHES} expected"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+
+
+def check_batches(partition: Partition, batches: Batches, slices: Slices, *, placed: bool = False) -> Checking:
+    """Check all batches by the partition's present rules. Yields as ``Slices`` asks for it.
+
+    Raises:
+        BrokerError: MESSAGE_TOO_LARGE when they take more than ``MAX_BYTES`` together.
+    """
+    rules, refusals, unpacked = partition.rules, dict[int, BrokerError](), 0
+    for number, (header, body) in enumerate(batches):
+        if slices.over():
+            yield None
+        try:
+            size = _unpacked_bytes(header, body)
+            unpacked += min(size, rules.max_message_bytes)
+            if size <= LOOP_BYTES or size > rules.max_message_bytes:  # it is refused by its size
+                check_batch(partition.tp, rules, header, body, placed=placed)
+            else:
+                work = (partition.tp, rules, _Batch(header, body, placed))
+                checked = asyncio.get_running_loop().run_in_executor(_thread, _check_in_thread, *work)
+                yield checked
+                checked.result()
+        except BrokerError as error:
+            refusals[number] = error
+        if unpacked > MAX_BYTES:
+            detail = f"{partition.tp}: batches of more than {MAX_BYTES} bytes uncompressed found in one request"
+            raise BrokerError(ErrorCode.MESSAGE_TOO_LARGE, detail)
+    return CheckedBatches(rules, refusals)
+
+
+def _check_in_thread(tp: Any, rules: AppendRules, batch: _Batch) -> None:
+    check_batch(tp, rules, batch.header, batch.body, placed=batch.placed)
+
+
+def _unpacked_bytes(header: BatchHeader, body: memoryview) -> int:
+    """Raises BrokerError CORRUPT_MESSAGE."""
+    if not header.flags & _COMPRESSED:
+        return len(body)
+    message = body[: header.length]
+    return counted_bytes(read_batch_message(message), message)

@@ -1,0 +1,86 @@
+"""DeleteRecords: the log begins at an offset that somebody names. Source: Kafka, DeleteRecords.
+
+Carried out by the leader; its followers do the same once a fetch has told them. What the log starts at is durable
+before the answer. A topic that is only compacted refuses: its oldest record may be the only one of its key. While
+it is being restored there is none below where it began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator
+
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.requests.delayed_replies import answer_later
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.model import TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import DeletedRecords, DeleteRecords, DeleteRecordsPartition, DeleteRecordsReply, Reply
+
+_log = logging.getLogger(__name__)
+_HIGH_WATERMARK = -1
+
+
+def handle_delete_records(
+    broker: BrokerState, connection: ServerConnection, request: DeleteRecords, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _delete_records(broker, request))
+
+
+async def _delete_records(broker: BrokerState, request: DeleteRecords) -> Reply:
+    results = tuple(await broker.slices.result(_delete(broker, request)))
+    if any(result.code == ErrorCode.NONE for result in results):
+        write = broker.partitions.directory.checkpoint_job()
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, write)
+        except StorageError as error:
+            broker.log_failed(None, error)
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        except OSError as error:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"noting the new log starts: {error}") from error
+    return DeleteRecordsReply(request.cid, results)
+
+
+def _delete(broker: BrokerState, request: DeleteRecords) -> Generator[None, None, list[DeletedRecords]]:
+    results: list[DeletedRecords] = []
+    for wanted in request.partitions:
+        if broker.slices.over():
+            yield
+        results.append(_delete_one(broker, wanted))
+    return results
+
+
+def _delete_one(broker: BrokerState, wanted: DeleteRecordsPartition) -> DeletedRecords:
+    try:
+        return DeletedRecords(ErrorCode.NONE, _log_start(broker, wanted))
+    except BrokerError as error:
+        return DeletedRecords(error.code, -1, error.detail)
+
+
+def _log_start(broker: BrokerState, wanted: DeleteRecordsPartition) -> int:
+    tp = TopicPartition(wanted.topic, wanted.partition)
+    refuse_internal(wanted.topic, "not shortened")
+    partition = broker.partitions.require(tp)
+    partition.require_leader(wanted.leader_epoch)
+    log, end = partition.log, partition.replica.high_watermark
+    if "delete" not in log.config.cleanup_policy and not log.config.restoring:
+        detail = f"{tp}: cleanup.policy={log.config.cleanup_policy} found, delete expected among it"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+    offset = end if wanted.offset == _HIGH_WATERMARK else wanted.offset
+    if not 0 <= offset <= end:
+        detail = f"{tp}: offset {offset} found, 0 to the high watermark {end} expected"
+        raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
+    before = log.log_start_offset
+    try:
+        start = log.advance_log_start(offset)
+    except StorageError as error:
+        raise partition.storage_failed(error) from error
+    if start < offset:
+        raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: no room left to note a new log start")
+    if start > before:
+        _log.info("%s: records below %d deleted on request", tp, start)
+        broker.counters["records.deleted.on.request"] += start - before
+        broker.fetches.log_start_moved(partition)
+    return start

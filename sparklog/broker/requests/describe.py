@@ -1,0 +1,73 @@
+"""DescribeBroker: what this process is doing, for people, tests and counters."""
+
+from __future__ import annotations
+
+import os
+
+import sparklog
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.config import in_force
+from sparklog.model import NO_EPOCH
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, ReplicaDescription
+from sparklog.storage.log import Log
+
+
+def handle_describe_broker(
+    broker: BrokerState, connection: ServerConnection, request: DescribeBroker, body: memoryview
+) -> None:
+    replicas = [_describe(partition) for partition in sorted(broker.partitions, key=lambda hosted: hosted.tp)]
+    replicas += [_describe_log(log) for log in broker.partitions.unclaimed_logs()]
+    queued, most_queued = connection.server_queue
+    connection.reply(
+        DescribeBrokerReply(
+            request.cid,
+            broker.broker_id,
+            broker.incarnation,
+            os.getpid(),
+            getattr(sparklog, "__version__", "0"),
+            broker.log_dir,
+            broker.state,
+            tuple(replicas),
+            {
+                **broker.counters,
+                "requests.queued.bytes": queued,
+                "requests.queued.bytes.max": most_queued,
+                "producer.ids": broker.partitions.directory.producer_ids,
+            },
+            in_force(broker.config),
+        )
+    )
+
+
+def _describe(partition: Partition) -> ReplicaDescription:
+    replica, log = partition.replica, partition.log
+    return ReplicaDescription(
+        partition.tp.topic,
+        partition.tp.partition,
+        "offline" if partition.offline is not None else replica.role,
+        replica.leader_epoch,
+        log.log_start_offset,
+        replica.high_watermark,
+        log.log_end_offset,
+        log.size_bytes,
+        str(log.directory),
+        log.last_epoch,
+    )
+
+
+def _describe_log(log: Log) -> ReplicaDescription:
+    """A log that was found on disk and whose role nobody has decided yet: a controller may ask where it ends."""
+    return ReplicaDescription(
+        log.tp.topic,
+        log.tp.partition,
+        "offline",
+        NO_EPOCH,
+        log.log_start_offset,
+        log.high_watermark,
+        log.log_end_offset,
+        log.size_bytes,
+        str(log.directory),
+        log.last_epoch,
+    )

@@ -1,0 +1,184 @@
+"""ElectLeaders: the wish goes to the controller as a node in ZooKeeper, which it deletes once it has done what it can.
+
+What came of it is then read from ZooKeeper and not from this broker's picture, which may be a moment older.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+
+from sparklog.broker.requests.delayed_replies import answer_later, limit_s, until_told
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_LEADER, LeaderAndIsr, TopicPartition, VersionedState
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import ElectLeaders, ElectLeadersReply, PartitionDecision, PartitionResult, Reply
+from sparklog.zk.codecs import ElectionRequest
+
+PREFERRED, UNCLEAN = "preferred", "unclean"
+
+#: For what the controller wrote to arrive here as well, so that whoever asks next is not told of the old leader.
+_ECHO_TIMEOUT_MS = 1000
+#: How often the controller is asked, with pauses that double.
+_ATTEMPTS, _FIRST_PAUSE_S = 6, 0.03
+#: Partitions named in one node, whatever the length of their topics' names: ZooKeeper drops the connection, and with it
+#: what else this broker asks, on a node of 1 MB.
+_IN_ONE_NODE = 3000
+
+
+def handle_elect_leaders(
+    broker: BrokerState, connection: ServerConnection, request: ElectLeaders, body: memoryview
+) -> None:
+    if request.kind not in {PREFERRED, UNCLEAN}:
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST, f"election {request.kind!r} found, expected {PREFERRED!r} or {UNCLEAN!r}"
+        )
+    answer_later(broker, connection, request, _elect_leaders(broker, request))
+
+
+async def _elect_leaders(broker: BrokerState, request: ElectLeaders) -> Reply:
+    asked = _partitions(broker, request)
+    await asyncio.sleep(0)
+    results, wanting = await broker.slices.result(_sorted_out(broker, request, asked))
+    if wanting:
+        results |= await _hold_elections(broker, request, wanting)
+    await asyncio.sleep(0)
+    answered = [results[tp] for tp in asked]
+    if request.partitions is None:
+        satisfied = {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
+        answered = [result for result in answered if result.code not in satisfied]
+    return ElectLeadersReply(request.cid, tuple(answered))
+
+
+def _sorted_out(
+    broker: BrokerState, request: ElectLeaders, asked: Sequence[TopicPartition]
+) -> Generator[None, None, tuple[dict[TopicPartition, PartitionResult], list[PartitionDecision]]]:
+    """The results of those that need no election, and the others."""
+    results: dict[TopicPartition, PartitionResult] = {}
+    wanting: list[PartitionDecision] = []
+    for tp in asked:
+        if broker.slices.over():
+            yield
+        known = broker.cache.partition(tp)
+        if known is None:
+            results[tp] = _result(tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {tp} is known here")
+        elif _has_leader_wanted(broker, request.kind, known, known.state):
+            results[tp] = _result(tp, ErrorCode.ELECTION_NOT_NEEDED, f"{tp} is led by broker {known.state.leader}")
+        else:
+            wanting.append(known)
+    return results, wanting
+
+
+def _partitions(broker: BrokerState, request: ElectLeaders) -> list[TopicPartition]:
+    if request.partitions is not None:
+        return [TopicPartition(*named) for named in dict.fromkeys(request.partitions)]
+    topics = ((name, broker.cache.topic(name)) for name in sorted(broker.cache.topics()))
+    return [TopicPartition(name, number) for name, topic in topics if topic for number in sorted(topic.partitions)]
+
+
+def _has_leader_wanted(broker: BrokerState, kind: str, known: PartitionDecision, state: LeaderAndIsr) -> bool:
+    if kind == PREFERRED:
+        return bool(known.replicas) and state.leader == known.replicas[0]
+    return state.leader in broker.cache.incarnations
+
+
+async def _hold_elections(
+    broker: BrokerState, request: ElectLeaders, wanting: Sequence[PartitionDecision]
+) -> dict[TopicPartition, PartitionResult]:
+    """Ask the controller, and once more for those that it could have carried out and has not: a leader writes its ISR
+    itself, and the controller hears of that a moment later."""
+    results: dict[TopicPartition, PartitionResult] = {}
+    pause_s = _FIRST_PAUSE_S
+    for _ in range(_ATTEMPTS):
+        await _carried_out(broker, request, wanting)
+        found = await _states(broker, wanting)
+        results |= {tp: _outcome(broker, request.kind, known, state) for tp, (known, state) in found.items()}
+        wanting = [known for known, state in found.values() if state and _possible(broker, request.kind, known, state)]
+        if not wanting:
+            break
+        await asyncio.sleep(pause_s)
+        pause_s *= 2
+    return results
+
+
+async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequence[PartitionDecision]) -> None:
+    """All nodes are there before one is waited for: an unclean election may wait for one broker's fate, and those of
+    other partitions must not wait with it.
+
+    Raises:
+        BrokerError: REQUEST_TIMED_OUT: says how many partitions are named in nodes that were still there.
+    """
+    registry = broker.registry
+    end = asyncio.get_running_loop().time() + limit_s(request.timeout_ms)
+    asked: dict[asyncio.Task[None], tuple[str, int]] = {}
+    try:
+        for first in range(0, len(wanting), _IN_ONE_NODE):
+            named = tuple((known.topic, known.partition) for known in wanting[first : first + _IN_ONE_NODE])
+            path = await registry.request_election(ElectionRequest(request.kind, named))
+            asked[asyncio.create_task(registry.request_done(path))] = (path, len(named))
+        done, left = await asyncio.wait(asked, timeout=max(0.0, end - asyncio.get_running_loop().time()))
+        for task in done:
+            task.result()
+        if left:
+            count = sum(asked[task][1] for task in left)
+            detail = f"no controller has carried the election of {count} of {len(wanting)} leaders out in time"
+            raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, f"{detail}, or not of all of them")
+    except Exception:
+        for task, (path, _) in asked.items():
+            if not task.done():
+                registry.withdraw_request(path)
+        raise
+    finally:
+        for task in asked:
+            task.cancel()
+
+
+async def _states(
+    broker: BrokerState, wanting: Sequence[PartitionDecision]
+) -> dict[TopicPartition, tuple[PartitionDecision, VersionedState | None]]:
+    """What ZooKeeper has on these partitions, once this broker has heard of it."""
+    tps = [TopicPartition(known.topic, known.partition) for known in wanting]
+    found = dict(zip(tps, await broker.registry.read_states(tps), strict=True))
+    await until_told(broker, lambda: all(_arrived(broker, tp, state) for tp, state in found.items()), _ECHO_TIMEOUT_MS)
+    return {tp: (broker.cache.partition(tp) or known, found[tp]) for tp, known in zip(tps, wanting, strict=True)}
+
+
+def _arrived(broker: BrokerState, tp: TopicPartition, found: VersionedState | None) -> bool:
+    known = broker.cache.partition(tp)
+    return found is None or known is None or known.version >= found.version
+
+
+def _possible(broker: BrokerState, kind: str, known: PartitionDecision, found: VersionedState) -> bool:
+    """It has not the leader wanted, and could have."""
+    if _has_leader_wanted(broker, kind, known, found.state):
+        return False
+    live = broker.cache.incarnations
+    if kind == UNCLEAN:
+        return any(replica in live for replica in known.replicas)
+    return known.replicas[0] in live and known.replicas[0] in found.state.isr
+
+
+def _outcome(broker: BrokerState, kind: str, known: PartitionDecision, found: VersionedState | None) -> PartitionResult:
+    tp = TopicPartition(known.topic, known.partition)
+    if found is None:
+        return _result(tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp} is gone")
+    state = found.state
+    if _has_leader_wanted(broker, kind, known, state):
+        return _result(tp, ErrorCode.NONE)
+    live = broker.cache.incarnations
+    if kind == UNCLEAN:
+        alive = [replica for replica in known.replicas if replica in live]
+        reason = f"{tp}: no replica of {list(known.replicas)} is alive; live are {sorted(live)}"
+        if alive:
+            reason = f"{tp}: {alive} are alive; brokers of the in-sync set {list(state.isr)} are not given up yet"
+        return _result(tp, ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, reason)
+    preferred = known.replicas[0]
+    lack = "alive" if preferred not in live else "in sync" if preferred not in state.isr else "chosen"
+    leader = f"broker {state.leader} leads" if state.leader != NO_LEADER else "nobody leads"
+    reason = f"{tp}: broker {preferred} is not {lack}, in sync are {list(state.isr)}; {leader}"
+    return _result(tp, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, reason)
+
+
+def _result(tp: TopicPartition, code: ErrorCode, detail: str = "") -> PartitionResult:
+    return PartitionResult(tp.topic, tp.partition, code, detail)

@@ -1,0 +1,381 @@
+"""Fetch requests of consumers and followers: answered at once, or held until there is something to say.
+
+One long poll is one ``OpenFetch``. It looks at a partition once, and again only when the partition says that
+something moved, so a fetch that waits costs nothing. Partitions speak up in the middle of their steps; a held fetch
+only takes note and answers on the next turn of the loop, once for all that moved in this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from sparklog.broker.replication.partition import FetchVerdict, Partition
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.requests.fetch_read import PartitionRead, look_for_follower
+from sparklog.broker.requests.open_fetch import OpenFetch
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_EPOCH
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
+from sparklog.replica.effects import ServeFetch
+from sparklog.replica.events import FollowerFetched
+from sparklog.replica.fetch_session import Key, SessionCache
+
+_log = logging.getLogger(__name__)
+
+#: Timers of the loop are of whole milliseconds, and come this much early at most. Who is due within it is answered: a
+#: timer set anew for what is left would come at once, again and again until then.
+_TIMER_EARLY_S = 0.002
+#: Waiting fetches look again for so long in one turn of the loop, to within one of them.
+_LOOKS_S = 0.03
+#: Fetches without a session that wait on one connection: clients have one or two.
+_MOST_OF_CONNECTION = 16
+#: Fetches without a session that wait in the whole broker, and how long those beyond it wait, for nothing but time.
+_MOST_WAITING = 20_000
+_CROWDED_S = 0.1
+_M = TypeVar("_M")
+
+
+class Fetches:
+    """All fetches of one broker that wait, and the sessions they belong to. Owner: its event loop."""
+
+    def __init__(self, broker: BrokerState, sessions: SessionCache) -> None:
+        self._broker = broker
+        self._sessions = sessions
+        self._holders = sessions.holders
+        sessions.on_close = self._session_closed
+        #: By number.
+        self._waiting: dict[int, OpenFetch] = {}
+        #: Fetches without a session, by partition, and by the connection they came by.
+        self._sessionless: dict[Key, dict[OpenFetch, FetchPartition]] = {}
+        self._sessionless_of: dict[ServerConnection, dict[OpenFetch, None]] = {}
+        self._sessionless_count = 0
+        self._followers: dict[int, ServerConnection] = {}
+        #: The connection and incarnation that each follower was last found to be authorized with.
+        self._admitted: dict[int, tuple[ServerConnection, int]] = {}
+        self._unproven = broker.cache.unproven
+        broker.metadata_listeners.append(self._metadata_changed)
+        #: When waiting fetches are to be looked after, and their numbers. One timer for all.
+        self._due: list[tuple[float, int]] = []
+        #: The earliest of these times by number. Most fetches have been answered by then: whoever waits under their
+        #: number then is looked after, so that the next fetch of a session need not be noted again.
+        self._due_s: dict[int, float] = {}
+        self._numbers = itertools.count(-1, -1)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
+        #: What was last seen for a follower, as long as nothing has moved: others wait at the same place.
+        self._seen: tuple[FetchPartition, int, PartitionRead] | None = None
+        #: Those that look again on the next turn of the loop, and how many of them are consumers'.
+        self._to_look: deque[OpenFetch] = deque()
+        self._looks_scheduled = False
+        self._consumers_due = 0
+
+    # --- time ---
+
+    def answer_within(self, fetch: OpenFetch, delay_s: float) -> None:
+        """Answer with what there is once so much time has passed, if that has not been done by then."""
+        due_s = time.monotonic() + delay_s
+        if due_s < fetch.due_s and not fetch.done:
+            fetch.due_s = due_s
+            noted_s = self._due_s.get(fetch.number)
+            if noted_s is None or due_s < noted_s:
+                self._note_due(due_s, fetch.number)
+
+    def _note_due(self, due_s: float, number: int) -> None:
+        self._due_s[number] = due_s
+        heapq.heappush(self._due, (due_s, number))
+        if due_s < self._timer_s:
+            self._arm(due_s)
+
+    def _arm(self, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = due_s
+        delay_s = max(0.0, due_s - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._answer_due)
+
+    def _answer_due(self) -> None:
+        self._timer, self._timer_s = None, -math.inf  # whatever is noted meanwhile: it is armed in the end
+        now = time.monotonic() + _TIMER_EARLY_S
+        try:
+            while self._due and self._due[0][0] <= now:
+                due_s, number = heapq.heappop(self._due)
+                if self._due_s.get(number) != due_s:
+                    continue  # it was to be sooner
+                del self._due_s[number]
+                fetch = self._waiting.get(number)
+                if fetch is not None and fetch.due_s <= now:
+                    fetch.complete()
+                elif fetch is not None:
+                    self._note_due(fetch.due_s, number)
+        finally:
+            self._timer_s = math.inf
+            if self._due:
+                self._arm(self._due[0][0])
+
+    def after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
+        """Answer now, or behind the answers to consumers that are on their way: whom it wakes may take this process's
+        core, and they would wait for that."""
+        if self._consumers_due:
+            asyncio.get_running_loop().call_soon(answer, message)
+        else:
+            answer(message)
+
+    # --- looks ---
+
+    def look_soon(self, fetch: OpenFetch) -> None:
+        """Have it look again on the next turn of the loop: there may be enough now."""
+        if fetch.is_to_look or fetch.done:
+            return
+        fetch.is_to_look = True
+        if not self._looks_scheduled:
+            self._looks_scheduled = True
+            asyncio.get_running_loop().call_soon(self._look_again)
+        if fetch.of_follower:
+            self._to_look.appendleft(fetch)  # what is written waits for followers, not for thousands of consumers
+        else:
+            self._to_look.append(fetch)
+            self._consumers_due += 1
+
+    def _look_again(self) -> None:
+        """Thousands may wait for one partition: those that do not fit into this turn of the loop look in the next."""
+        self._looks_scheduled = False
+        to_look, ends_s = self._to_look, time.monotonic() + _LOOKS_S
+        for _ in range(len(to_look)):
+            fetch = to_look.popleft()
+            if not fetch.of_follower:
+                self._consumers_due -= 1
+            fetch.look_again()
+            if to_look and time.monotonic() >= ends_s:
+                break
+        if to_look and not self._looks_scheduled:
+            self._looks_scheduled = True
+            asyncio.get_running_loop().call_soon(self._look_again)
+
+    # --- requests ---
+
+    def handle(self, connection: ServerConnection, request: Fetch) -> None:
+        broker = self._broker
+        replica_id = request.replica_id
+        if replica_id != CONSUMER:
+            admitted = self._admitted.get(replica_id)
+            if admitted is None or admitted[0] is not connection or admitted[1] != request.incarnation:
+                self._admit(connection, replica_id, request.incarnation)
+        earlier = self._waiting.get(request.session_id) if request.session_id > 0 else None
+        if earlier is not None:
+            # The fetcher has changed its mind about what it wants; the older request must not hold up the newer.
+            earlier.complete()
+        try:
+            context = self._sessions.begin(request, broker.now_ms(), line=connection)
+        except BrokerError as error:
+            broker.counters["fetch.session.errors"] += 1
+            _log.info("fetch of %s: %s", connection.peer, error)
+            connection.reply(FetchReply(request.cid, error.code, 0, ()))
+            return
+        session = context.session
+        number = next(self._numbers) if session is None else session.session_id
+        fetch = OpenFetch(broker, connection, number, request=request, context=context)
+        if fetch.of_follower:
+            broker.counters["fetch.follower.requests"] += 1
+            served = self._note_positions(fetch)
+        else:
+            broker.counters["fetch.consumer.requests"] += 1
+            served = None
+        if served is not None and fetch.waits_at_end(served):
+            self._waiting[number] = fetch
+            return
+        fetch.begin()
+        if not fetch.done:
+            self._hold(fetch)
+
+    def _admit(self, connection: ServerConnection, replica_id: int, incarnation: int) -> None:
+        """Check that ``connection`` may fetch as this follower, and note that it does.
+
+        Raises:
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED; STALE_BROKER_EPOCH, the connection has proved nothing and names
+                an incarnation that the controller has not told of.
+        """
+        broker = self._broker
+        broker.access.require_follower(connection, replica_id)
+        told = broker.cache.incarnations.get(replica_id, NO_EPOCH)
+        if incarnation > told and not broker.access.proves_broker(connection, replica_id):
+            detail = f"incarnation {incarnation} of broker {replica_id}: the controller has told of {told} so far"
+            raise BrokerError(ErrorCode.STALE_BROKER_EPOCH, detail)
+        if broker.cache.endpoint(replica_id) is not None:
+            self._followers[replica_id] = connection
+            self._admitted[replica_id] = (connection, incarnation)
+
+    def _metadata_changed(self) -> None:
+        """Check every follower again once other brokers than before may come without a proof."""
+        if self._broker.cache.unproven != self._unproven:
+            self._unproven = self._broker.cache.unproven
+            self._admitted.clear()
+
+    def _note_positions(self, fetch: OpenFetch) -> Partition | None:
+        """Tell each named partition how far the follower is. Returns the only one that is named, if it takes that for
+        granted."""
+        request, named = fetch.request, fetch.context.named
+        served: Partition | None = None
+        hosted, replica_id, incarnation = self._broker.partitions.get, request.replica_id, request.incarnation
+        for wanted in named:
+            partition = hosted((wanted.topic, wanted.partition))
+            if partition is None or partition.offline is not None:
+                continue
+            if wanted.topic_id and wanted.topic_id != partition.topic_id:
+                continue
+            verdict = partition.follower_fetched(
+                FollowerFetched(
+                    replica_id,
+                    incarnation,
+                    wanted.leader_epoch,
+                    wanted.fetch_offset,
+                    wanted.last_epoch,
+                    wanted.refuses,
+                )
+            )
+            if type(verdict) is ServeFetch:
+                served = partition
+            else:
+                fetch.verdicts[wanted.topic, wanted.partition] = verdict
+        return served if len(named) == 1 else None
+
+    def _hold(self, fetch: OpenFetch) -> None:
+        self._waiting[fetch.number] = fetch
+        if fetch.context.session is not None:
+            return
+        of_connection = self._sessionless_of.setdefault(fetch.connection, {})
+        of_connection[fetch] = None
+        self._sessionless_count += 1
+        if self._sessionless_count > _MOST_WAITING:
+            # Nothing wakes it: each append would have to look at all that wait.
+            self._broker.counters["fetch.crowded"] += 1
+            self.answer_within(fetch, _CROWDED_S)
+            return
+        for wanted in fetch.context.named:
+            self._sessionless.setdefault((wanted.topic, wanted.partition), {})[fetch] = wanted
+        if len(of_connection) > _MOST_OF_CONNECTION:
+            self._broker.counters["fetch.crowded"] += 1
+            next(iter(of_connection)).complete()
+
+    def forget(self, fetch: OpenFetch) -> None:
+        if self._waiting.get(fetch.number) is fetch:
+            del self._waiting[fetch.number]
+            if fetch.context.session is None:
+                self._forget_sessionless(fetch)
+
+    def _forget_sessionless(self, fetch: OpenFetch) -> None:
+        for wanted in fetch.context.named:
+            key = (wanted.topic, wanted.partition)
+            waiting = self._sessionless.get(key)
+            if waiting is not None and waiting.pop(fetch, None) is not None and not waiting:
+                del self._sessionless[key]
+        of_connection = self._sessionless_of[fetch.connection]
+        del of_connection[fetch]
+        self._sessionless_count -= 1
+        if not of_connection:
+            del self._sessionless_of[fetch.connection]
+
+    def _session_closed(self, session_id: int) -> None:
+        """To make room for another one, perhaps: nobody comes back to it, and nothing wakes what waits in it any more.
+        That is answered with what there is, unless its connection is lost."""
+        fetch = self._waiting.get(session_id)
+        if fetch is not None:
+            asyncio.get_running_loop().call_soon(fetch.complete)
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        for fetch in list(self._sessionless_of.get(connection, ())):
+            fetch.abandon()
+        # A session's request waits on the connection that the session was last used on.
+        for session_id in self._sessions.line_lost(connection):
+            of_session = self._waiting.get(session_id)
+            if of_session is not None:
+                of_session.abandon()
+        for replica_id, of in list(self._followers.items()):
+            if of is connection:
+                del self._followers[replica_id]
+                self._admitted.pop(replica_id, None)
+                if not self._broker.quiesced:
+                    self._broker.partitions.follower_lost(replica_id)
+
+    def look_for_follower(
+        self,
+        partitions: Partitions,
+        wanted: FetchPartition,
+        *,
+        verdict: FetchVerdict | None,
+        max_bytes: int,
+        isolation: int,
+    ) -> PartitionRead:
+        """As that of ``fetch_look``: what one follower is told, the next one is told that waits at the same place."""
+        seen = self._seen
+        if seen is not None and verdict is None and seen[0] == wanted and seen[1] == max_bytes:
+            return seen[2]
+        look = look_for_follower(partitions, wanted, verdict=verdict, max_bytes=max_bytes, isolation=isolation)
+        if verdict is None and not look.urgent:
+            self._seen = wanted, max_bytes, look
+        return look
+
+    # --- what moves ---
+
+    def log_end_moved(self, partition: Partition) -> None:
+        """There is more for followers."""
+        for fetch in self._concerned(partition):
+            if fetch.of_follower:
+                self.look_soon(fetch)
+
+    def high_watermark_moved(self, partition: Partition) -> None:
+        """There is more for consumers; followers hear of it with the next records, or shortly."""
+        for fetch in self._concerned(partition):
+            if fetch.of_follower:
+                fetch.answer_shortly()
+            else:
+                self.look_soon(fetch)
+
+    def log_start_moved(self, partition: Partition) -> None:
+        """Old records are gone: followers of an idle partition would not hear of it otherwise."""
+        self.high_watermark_moved(partition)
+
+    def changed(self, partition: Partition) -> None:
+        """The replica's role changed, or it is gone: whoever waits for it must hear."""
+        for fetch in self._concerned(partition):
+            self.look_soon(fetch)
+
+    def _concerned(self, partition: Partition) -> list[OpenFetch]:
+        """Waiting fetches that name this partition; it is marked for another look in each."""
+        self._seen = None
+        key: Key = partition.tp
+        found = []
+        if key in self._holders:
+            for session in self._sessions.wake(key):
+                fetch = self._waiting.get(session.session_id)
+                if fetch is not None:
+                    fetch.stale[key] = session.wanted[key]
+                    found.append(fetch)
+        if self._sessionless:
+            for fetch, wanted in self._sessionless.get(key, {}).items():
+                fetch.stale[key] = wanted
+                found.append(fetch)
+        return found
+
+
+def handle_fetch(broker: BrokerState, connection: ServerConnection, request: Fetch, body: memoryview) -> None:
+    if request.isolation not in {0, 1}:
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST, f"isolation {request.isolation} found, expected 0 (uncommitted) or 1 (committed)"
+        )
+    if request.max_bytes < 1:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"max_bytes {request.max_bytes} found, at least 1 expected")
+    broker.fetches.handle(connection, request)
+
+
+def connection_lost(broker: BrokerState, connection: ServerConnection) -> None:
+    broker.fetches.connection_lost(connection)

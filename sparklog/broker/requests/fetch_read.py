@@ -1,0 +1,247 @@
+"""One look at one partition on behalf of one fetch: records, an error, or nothing new.
+
+A consumer sees what is below the high watermark (or the last stable offset) of whichever replica it asks. A follower
+sees the leader's whole log, provided that its own history has been compared with the leader's: for positions named in
+the request at hand the replica core has done so, for earlier ones of the same session it is done again here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparklog.broker.replication.crc_cache import CrcCache
+from sparklog.broker.replication.partition import FetchVerdict, Partition
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.requests.projected_read import read_projected
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.model import EpochEnd
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import AbortedRange, FetchedPartition, FetchPartition
+from sparklog.record.header import HEADER_BYTES
+from sparklog.replica.effects import AnswerDiverging, RefuseFetch
+from sparklog.replica.view import parted
+
+
+class PartitionRead(msgspec.Struct, frozen=True, gc=False):
+    """What a partition has to say. ``body``: the records, headers first, of ``size`` bytes. ``urgent``: an error or a
+    divergence, which is not held back and has no records. ``cost``: what it counts for in the bytes that an answer may
+    hold; more than its size where it was cut down to some columns."""
+
+    result: FetchedPartition
+    body: tuple[Buffer, ...]
+    size: int
+    urgent: bool
+    cost: int = 0
+
+
+def look_for_consumer(
+    partitions: Partitions, wanted: FetchPartition, *, verdict: FetchVerdict | None, max_bytes: int, isolation: int
+) -> PartitionRead:
+    partition: Partition | None = None
+    try:
+        partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
+        parted = _check_consumer(partition, wanted)
+        if parted is not None:
+            return _diverging(partition, wanted, parted.epoch, parted.end_offset)
+        end_offset = partition.replica.readable_end(isolation)
+        return _read(
+            partition,
+            wanted,
+            end_offset=end_offset,
+            max_bytes=max_bytes,
+            committed=isolation == 1,
+            kept=partitions.kept_crcs,
+        )
+    except BrokerError as error:
+        return _error(partition, wanted, error)
+
+
+def require_readable(partitions: Partitions, wanted: FetchPartition) -> tuple[Partition, EpochEnd | None]:
+    """The partition, when a consumer may read it at the offset; and where its log parted from what the consumer read.
+
+    Raises:
+        BrokerError: as a fetch would be answered.
+    """
+    partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
+    return partition, _check_consumer(partition, wanted)
+
+
+def _check_consumer(partition: Partition, wanted: FetchPartition) -> EpochEnd | None:
+    replica = partition.replica
+    code = replica.check_epoch(wanted.leader_epoch)
+    if code is not None:
+        raise BrokerError(code, partition.standing(wanted.leader_epoch))
+    if wanted.last_epoch > replica.leader_epoch:
+        # It has read what a later leader wrote: this one is behind or deposed, and its log proves nothing.
+        raise BrokerError(ErrorCode.UNKNOWN_LEADER_EPOCH, partition.standing(wanted.last_epoch))
+    parted = parted_from_consumer(partition, wanted)
+    if parted is not None:
+        return parted
+    code = replica.check_offset(wanted.fetch_offset)
+    if code is not None:
+        raise BrokerError(code, _out_of_reach(partition, wanted.fetch_offset))
+    return None
+
+
+def look_for_follower(
+    partitions: Partitions, wanted: FetchPartition, *, verdict: FetchVerdict | None, max_bytes: int, isolation: int
+) -> PartitionRead:
+    partition: Partition | None = None
+    try:
+        if wanted.columns is not None:
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST, f"a follower asks for columns {wanted.columns[:20]}, all expected"
+            )
+        partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
+        # The role may have changed since the position was judged, or while the fetch waited.
+        partition.require_leader(wanted.leader_epoch)
+        if isinstance(verdict, RefuseFetch):
+            raise BrokerError(verdict.code, f"{partition.tp}: {verdict.detail}")
+        if isinstance(verdict, AnswerDiverging):
+            return _diverging(partition, wanted, verdict.epoch, verdict.end_offset)
+        log = partition.log
+        end_offset = log.log_end_offset
+        # In the log's own last epoch, and not beyond its end, it has parted nowhere.
+        if wanted.last_epoch >= 0 and (wanted.last_epoch != log.last_epoch or wanted.fetch_offset > end_offset):
+            parting = parted(log, wanted.fetch_offset, wanted.last_epoch)
+            if parting is not None:
+                return _diverging(partition, wanted, parting.epoch, parting.end_offset)
+        return _read(
+            partition, wanted, end_offset=end_offset, max_bytes=max_bytes, kept=partitions.kept_crcs, for_follower=True
+        )
+    except BrokerError as error:
+        return _error(partition, wanted, error, for_follower=True)
+
+
+def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> bool:
+    """Whether ``look_for_follower`` would find nothing to send: the follower's log is this leader's."""
+    if partition is None or partition.offline is not None or wanted.topic_id not in {"", partition.topic_id}:
+        return False
+    log, replica = partition.log, partition.replica
+    return (
+        wanted.fetch_offset == log.log_end_offset
+        and wanted.last_epoch == log.last_epoch
+        and wanted.leader_epoch == replica.leader_epoch
+        and replica.is_leader
+        and wanted.columns is None
+    )
+
+
+def parted_from_consumer(partition: Partition, wanted: FetchPartition, *, in_sync: bool = False) -> EpochEnd | None:
+    """Where the log stopped being the one this consumer has read, or None: after an unclean election the record before
+    its position may be another one. Only the leader can tell, and a follower known to be ``in_sync`` up to its high
+    watermark, and only where the log still has that record. Source: KIP-320.
+    """
+    log, replica = partition.log, partition.replica
+    if wanted.last_epoch < 0 or wanted.fetch_offset <= log.log_start_offset:
+        return None
+    if not replica.is_leader and not (in_sync and wanted.fetch_offset <= replica.high_watermark):
+        return None
+    ours = log.end_of_epoch(wanted.last_epoch)
+    return ours if ours.epoch != wanted.last_epoch or ours.end_offset < wanted.fetch_offset else None
+
+
+def _read(
+    partition: Partition,
+    wanted: FetchPartition,
+    *,
+    end_offset: int,
+    max_bytes: int,
+    kept: CrcCache,
+    committed: bool = False,
+    for_follower: bool = False,
+) -> PartitionRead:
+    """``kept``: what projections go by. ``committed``: name the aborted transactions that the records may belong to.
+    ``for_follower``: also what lies before the log start in the first segment."""
+    if max_bytes <= 0 or wanted.fetch_offset >= end_offset:
+        return PartitionRead(_result(partition, wanted), (), 0, urgent=False)
+    limit = max(min(wanted.max_bytes, max_bytes), 1)
+    stored_bytes = cost = 0
+    try:
+        if wanted.columns is None:
+            records = partition.log.read(
+                wanted.fetch_offset, max_bytes=limit, end_offset=end_offset, for_follower=for_follower
+            )
+        else:
+            records, stored_bytes, cost = read_projected(
+                partition,
+                wanted.fetch_offset,
+                wanted.columns,
+                kept=kept,
+                max_bytes=limit,
+                end_offset=end_offset,
+                verify=wanted.verify,
+            )
+    except StorageError as error:
+        raise partition.storage_failed(error) from error
+    if not records.batch_count:
+        return PartitionRead(_result(partition, wanted), (), 0, urgent=False)
+    aborted: tuple[AbortedRange, ...] = ()
+    if committed:
+        found = partition.log.aborted_between(wanted.fetch_offset, records.next_offset)
+        aborted = tuple(AbortedRange(*transaction) for transaction in found)
+    result = _result(
+        partition,
+        wanted,
+        batch_count=records.batch_count,
+        body_bytes=records.body_bytes,
+        aborted=aborted,
+        stored_bytes=stored_bytes,
+    )
+    size = records.batch_count * HEADER_BYTES + records.body_bytes
+    return PartitionRead(
+        result, (records.headers, *records.bodies), size, urgent=False, cost=cost if cost > size else size
+    )
+
+
+def _diverging(partition: Partition, wanted: FetchPartition, epoch: int, end_offset: int) -> PartitionRead:
+    result = _result(partition, wanted, diverging=(epoch, end_offset))
+    return PartitionRead(result, (), 0, urgent=True)
+
+
+def _result(
+    partition: Partition,
+    wanted: FetchPartition,
+    *,
+    batch_count: int = 0,
+    body_bytes: int = 0,
+    diverging: tuple[int, int] | None = None,
+    aborted: tuple[AbortedRange, ...] = (),
+    stored_bytes: int = 0,
+) -> FetchedPartition:
+    replica, log = partition.replica, partition.log
+    return FetchedPartition(
+        wanted.topic,
+        wanted.partition,
+        ErrorCode.NONE,
+        replica.high_watermark,
+        replica.readable_end(1),
+        log.log_start_offset,
+        log.log_end_offset,
+        batch_count,
+        body_bytes,
+        diverging,
+        aborted,
+        stored_bytes=stored_bytes,
+    )
+
+
+def _error(
+    partition: Partition | None, wanted: FetchPartition, error: BrokerError, *, for_follower: bool = False
+) -> PartitionRead:
+    marks = (-1, -1, -1, -1)
+    if partition is not None:
+        replica, log = partition.replica, partition.log
+        # A follower that is out of range begins with the first segment, which makes its files equal to the leader's.
+        start = log.first_segment_offset if for_follower else log.log_start_offset
+        marks = (replica.high_watermark, replica.readable_end(1), start, log.log_end_offset)
+    result = FetchedPartition(wanted.topic, wanted.partition, error.code, *marks, detail=error.detail)
+    return PartitionRead(result, (), 0, urgent=True)
+
+
+def _out_of_reach(partition: Partition, offset: int) -> str:
+    log = partition.log
+    return (
+        f"{partition.tp}: offset {offset} asked for, the log is [{log.log_start_offset}, {log.log_end_offset}) "
+        f"with high watermark {partition.replica.high_watermark}"
+    )

@@ -1,0 +1,77 @@
+"""Where a partition begins and ends, and which offset belongs to a time: answered by its leader only.
+
+After an election the high watermark may lag behind what was committed before: until it has reached the start of the
+leader's epoch, an end or a time is answered with the retriable OFFSET_NOT_AVAILABLE, so that no consumer sees the
+log's end go backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.requests.slices import answer_in_slices
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    EARLIEST,
+    LATEST,
+    ListedOffset,
+    ListOffsets,
+    ListOffsetsPartition,
+    ListOffsetsReply,
+    Reply,
+)
+
+
+def handle_list_offsets(
+    broker: BrokerState, connection: ServerConnection, request: ListOffsets, body: memoryview
+) -> None:
+    answer_in_slices(broker.slices, connection, request, _list(broker, request))
+
+
+def _list(broker: BrokerState, request: ListOffsets) -> Generator[None, None, Reply]:
+    results: list[ListedOffset] = []
+    for wanted in request.partitions:
+        if broker.slices.over():
+            yield
+        results.append(_list_one(broker, wanted, request.isolation))
+    return ListOffsetsReply(request.cid, tuple(results))
+
+
+def _list_one(broker: BrokerState, wanted: ListOffsetsPartition, isolation: int) -> ListedOffset:
+    try:
+        partition = broker.partitions.require((wanted.topic, wanted.partition))
+        return _answer(partition, wanted, isolation)
+    except BrokerError as error:
+        return ListedOffset(error.code, -1, -1, -1, error.detail)
+
+
+def _answer(partition: Partition, wanted: ListOffsetsPartition, isolation: int) -> ListedOffset:
+    replica = partition.replica
+    partition.require_leader(wanted.leader_epoch)
+    epoch = replica.leader_epoch
+    if wanted.timestamp_us == EARLIEST:
+        return ListedOffset(ErrorCode.NONE, partition.log.log_start_offset, -1, epoch)
+    if not replica.hw_settled:
+        raise BrokerError(
+            ErrorCode.OFFSET_NOT_AVAILABLE,
+            f"{partition.tp}: high watermark {replica.high_watermark} is still behind the start of epoch {epoch}",
+        )
+    end_offset = replica.readable_end(isolation)
+    if wanted.timestamp_us == LATEST:
+        return ListedOffset(ErrorCode.NONE, end_offset, -1, epoch)
+    if wanted.timestamp_us < 0:
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST,
+            f"{partition.tp}: timestamp {wanted.timestamp_us}: expected microseconds, {LATEST} or {EARLIEST}",
+        )
+    try:
+        found = partition.log.offset_for_time(wanted.timestamp_us, end_offset=end_offset)
+    except StorageError as error:
+        raise partition.storage_failed(error) from error
+    if found is None:
+        return ListedOffset(ErrorCode.NONE, -1, -1, epoch)
+    offset, timestamp_us = found
+    return ListedOffset(ErrorCode.NONE, offset, timestamp_us, epoch)

@@ -1,0 +1,170 @@
+"""Readers of the same host: they get a segment's files open for reading, and map what they may see of them.
+
+The answer is bounded as a consumer's fetch: only the leader or a follower that is in sync gives one, and it ends at the
+high watermark or the last stable offset. Descriptors outlive the deletion of the files, and the log marks what was
+handed out as served: such a file is never cut in place, so a mapped reader cannot lose the pages under it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.requests.fetch_read import parted_from_consumer, require_readable
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.net.descriptors import MAX_PACKET_BYTES, DescriptorServer
+from sparklog.protocol.local_reads import FORMAT_VERSION, OpenedSegment, OpenSegment, decode_request, encode
+from sparklog.protocol.messages import AbortedRange, FetchPartition
+
+_log = logging.getLogger(__name__)
+
+_SUFFIX = ".readers"
+
+
+def readers_socket(control_socket: str) -> Path:
+    """Beside the supervisor's socket, in a directory that only this user can enter."""
+    return Path(control_socket).with_suffix(_SUFFIX)
+
+
+class LocalReads:
+    """Owner: the broker process, on its event loop."""
+
+    def __init__(self, broker: BrokerState, path: Path) -> None:
+        self._broker = broker
+        self._path = path
+        self._server: DescriptorServer | None = None
+
+    @property
+    def address(self) -> str:
+        """Where readers connect; empty when there are no local reads here."""
+        return str(self._path) if self._server is not None else ""
+
+    def open(self) -> None:
+        """Without them everything is read over TCP: what hinders them hinders nothing else."""
+        if not self._broker.config.local_reads:
+            return
+        server = DescriptorServer(self._path, self._answer)
+        try:
+            server.open()
+        except OSError as error:
+            _log.warning("no local reads: %s", error)
+            return
+        self._server = server
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _answer(self, packet: bytes) -> tuple[bytes, list[int]]:
+        counters = self._broker.counters
+        try:
+            reply, descriptors = self._open_segment(decode_request(packet))
+        except BrokerError as error:
+            counters["local.refused"] += 1
+            return encode(self._reply(error.code, error.detail)), []
+        except Exception as error:  # it is called from the loop, and the reader waits
+            counters["requests.failed"] += 1
+            _log.exception("a local read failed")
+            return encode(self._reply(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}")), []
+        payload = encode(reply)
+        if len(payload) > MAX_PACKET_BYTES:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            counters["local.refused"] += 1
+            detail = f"{len(reply.aborted)} aborted transactions are too many for one packet"
+            return encode(self._reply(ErrorCode.FRAME_TOO_LARGE, detail)), []
+        if descriptors:
+            counters["local.segments"] += 1
+            counters["local.batches"] += reply.batch_count
+        return payload, descriptors
+
+    def _open_segment(self, request: OpenSegment) -> tuple[OpenedSegment, list[int]]:
+        if request.isolation not in {0, 1}:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"isolation {request.isolation} found, expected 0 or 1")
+        wanted = FetchPartition(
+            request.topic,
+            request.partition,
+            request.topic_id,
+            request.leader_epoch,
+            request.offset,
+            0,
+            last_epoch=request.last_epoch,
+        )
+        partition, parted = require_readable(self._broker.partitions, wanted)
+        self._require_in_sync(partition)
+        parted = parted or parted_from_consumer(partition, wanted, in_sync=True)
+        if parted is not None:
+            return self._reply(partition=partition, diverging=(parted.epoch, parted.end_offset)), []
+        end = partition.replica.readable_end(request.isolation)
+        try:
+            found = partition.log.hand_out(request.offset, end_offset=end)
+        except StorageError as error:
+            raise partition.storage_failed(error) from error
+        if found is None:
+            return self._reply(partition=partition), []
+        aborted: tuple[AbortedRange, ...] = ()
+        if request.isolation == 1:
+            ranges = partition.log.aborted_between(request.offset, found.next_offset)
+            aborted = tuple(AbortedRange(*ended) for ended in ranges)
+        reply = self._reply(
+            partition=partition,
+            batches=(found.first, found.last - found.first, found.data_bytes),
+            aborted=aborted,
+        )
+        return reply, _opened(found.data_path, found.index_path)
+
+    def _require_in_sync(self, partition: Partition) -> None:
+        if partition.replica.is_leader:
+            return
+        known = self._broker.cache.partition(partition.tp)
+        # In sync with an earlier leader says nothing: after an unclean election the log may have to be cut.
+        current = known is not None and known.state.leader_epoch == partition.replica.leader_epoch
+        if known is None or not current or self._broker.broker_id not in known.state.isr:
+            raise BrokerError(
+                ErrorCode.REPLICA_NOT_AVAILABLE, f"{partition.tp}: broker {self._broker.broker_id} is not in sync"
+            )
+
+    def _reply(
+        self,
+        code: ErrorCode = ErrorCode.NONE,
+        detail: str = "",
+        *,
+        partition: Partition | None = None,
+        batches: tuple[int, int, int] = (0, 0, 0),
+        diverging: tuple[int, int] | None = None,
+        aborted: tuple[AbortedRange, ...] = (),
+    ) -> OpenedSegment:
+        broker = self._broker
+        marks = (-1, -1, -1, -1)
+        if partition is not None:
+            replica, log = partition.replica, partition.log
+            marks = (replica.high_watermark, replica.readable_end(1), log.log_start_offset, log.log_end_offset)
+        return OpenedSegment(
+            FORMAT_VERSION,
+            code,
+            broker.broker_id,
+            broker.incarnation,
+            broker.cluster_id,
+            detail,
+            *marks,
+            *batches,
+            diverging=diverging,
+            aborted=aborted,
+        )
+
+
+def _opened(data_path: Path, index_path: Path) -> list[int]:
+    """Both files open for reading, or none."""
+    try:
+        data = os.open(data_path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return [data, os.open(index_path, os.O_RDONLY | os.O_CLOEXEC)]
+        except OSError:
+            os.close(data)
+            raise
+    except OSError as error:
+        raise BrokerError(ErrorCode.REPLICA_NOT_AVAILABLE, f"{error}") from None

@@ -1,0 +1,325 @@
+"""One fetch request that is open: when it looks at its partitions, and when it is answered with what.
+
+It looks at a partition once, and again only when the partition says that something moved. Two ways are shorter, for a
+follower whose only partition is due, as it is where latency counts: to wait at the log's end, and to get what came.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+from sparklog.broker.replication.partition import FetchVerdict, Partition
+from sparklog.broker.requests.fetch_read import PartitionRead, follower_has_all, look_for_consumer
+from sparklog.broker.state import BrokerState
+from sparklog.errors import ErrorCode
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import CONSUMER, ErrorReply, Fetch, FetchedPartition, FetchPartition, FetchReply
+from sparklog.replica.fetch_session import FULL, FetchContext, Key
+
+_log = logging.getLogger(__name__)
+
+#: A follower learns of a moved high watermark this late at most, unless records take the news along earlier.
+_MARK_LINGER_S = 0.01
+_MAX_WAIT_MS = 60_000
+#: One fetch looks at partitions for so long in one turn of the loop, to within so many partitions.
+_LOOKS_S = 0.02
+_LOOKS_AT_CLOCK = 64
+
+
+class OpenFetch:
+    """One fetch request from arrival to reply. Owner: ``Fetches``."""
+
+    __slots__ = (
+        "_broker",
+        "_completes",
+        "_cost",
+        "_looks",
+        "_max_bytes",
+        "_rest",
+        "_unfinished",
+        "connection",
+        "context",
+        "done",
+        "due_s",
+        "is_to_look",
+        "number",
+        "of_follower",
+        "request",
+        "stale",
+        "verdicts",
+    )
+
+    def __init__(
+        self, broker: BrokerState, connection: ServerConnection, number: int, *, request: Fetch, context: FetchContext
+    ) -> None:
+        self._broker = broker
+        self.connection = connection
+        #: Its session's id: of a session one fetch waits at most. Below 0 without a session.
+        self.number = number
+        self.request = request
+        self.context = context
+        #: What the leader's replicas said to the positions named in this request; ServeFetch is not kept.
+        self.verdicts: dict[Key, FetchVerdict] = {}
+        self.done = False
+        #: When it is answered with what there is; monotonic time.
+        self.due_s = math.inf
+        self.of_follower = request.replica_id != CONSUMER
+        #: What an answer may hold in all, whatever is asked for: it is put together in memory.
+        limit = broker.config.replica_fetch_response_max_bytes if self.of_follower else broker.config.fetch_max_bytes
+        self._max_bytes = min(request.max_bytes, limit)
+        self._looks: dict[Key, PartitionRead] = {}
+        #: Of all looks together.
+        self._cost = 0
+        #: Partitions that did not fit into the turn of the loop, the next one last.
+        self._rest: list[tuple[Key, FetchPartition]] = []
+        #: Partitions that are worth a look, or another one.
+        self.stale: dict[Key, FetchPartition] = {}
+        #: It looks again on the next turn of the loop.
+        self.is_to_look = False
+        #: There were more partitions to look at than fit into one turn: the rest is in ``_rest``.
+        self._unfinished = False
+        #: It is answered with what there is once it has looked at all of them.
+        self._completes = False
+
+    def begin(self) -> None:
+        """Answer now if there is a reason to, else wait."""
+        self.stale = self.context.due()
+        has_news = self._has_only_marks()
+        if self.request.max_wait_ms <= 0:
+            self._complete()
+            return
+        if has_news is None and self._enough():
+            self._answer()
+            return
+        wait_s = min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000
+        if self.of_follower and (self._has_news() if has_news is None else has_news):
+            wait_s = min(wait_s, _MARK_LINGER_S)
+        self._broker.fetches.answer_within(self, wait_s)
+        if self._unfinished:
+            self._broker.fetches.look_soon(self)
+
+    def waits_at_end(self, partition: Partition) -> bool:
+        """As ``begin`` does it for a follower that has all there is in the only partition that is due, as it is after
+        nearly every batch. ``partition``: the only one that it has just named, whose leader takes its position for
+        granted. False for any other: nothing was done."""
+        request, session = self.request, self.context.session
+        if session is None or len(session.due) != 1 or request.session_epoch == FULL or request.max_wait_ms <= 0:
+            return False
+        wanted, log = self.context.named[0], partition.log
+        # Its leader has compared the histories: at one place they are one log.
+        if wanted.fetch_offset != log.log_end_offset or wanted.columns is not None:
+            return False
+        key = wanted.topic, wanted.partition
+        self.stale[key] = wanted
+        wait_ms = request.max_wait_ms
+        wait_s = (wait_ms if wait_ms < _MAX_WAIT_MS else _MAX_WAIT_MS) / 1000
+        if wait_s > _MARK_LINGER_S and session.told.get(key) != (
+            partition.replica.high_watermark,
+            log.log_start_offset,
+        ):
+            wait_s = _MARK_LINGER_S
+        self._broker.fetches.answer_within(self, wait_s)
+        return True
+
+    def _has_only_marks(self) -> bool | None:
+        """Whether marks have moved for a follower that has all there is in what it names, and nothing to be told but
+        marks: found with less than a look takes, since it is so after nearly every batch. None for any other."""
+        if not self.of_follower or self.verdicts or self.request.session_epoch == FULL:
+            return None
+        hosted, have_moved = self._broker.partitions, False
+        for key, wanted in self.stale.items():
+            partition = hosted.get(key)
+            if partition is None or not follower_has_all(partition, wanted):
+                return None
+            if not have_moved:
+                start = partition.log.log_start_offset
+                have_moved = self.context.marks_moved(key, partition.replica.high_watermark, start)
+        return have_moved
+
+    def answer_shortly(self) -> None:
+        """Answer with what there is once the linger is over."""
+        self._broker.fetches.answer_within(self, _MARK_LINGER_S)
+
+    def complete(self) -> None:
+        """Answer with what there is."""
+        if self.done:
+            return
+        try:
+            self._complete()
+        except Exception as error:
+            self._failed(error)
+
+    def look_again(self) -> None:
+        """Answer if there is enough now."""
+        self.is_to_look = False
+        if self.done:
+            return
+        try:
+            if not (self.of_follower and self._answers_alone()):
+                self._reconsider()
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """The timers that look and complete could tell nobody: whoever waits must be answered all the same."""
+        self._broker.counters["requests.failed"] += 1
+        _log.error("fetch of %s failed", self.connection.peer, exc_info=error)
+        self.abandon()
+        detail = f"{type(error).__name__}: {error}"
+        self.connection.reply(ErrorReply(self.request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
+
+    def _complete(self) -> None:
+        """Without a session nobody would look at the rest: it is looked at in turns to come, before the answer."""
+        self._look()
+        if self._unfinished and self.context.session is None:
+            self._completes = True
+            self._broker.fetches.look_soon(self)
+        else:
+            self._answer()
+
+    def _answer(self) -> None:
+        """With what was found."""
+        self.abandon()
+        results: list[FetchedPartition] = []
+        body: list[Buffer] = []
+        body_bytes = 0
+        for look in self._looks.values():
+            results.append(look.result)
+            if look.body:
+                body += look.body
+                body_bytes += look.size
+                if look.result.stored_bytes:
+                    self._count_projected(look.result)
+        self._broker.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
+        self.connection.reply(self.context.reply(results, self.request.cid), body, body_bytes)
+
+    def _count_projected(self, result: FetchedPartition) -> None:
+        counters = self._broker.counters
+        counters["fetch.projected.batches"] += result.batch_count
+        counters["fetch.projected.stored.bytes"] += result.stored_bytes
+        counters["fetch.projected.sent.bytes"] += result.body_bytes
+
+    def abandon(self) -> None:
+        """No answer any more: it was given, or nobody waits for it."""
+        self.done = True
+        self._broker.fetches.forget(self)
+
+    def _reconsider(self) -> None:
+        if self._completes:
+            self._complete()
+        elif self._enough():
+            self._answer()
+        elif self._unfinished:
+            self._broker.fetches.look_soon(self)
+        elif self.of_follower and self._has_news():
+            self.answer_shortly()
+
+    def _answers_alone(self) -> bool:
+        """As ``_reconsider`` does it where a follower gets records of the only partition there is to look
+        at. False for any other: nothing was done but to look."""
+        session, stale, request = self.context.session, self.stale, self.request
+        if session is None or self._looks or len(stale) != 1 or len(session.due) != 1:
+            return False
+        broker = self._broker
+        fetches = broker.fetches
+        ((key, wanted),) = stale.items()  # which is what is due
+        look = fetches.look_for_follower(
+            broker.partitions,
+            wanted,
+            verdict=self.verdicts.get(key),
+            max_bytes=self._max_bytes,
+            isolation=request.isolation,
+        )
+        result, size = look.result, look.size
+        if not look.body or size < request.min_bytes or key not in session.wanted:
+            self._looks[key] = look
+            self._cost += look.cost
+            stale.clear()
+            return False
+        self.done = True
+        fetches.forget(self)
+        broker.counters["fetch.follower.bytes"] += size
+        # It stays due, as the only one.
+        session.told[key] = result.high_watermark, result.log_start_offset
+        reply = FetchReply(request.cid, ErrorCode.NONE, session.session_id, (result,))
+        self.connection.reply(reply, look.body, size)
+        return True
+
+    def _look(self) -> bool:
+        """Look at all partitions that are new or moved. What the size limit leaves no room for is not looked at, and
+        stays due in its session; so does what takes more than a part of one turn of the loop.
+
+        Nothing is looked at, and False is returned, while a consumer does not read what it has been answered: each of
+        the fetches that wait on its connection would put an answer into memory. It asks again when it has read.
+        """
+        looks = self._looks
+        self._unfinished = False
+        if not (self.of_follower or self.connection.writable):
+            looks.clear()
+            self._cost = 0
+            return False
+        if not (self.stale or self._rest):
+            return True
+        stale, self.stale = self.stale, {}
+        left = self._max_bytes
+        if looks:
+            for key in stale:
+                if (gone := looks.pop(key, None)) is not None:
+                    self._cost -= gone.cost
+            left -= self._cost
+        if len(stale) > _LOOKS_AT_CLOCK or self._rest:
+            self._rest.extend(reversed(stale.items()))
+            self._look_at_rest(left)
+            return True
+        for key, wanted in stale.items():
+            if left <= 0:
+                self.stale[key] = wanted
+            else:
+                left -= self._look_at(key, wanted, left)
+        return True
+
+    def _look_at(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
+        """Returns what the look costs."""
+        look_at = self._broker.fetches.look_for_follower if self.of_follower else look_for_consumer
+        look = self._looks[key] = look_at(
+            self._broker.partitions,
+            wanted,
+            verdict=self.verdicts.get(key),
+            max_bytes=max_bytes,
+            isolation=self.request.isolation,
+        )
+        self._cost += look.cost
+        return look.cost
+
+    def _look_at_rest(self, left: int) -> None:
+        """Look at as many of ``_rest`` as fit into a part of this turn of the loop."""
+        rest, ends_s = self._rest, time.monotonic() + _LOOKS_S
+        while rest and left > 0:
+            key, wanted = rest.pop()
+            left -= self._look_at(key, wanted, left)
+            if not len(rest) % _LOOKS_AT_CLOCK and time.monotonic() >= ends_s:
+                break
+        if left <= 0:
+            self.stale.update(reversed(rest))
+            rest.clear()
+        self._unfinished = bool(rest)
+
+    def _enough(self) -> bool:
+        """Look; whether there is a reason to answer."""
+        if not self._look():
+            return True
+        size = 0
+        for look in self._looks.values():
+            if look.urgent:
+                return True
+            size += look.size
+        if size and (size >= self.request.min_bytes or self.stale):
+            return True
+        # A follower's new session is answered at once: only then can it add partitions while a request waits.
+        return self.of_follower and self.request.session_epoch == FULL
+
+    def _has_news(self) -> bool:
+        return any(self.context.has_news(look.result) for look in self._looks.values())

@@ -1,0 +1,219 @@
+"""Reading a log for a consumer that wants some of the columns: batches cut down before they are sent.
+
+A batch is read and its checksum verified the first time, because the one that goes out with the projected batch is made
+here. Of a long batch CRCs are kept, with which the next reads of it, for whatever columns, do neither; an answer may
+then stand for more of the log. Where no column at all is wanted, only the index is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sparklog.broker.replication.crc_cache import BatchKey, CrcCache
+from sparklog.broker.replication.partition import Partition
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
+from sparklog.record.projection import (
+    RUN_BYTES,
+    ProjectedBatch,
+    Projection,
+    header_alone,
+    plan_projection,
+    project_batch,
+)
+from sparklog.storage.disk import read_ahead
+from sparklog.storage.log import LogSlice
+
+#: What a batch counts for at least in the bytes an answer may hold: reading its metadata takes the event loop some
+#: ten microseconds, however small it is.
+BATCH_COST_BYTES = 16 * 1024
+#: The same of a header alone.
+HEADER_COST_BYTES = 2 * 1024
+#: The same of a batch that need not be verified, unless it is smaller itself. It takes the event loop as long as
+#: verifying half of this; where its pages are in no cache, a disk has to seek them.
+KEPT_COST_BYTES = 512 * 1024
+#: What each of its columns counts for, chosen or not and nested ones included, if together with ``RUN_BYTES`` for each
+#: run that is sent this is more: reading its place in the message takes as long as verifying so much.
+COLUMN_COST_BYTES = 3 * 1024
+#: As much of a batch as its message's metadata take, of up to some 80 columns.
+_METADATA_BYTES = 4096
+#: How many times the bytes that an answer has left are looked for in the log when batches count for less.
+_STRETCH = 8
+
+
+class ProjectedRead(NamedTuple):
+    """``records`` as they are sent. ``stored_bytes``: bodies as they are stored. ``cost``: what the read counts for in
+    the bytes an answer may hold."""
+
+    records: LogSlice
+    stored_bytes: int
+    cost: int
+
+
+def read_projected(
+    partition: Partition,
+    offset: int,
+    columns: Sequence[str],
+    *,
+    kept: CrcCache,
+    max_bytes: int,
+    end_offset: int,
+    verify: bool = False,
+) -> ProjectedRead:
+    """As ``Log.read``, with ``columns`` alone. ``verify``: what is kept of these batches is not believed.
+
+    Raises:
+        BrokerError: SCHEMA_OUTDATED for a column that the topic does not have, or that this broker has not been told
+            of yet; CORRUPT_MESSAGE when a stored batch is damaged; as ``Log.read``.
+        StorageError: the log directory must go offline.
+    """
+    known = partition.rules.schema.names
+    if unknown := sorted(set(columns).difference(known)):
+        raise BrokerError(
+            ErrorCode.SCHEMA_OUTDATED, f"{partition.tp}: columns {unknown[:20]} found, {known} are known here"
+        )
+    log = partition.log
+    if not columns:
+        most = max(1, max_bytes // HEADER_COST_BYTES)
+        found = log.read_headers(offset, max_batches=most, end_offset=end_offset)
+        headers = unpack_headers(found.headers)
+        if not any(header.offset_array_length for header in headers):
+            cost = max(1, len(headers)) * HEADER_COST_BYTES
+            return _sent([header_alone(header) for header in headers], found, found.body_bytes, cost)
+    answer = _Answer(partition, frozenset(columns), kept, max_bytes=max_bytes, verify=verify)
+    # What is sent may be views of it, which the connection keeps until they are sent.
+    most = max(1, max_bytes // BATCH_COST_BYTES)
+    first = found = log.read(offset, max_bytes=max_bytes, end_offset=end_offset, max_batches=most, mapped=True)
+    while found.batch_count and answer.takes_all(found):
+        left = max_bytes - answer.cost
+        most = max(1, left // BATCH_COST_BYTES)
+        found = log.read(
+            found.next_offset, max_bytes=_STRETCH * left, end_offset=end_offset, max_batches=most, mapped=True
+        )
+    return _sent(answer.batches, first, answer.stored_bytes, answer.cost)
+
+
+class _Answer:
+    """Projected batches on their way into an answer."""
+
+    def __init__(
+        self, partition: Partition, columns: frozenset[str], kept: CrcCache, *, max_bytes: int, verify: bool
+    ) -> None:
+        self.batches: list[ProjectedBatch] = []
+        self.stored_bytes = 0
+        self.cost = 0
+        self._partition = partition
+        self._columns = columns
+        self._plans: dict[int, Projection] = {}
+        self._kept = kept
+        self._max_bytes = max_bytes
+        self._verify = verify
+
+    def takes_all(self, found: LogSlice) -> bool:
+        """Take batches as long as there is room. Whether there may be room for what lies behind them: none had to be
+        verified, so they count for less than was read.
+
+        Raises:
+            BrokerError: CORRUPT_MESSAGE when the first one of the answer is damaged.
+        """
+        none_verified = True
+        headers = unpack_headers(found.headers)
+        bodies = _cut(headers, found)
+        keys = self._keys(found)
+        self._read_ahead(headers, bodies, keys)
+        for header, body, key in zip(headers, bodies, keys, strict=True):
+            running = self._kept.get(key)
+            if running is None and not self._has_room(len(body)):
+                return False
+            try:
+                batch = project_batch(header, body, self._plan(header.schema_id), running)
+            except BrokerError as error:
+                self._kept.forget(key)
+                if self.batches:
+                    return False  # those in front of the damage are good
+                detail = f"{self._partition.tp} at offset {header.base_offset}: {error.detail}"
+                raise BrokerError(error.code, detail) from error
+            if batch.running is not None and batch.running is not running:
+                self._kept.put(key, batch.running)
+            cost = len(body)
+            if running is not None and batch.running is running:
+                cost = max(self._kept_cost(header, cost), min(cost, batch.header.stored_bytes))
+            else:
+                none_verified = False
+            if not self._has_room(cost):
+                return False
+            for start, length in batch.unread:
+                read_ahead(body, header.position + start, length)
+            self.batches.append(batch)
+            self.stored_bytes += len(body)
+            self.cost += max(cost, BATCH_COST_BYTES)
+        return none_verified and self.cost < self._max_bytes
+
+    def _keys(self, found: LogSlice) -> list[BatchKey]:
+        """Of all batches; without what is kept of them if that is not believed."""
+        topic_id, partition, headers = self._partition.topic_id, self._partition.tp.partition, found.headers
+        keys = [
+            BatchKey(topic_id, partition, headers[at : at + HEADER_BYTES])
+            for at in range(0, len(headers), HEADER_BYTES)
+        ]
+        if self._verify:
+            for key in keys:
+                self._kept.forget(key)
+        return keys
+
+    def _read_ahead(self, headers: list[BatchHeader], bodies: list[memoryview], keys: list[BatchKey]) -> None:
+        """Have the metadata that will be needed here read from the disk at a time: they lie far apart, and one after
+        the other would keep the event loop waiting as many times."""
+        left = self._max_bytes - self.cost
+        for header, body, key in zip(headers, bodies, keys, strict=True):
+            if self._kept.get(key) is None:
+                return
+            left -= self._kept_cost(header, len(body))
+            if left < 0:
+                return
+            read_ahead(body, header.position, min(len(body), _METADATA_BYTES))
+
+    def _has_room(self, cost: int) -> bool:
+        return not self.batches or self.cost + cost <= self._max_bytes
+
+    def _kept_cost(self, header: BatchHeader, verified: int) -> int:
+        """What a batch that need not be verified counts for however little of it is sent; ``verified``: what it would
+        count for otherwise."""
+        plan = self._plan(header.schema_id)
+        arithmetic = len(plan.spans) * RUN_BYTES + plan.nodes * COLUMN_COST_BYTES
+        return min(verified, max(KEPT_COST_BYTES, arithmetic))
+
+    def _plan(self, schema_id: int) -> Projection:
+        plan = self._plans.get(schema_id)
+        if plan is None:
+            schema = self._partition.log.schema(schema_id)
+            plan = self._plans[schema_id] = plan_projection(schema, self._columns)
+        return plan
+
+
+def _cut(headers: list[BatchHeader], found: LogSlice) -> list[memoryview]:
+    """The batches' bodies, which lie in one piece or in a piece each."""
+    if len(found.bodies) == found.batch_count:
+        return [memoryview(body) for body in found.bodies]
+    whole = memoryview(found.bodies[0])
+    bodies = []
+    at = 0
+    for header in headers:
+        bodies.append(whole[at : at + header.stored_bytes])
+        at += header.stored_bytes
+    return bodies
+
+
+def _sent(batches: list[ProjectedBatch], found: LogSlice, stored_bytes: int, cost: int) -> ProjectedRead:
+    """``found``: what the answer is where there is nothing."""
+    if not batches:
+        return ProjectedRead(found, 0, 0)
+    records = LogSlice(
+        b"".join(batch.header.pack() for batch in batches),
+        [piece for batch in batches for piece in batch.pieces],
+        sum(batch.header.stored_bytes for batch in batches),
+        len(batches),
+        batches[-1].header.next_offset,
+    )
+    return ProjectedRead(records, stored_bytes, cost)

@@ -1,0 +1,196 @@
+"""AlterReassignments and ListReassignments: which brokers a partition's replicas are to move to. Source: KIP-455.
+
+A move is a wish in the topic's record: the target, and what was there before it began. The controller carries it out,
+and goes on with it however often controllers change. Each move is judged for itself; all moves of one topic are one
+write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from sparklog.broker.requests.delayed_replies import answer_later, until_told
+from sparklog.broker.state import BrokerState
+from sparklog.controller.placement import shared_hosts
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import Reassignment, TopicPartition, TopicRecord
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    AlterReassignments,
+    AlterReassignmentsReply,
+    ListReassignments,
+    ListReassignmentsReply,
+    PartitionResult,
+    ReassignmentStatus,
+    ReplicaMove,
+    Reply,
+)
+
+_log = logging.getLogger(__name__)
+
+#: For the controller to tell this broker of the moves, so that whoever asks next, as for an election by the new order,
+#: is not answered by the old one. The moves are taken whether it does or not.
+_ECHO_TIMEOUT_MS = 1000
+#: Moves of one topic that are entered into its record in a thread.
+_MANY = 1000
+
+
+def handle_alter_reassignments(
+    broker: BrokerState, connection: ServerConnection, request: AlterReassignments, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _alter(broker, request))
+
+
+def handle_list_reassignments(
+    broker: BrokerState, connection: ServerConnection, request: ListReassignments, body: memoryview
+) -> None:
+    moves = tuple(
+        ReassignmentStatus(
+            tp.topic,
+            tp.partition,
+            move.target,
+            move.original,
+            replicas=move.replicas,
+            isr=move.state.isr,
+            leader=move.state.leader,
+            throttle_bytes=move.throttle_bytes,
+        )
+        for tp, move in sorted(broker.cache.moving.items())
+    )
+    connection.reply(ListReassignmentsReply(request.cid, moves))
+
+
+async def _alter(broker: BrokerState, request: AlterReassignments) -> Reply:
+    named = Counter((move.topic, move.partition) for move in request.moves)
+    by_topic: dict[str, list[ReplicaMove]] = {}
+    for move in request.moves:
+        by_topic.setdefault(move.topic, []).append(move)
+    refused: dict[tuple[str, int], BrokerError] = {}
+    for topic, moves in by_topic.items():
+        wanted = []
+        for move in moves:
+            if named[topic, move.partition] > 1:
+                refused[topic, move.partition] = _bad(
+                    move, f"named {named[topic, move.partition]} times, expected once"
+                )
+            else:
+                wanted.append(move)
+        if wanted:
+            refused.update(await _alter_topic(broker, topic, wanted, throttle_bytes=request.throttle_bytes))
+    await asyncio.sleep(0)
+    begun = [move for move in request.moves if (move.topic, move.partition) not in refused]
+    await until_told(broker, lambda: all(_arrived(broker, move) for move in begun), _ECHO_TIMEOUT_MS)
+    await asyncio.sleep(0)
+    results = [_result(move, refused.get((move.topic, move.partition))) for move in request.moves]
+    return AlterReassignmentsReply(request.cid, tuple(results), _warning(broker, request.moves))
+
+
+async def _alter_topic(
+    broker: BrokerState, name: str, moves: list[ReplicaMove], *, throttle_bytes: int
+) -> dict[tuple[str, int], BrokerError]:
+    """Write the moves that are sound; those that are not, with the reason."""
+    refused: dict[tuple[str, int], BrokerError] = {}
+
+    def altered(record: TopicRecord) -> TopicRecord:
+        refused.clear()
+        draft = Draft(record, live=broker.cache.incarnations)
+        for move in moves:
+            try:
+                draft.alter(move, throttle_bytes=throttle_bytes)
+            except BrokerError as error:  # noqa: PERF203 - each move is judged for itself
+                refused[name, move.partition] = error
+        return draft.record
+
+    try:
+        found = await broker.registry.change_topic(name, altered, in_thread=len(moves) > _MANY)
+    except BrokerError as error:  # too large a record: nothing was written
+        return {(name, move.partition): error for move in moves}
+    if found is None:
+        unknown = BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {name!r} is there")
+        return {(name, move.partition): unknown for move in moves}
+    _log.info("topic %s: moves of %d partitions taken, %d refused", name, len(moves) - len(refused), len(refused))
+    return refused
+
+
+def _arrived(broker: BrokerState, move: ReplicaMove) -> bool:
+    """Whether the move is under way by this broker's picture, or done; one taken back leads to where it began."""
+    known = broker.cache.partition(TopicPartition(move.topic, move.partition))
+    if known is None:
+        return False
+    if move.target is None:
+        return known.target in {(), known.original}
+    return (known.target or known.replicas) == move.target
+
+
+class Draft:
+    """A topic's record while moves are entered in it, one by one. Pure; entering a move twice is the same as once."""
+
+    def __init__(self, record: TopicRecord, *, live: Iterable[int]) -> None:
+        self._before = record
+        self._live = set(live)
+        self._assignment = list(record.assignment)
+        self._moves = dict(record.reassigning)
+
+    @property
+    def record(self) -> TopicRecord:
+        return msgspec.structs.replace(self._before, assignment=tuple(self._assignment), reassigning=self._moves)
+
+    def alter(self, move: ReplicaMove, *, throttle_bytes: int) -> None:
+        """Begin a move, change it, or take it back.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS.
+        """
+        if not 0 <= move.partition < len(self._assignment):
+            raise BrokerError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"topic {move.topic!r} has {len(self._assignment)} partitions, number {move.partition} found",
+            )
+        replicas = self._assignment[move.partition]
+        under_way = self._moves.get(move.partition)
+        if move.target is None:
+            if under_way is None:
+                raise BrokerError(
+                    ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{move.topic}-{move.partition} is on {list(replicas)}"
+                )
+            self._enter(move.partition, msgspec.structs.replace(under_way, target=under_way.original))
+            return
+        self._check(move, move.target, replicas)
+        if under_way is not None or move.target != replicas:
+            original = under_way.original if under_way is not None else replicas
+            self._enter(move.partition, Reassignment(move.target, original, throttle_bytes))
+
+    def _check(self, move: ReplicaMove, target: tuple[int, ...], replicas: tuple[int, ...]) -> None:
+        if not target:
+            raise _bad(move, "is given no replica")
+        if len(set(target)) != len(target):
+            raise _bad(move, f"is given a broker twice: {list(target)}")
+        absent = sorted(set(target) - set(replicas) - self._live)
+        if absent:
+            raise _bad(move, f"is given brokers {absent}, which do not hold it; live are {sorted(self._live)}")
+
+    def _enter(self, partition: int, move: Reassignment) -> None:
+        """Everyone who holds the partition stays a replica until the controller has seen the target in sync."""
+        others = tuple(replica for replica in self._assignment[partition] if replica not in move.target)
+        self._assignment[partition] = move.target + others
+        self._moves[partition] = move
+
+
+def _bad(move: ReplicaMove, what: str) -> BrokerError:
+    return BrokerError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{move.topic}-{move.partition} {what}")
+
+
+def _result(move: ReplicaMove, error: BrokerError | None) -> PartitionResult:
+    if error is None:
+        return PartitionResult(move.topic, move.partition, ErrorCode.NONE)
+    return PartitionResult(move.topic, move.partition, error.code, error.detail)
+
+
+def _warning(broker: BrokerState, moves: tuple[ReplicaMove, ...]) -> str:
+    targets = tuple(move.target for move in moves if move.target)
+    return shared_hosts(targets, broker.cache.brokers)

@@ -1,0 +1,69 @@
+"""RestoreRecords: batches come back with the offsets they had, to the leader of a partition that is being restored.
+
+They differ from a producer's in who says where they stand. The first has to begin where the log ends, so whoever sends
+a batch twice, or is not the only one to restore, is told where to go on, and nothing is in the log twice. From the
+append on they are batches like others: followers copy the bytes, and the answer waits until they are committed.
+"""
+
+from __future__ import annotations
+
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.replication.partition import Answer, Batches, PendingProduce
+from sparklog.broker.requests.batch_checks import check_batches
+from sparklog.broker.requests.slices import Steps, answer_failure
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import ACKS_ALL, RestoreRecords, RestoreRecordsReply
+from sparklog.record.header import HEADER_BYTES, unpack_headers
+
+_MAX_TIMEOUT_MS = 3_600_000
+
+
+def handle_restore_records(
+    broker: BrokerState, connection: ServerConnection, request: RestoreRecords, body: memoryview
+) -> None:
+    tp = TopicPartition(request.topic, request.partition)
+    refuse_internal(request.topic, "not restored")
+    if broker.quiesced:
+        raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
+    partition = broker.partitions.require(tp, request.topic_id)
+    batches = cut_placed_batches(request, body)
+    broker.counters["restore.batches"] += len(batches)
+
+    def answered(answer: Answer) -> None:
+        hosted = broker.partitions.get(tp)
+        end = hosted.log.log_end_offset if hosted is not None else -1
+        connection.reply(RestoreRecordsReply(request.cid, answer.code, end, answer.detail))
+
+    deadline_ms = broker.now_ms() + min(max(request.timeout_ms, 0), _MAX_TIMEOUT_MS)
+
+    def steps() -> Steps:
+        checked = yield from check_batches(partition, batches, broker.slices, placed=True)
+        hosted = broker.partitions.require(tp, request.topic_id)
+        pending = PendingProduce(batches, answered, placed=True, checked=checked)
+        hosted.produce(pending, acks=ACKS_ALL, deadline_ms=deadline_ms)
+
+    broker.slices.run(connection, steps(), lambda error: answer_failure(connection, request, error))
+
+
+def cut_placed_batches(request: RestoreRecords, body: memoryview) -> Batches:
+    """Headers and what is stored behind them.
+
+    Raises:
+        BrokerError: INVALID_REQUEST, CORRUPT_MESSAGE for counts and lengths that do not add up.
+    """
+    count, at = request.batch_count, request.batch_count * HEADER_BYTES
+    if count < 1 or request.body_bytes < 0 or at + request.body_bytes != len(body):
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST,
+            f"body of {len(body)} bytes found, {count} headers and {request.body_bytes} bytes announced",
+        )
+    batches = []
+    for header in unpack_headers(body[:at]):
+        batches.append((header, body[at : at + header.stored_bytes]))
+        at += header.stored_bytes
+    if at != len(body):
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"body of {len(body)} bytes found, the headers say {at}")
+    return batches

@@ -1,0 +1,126 @@
+"""ListSetAside, RestoreSetAside, RemoveSetAside: an operator's hand on logs that brokers keep without serving them.
+
+A topic is restored by its id. The broker that is asked collects the set-aside logs of all live brokers and writes the
+topic with the states of its partitions into ZooKeeper. What follows is ordinary: the controller elects, and each broker
+that is told to host the topic id goes on with its own set-aside log.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.requests.delayed_replies import answer_later, until_led
+from sparklog.broker.state import BrokerState
+from sparklog.controller.rebuild import rebuild_topics
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import LogCopy, TopicNote
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    Ack,
+    DescribeBroker,
+    DescribeBrokerReply,
+    ListSetAside,
+    ListSetAsideReply,
+    RemoveSetAside,
+    Reply,
+    RestoreSetAside,
+    RestoreSetAsideReply,
+    SetAsideLog,
+)
+from sparklog.protocol.set_aside_messages import KNOWN_BY
+
+_log = logging.getLogger(__name__)
+
+
+def handle_list_set_aside(
+    broker: BrokerState, connection: ServerConnection, request: ListSetAside, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _list(broker, request))
+
+
+async def _list(broker: BrokerState, request: ListSetAside) -> Reply:
+    logs, notes = await broker.set_aside.listed(details=request.details)
+    return ListSetAsideReply(request.cid, broker.broker_id, tuple(logs), notes)
+
+
+def handle_remove_set_aside(
+    broker: BrokerState, connection: ServerConnection, request: RemoveSetAside, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _remove(broker, request))
+
+
+async def _remove(broker: BrokerState, request: RemoveSetAside) -> Reply:
+    for name in request.names:
+        if "/" in name or name in {"", ".", ".."}:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{name[:80]!r} is no name of a set-aside log")
+        try:
+            broker.set_aside.remove(name)
+        except OSError as error:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{name}: {error}") from error
+    return Ack(request.cid)
+
+
+def handle_restore_set_aside(
+    broker: BrokerState, connection: ServerConnection, request: RestoreSetAside, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _restore(broker, request))
+
+
+async def _restore(broker: BrokerState, request: RestoreSetAside) -> Reply:
+    findings: list[str] = []
+    copies, notes, asked = await _collected(broker, request.topic_id, findings)
+    if not copies:
+        detail = f"no live broker has set aside an intact log of topic id {request.topic_id!r}"
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, detail)
+    [topic] = rebuild_topics(copies, notes, asked=asked, findings=findings)
+    record = topic.record
+    refuse_internal(record.name, "not restored")
+    known = broker.cache.topic(record.name)
+    if known is not None:
+        same = known.change.topic_id == record.topic_id
+        what = "its brokers serve it" if same else f"with id {known.change.topic_id}: delete that topic first"
+        raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {record.name} exists, {what}")
+    await broker.registry.restore_topic(record, topic.states)
+    _log.warning("topic %s of id %s is made again out of set-aside logs", record.name, record.topic_id)
+    if not await until_led(broker, record, request.timeout_ms):
+        detail = f"topic {record.name} is there again, and not all of its partitions have a leader yet"
+        raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail)
+    return RestoreSetAsideReply(request.cid, record.name, len(record.assignment), tuple(findings))
+
+
+async def _collected(
+    broker: BrokerState, topic_id: str, findings: list[str]
+) -> tuple[list[LogCopy], list[TopicNote], set[int]]:
+    """Return the set-aside logs of this topic on all live brokers, what these were told of it, and which they are."""
+    copies: list[LogCopy] = []
+    notes: list[TopicNote] = []
+    asked: set[int] = set()
+    for broker_id in sorted(broker.cache.incarnations):
+        try:
+            logs, noted = await _listed_by(broker, broker_id)
+        except BrokerError as error:
+            findings.append(f"broker {broker_id} did not say what it has set aside: {error}")
+            continue
+        asked.add(broker_id)
+        # The newest of each partition: that is the one which its broker goes on with.
+        newest = {log.partition: log for log in logs if log.intact and log.topic_id == topic_id and log.copy}
+        copies += [msgspec.json.decode(log.copy, type=LogCopy) for log in newest.values()]
+        if noted:
+            notes += [note for note in msgspec.json.decode(noted, type=list[TopicNote]) if note.topic_id == topic_id]
+    return copies, notes, asked
+
+
+async def _listed_by(broker: BrokerState, broker_id: int) -> tuple[list[SetAsideLog], bytes]:
+    """Oldest first. Raises BrokerError."""
+    if broker_id == broker.broker_id:
+        return await broker.set_aside.listed(details=True)
+    described = await broker.set_aside.ask(broker_id, DescribeBroker(0))
+    assert isinstance(described, DescribeBrokerReply)
+    if KNOWN_BY not in described.settings:
+        raise BrokerError(ErrorCode.UNSUPPORTED_VERSION, f"it runs release {described.version}, which keeps none")
+    reply = await broker.set_aside.ask(broker_id, ListSetAside(0, details=True))
+    assert isinstance(reply, ListSetAsideReply)
+    return list(reply.logs), reply.notes

@@ -1,0 +1,171 @@
+"""Requests whose work takes more than one turn of the event loop: a part of it in every turn.
+
+The broker has one thread for all clients, and a watchdog ends the process when the loop stands still. So whatever goes
+through many entries of a request is written as a generator that asks ``over`` between two entries and yields when its
+time is up. All such work of one broker shares one budget for each turn of the loop: many large requests at the same
+time take longer, and the loop goes on turning. The connection takes no further request before the work is done, so that
+nothing overtakes it.
+
+A generator may also yield a future, of work in a thread, and goes on when that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import ErrorReply, Reply, Request
+
+_log = logging.getLogger(__name__)
+
+#: Time that all work on large requests takes in one turn of the loop, to within one entry.
+_TURN_S = 0.03
+
+_T = TypeVar("_T")
+Steps = Generator["asyncio.Future[Any] | None", None, None]
+
+
+class Pausable(Protocol):
+    """What takes no further request while work is done in slices."""
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class _NothingHeld:
+    """For work of a task, which waits for it by itself."""
+
+    def hold(self) -> None:
+        """Nothing to do."""
+
+    def release(self) -> None:
+        """Nothing to do."""
+
+
+class _Work(NamedTuple):
+    connection: Pausable
+    steps: Steps
+    failed: Callable[[Exception], None]
+
+
+class Slices:
+    """Owner: the broker's event loop, until ``close``."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Work] = deque()
+        #: Monotonic time at which the present slice ends.
+        self._ends_s = 0.0
+        self._slicing = False
+        self._scheduled = False
+        self._closed = False
+
+    def over(self) -> bool:
+        """Whether the work that runs now has used its part of this turn, and has to yield."""
+        return time.monotonic() >= self._ends_s
+
+    async def result(self, work: Generator[asyncio.Future[Any] | None, None, _T]) -> _T:
+        """Return what the work returns, for a task that waits for it. Raises what it raises."""
+        done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+
+        def steps() -> Steps:
+            found = yield from work
+            if not done.done():
+                done.set_result(found)
+
+        def failed(error: Exception) -> None:
+            if not done.done():
+                done.set_exception(error)
+
+        self.run(_NothingHeld(), steps(), failed)
+        return await done
+
+    def run(self, connection: Pausable, steps: Steps, failed: Callable[[Exception], None]) -> None:
+        """Do the work: at once as far as one slice goes, the rest in later turns. ``failed`` gets what it raises."""
+        work = _Work(connection, steps, failed)
+        if not (self._slicing or self._waiting):
+            self._ends_s = time.monotonic() + _TURN_S
+            if self._advance(work):
+                return
+        else:
+            self._waiting.append(work)
+            self._schedule()
+        connection.hold()
+
+    def close(self) -> None:
+        """Do nothing more of what waits."""
+        self._closed = True
+        self._waiting.clear()
+
+    def _advance(self, work: _Work) -> bool:
+        """One slice. Returns whether the work is done."""
+        self._slicing = True
+        try:
+            waited = next(work.steps)
+        except StopIteration:
+            return True
+        except Exception as error:
+            work.failed(error)
+            return True
+        finally:
+            self._slicing = False
+        if waited is None:
+            self._wait(work)
+        else:
+            waited.add_done_callback(lambda _: self._wait(work))
+        return False
+
+    def _wait(self, work: _Work) -> None:
+        if not self._closed:
+            self._waiting.append(work)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        self._ends_s = time.monotonic() + _TURN_S
+        for _ in range(len(self._waiting)):
+            if not self._waiting:
+                return
+            work = self._waiting.popleft()
+            if self._advance(work):
+                # Not within this turn: the connection's next request may be as large.
+                asyncio.get_running_loop().call_soon(work.connection.release)
+            if self.over():
+                break
+        if self._waiting:
+            self._schedule()
+
+
+def answer_in_slices(
+    slices: Slices,
+    connection: ServerConnection,
+    request: Request,
+    work: Generator[asyncio.Future[Any] | None, None, Reply],
+) -> None:
+    """Reply with what ``work`` returns, or with the error it raises; it yields as ``Slices`` asks it to."""
+
+    def steps() -> Steps:
+        connection.reply((yield from work))
+
+    slices.run(connection, steps(), lambda error: answer_failure(connection, request, error))
+
+
+def answer_failure(connection: ServerConnection, request: Request, error: Exception) -> None:
+    """Reply that the request as a whole has failed."""
+    if isinstance(error, BrokerError):
+        connection.reply(ErrorReply(request.cid, error.code, error.detail))
+        return
+    _log.error("%s from %s failed", type(request).__name__, connection.peer, exc_info=error)
+    detail = f"{type(error).__name__}: {error}"
+    connection.reply(ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))

@@ -1,0 +1,1 @@
+"""Transaction coordinators on this broker, and the markers that end transactions."""

@@ -1,0 +1,399 @@
+"""One coordinator in a broker: its partition's log read, its core stepped, what the core orders carried out.
+
+Lives for one leader epoch of one partition of an internal topic. It serves once all that was in the log when the epoch
+began is committed, and read: until then what an earlier coordinator answered may still be on its way into this log.
+Whatever it cannot be sure about ends it, for the log is the only memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from sparklog.broker.replication.partition import Answer as ProduceAnswer
+from sparklog.broker.replication.partition import Batches, Partition, PendingProduce
+from sparklog.broker.state import BrokerState
+from sparklog.config import MIB
+from sparklog.coordinator.effects import Answer, Append, Outcome, Refused, Report, Rewritten
+from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
+from sparklog.coordinator.log_records import Record
+from sparklog.errors import BrokerError, ErrorCode, SparklogError, StorageError
+from sparklog.protocol.messages import ACKS_ALL
+from sparklog.record.arrays import binary_of
+from sparklog.record.codec import decode_batch, encode_batch
+from sparklog.record.header import unpack_headers
+from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
+from sparklog.replica.purgatory import NEVER
+from sparklog.storage.log import LogSlice
+
+_log = logging.getLogger(__name__)
+
+_READ_BYTES = MIB
+#: Records of one append go into batches of this size; a single record may be larger.
+_BATCH_BYTES = 4 * MIB
+#: Records appended before the live ones are written anew, at least; and as a multiple of the live ones.
+_REWRITE_RECORDS, _REWRITE_FACTOR = 1000, 4
+
+#: Errors of a produce after which nothing is in the log, and nothing will be.
+_NOT_APPENDED = {
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.SCHEMA_OUTDATED,
+    ErrorCode.SCHEMA_MISMATCH,
+    ErrorCode.INVALID_RECORD,
+    ErrorCode.CORRUPT_MESSAGE,
+}
+
+
+class Core(Protocol):
+    """What is hosted: ``coordinator.transactions.Transactions`` or ``coordinator.group_offsets.Groups``."""
+
+    def load(self, records: Iterable[Record]) -> None: ...
+
+    def start(self, now_ms: int) -> Sequence[object]: ...
+
+    def step(self, event: Any, now_ms: int) -> Sequence[object]: ...
+
+    @property
+    def deadline_ms(self) -> int | None: ...
+
+    @property
+    def live_records(self) -> int: ...
+
+
+class CoordinatorRuntime(ABC):
+    """Owner: ``Coordinators``, on the broker's event loop."""
+
+    def __init__(self, broker: BrokerState, partition: Partition, core: Core) -> None:
+        self.broker = broker
+        self.partition = partition
+        self.epoch = partition.replica.leader_epoch
+        #: What is to be committed, and read, before it serves.
+        self._read_to = partition.log.log_end_offset
+        #: Told when it has failed; the one who made it may make another.
+        self.on_failed: Callable[[], None] = lambda: None
+        #: Why it does not serve: loading, failed, ended; or empty.
+        self.unready = "loading"
+        self._core = core
+        self._settled = asyncio.Event()
+        self._events: deque[object] = deque()
+        self._stepping = False
+        self._tickets = 0
+        self._open: dict[int, Callable[[Outcome], None]] = {}
+        #: Answers that wait for their confirmation, and whether the write for some of them is under way.
+        self._unconfirmed: list[tuple[Answer, Record]] = []
+        self._confirming = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
+        #: Records in the log above the last rewrite, and how many are worth another one.
+        self._records = 0
+        self._rewrite_above = _REWRITE_RECORDS
+        self._rewrite_from: int | None = None
+
+    @abstractmethod
+    def perform(self, effect: Any) -> None:
+        """Carry out an order that is not common to all coordinators."""
+
+    def confirmation(self, outcome: Outcome) -> Record | None:
+        """What is to be committed before this is told, a record that changes nothing; None: it may be told at once.
+
+        A broker that stood still is deposed without knowing it, and has not heard of what its successor did; but what
+        it writes is refused.
+        """
+        return None
+
+    @property
+    def ended(self) -> bool:
+        return self.unready == "ended"
+
+    def require_ready(self) -> None:
+        """Raises BrokerError: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE when its log
+        cannot be read, BROKER_STOPPING."""
+        tp = self.partition.tp
+        if self.unready == "loading":
+            raise BrokerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{tp} is being read")
+        if self.unready == "failed":
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{tp} cannot be read; the broker's log says why")
+        if self.unready:
+            raise BrokerError(ErrorCode.NOT_COORDINATOR, f"{tp} is not led by broker {self.broker.broker_id} any more")
+        if self.broker.quiesced:
+            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {self.broker.broker_id} takes no new writes")
+
+    def ask(self, event_of: Callable[[int], object], answered: Callable[[Outcome], None]) -> None:
+        """Hand over a request; ``answered`` is called once, now or later."""
+        self._tickets += 1
+        self._open[self._tickets] = answered
+        self.step(event_of(self._tickets))
+
+    def step(self, event: object) -> None:
+        """Hand over one fact and carry out all that follows. An append may be committed while it is ordered."""
+        self._events.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._events and not self.unready:
+                self._perform_all(self._core.step(self._events.popleft(), self._now_ms()))
+        except Exception:
+            _log.exception("%s: coordinator failed", self.partition.tp)
+            self._fail()
+        finally:
+            self._stepping = False
+        self._arm()
+
+    def committed(self) -> None:
+        """The partition's high watermark moved."""
+        if self.unready == "loading" and self.partition.replica.high_watermark >= self._read_to:
+            self._settled.set()
+
+    def end(self) -> None:
+        """This broker leads the partition no more: who waits for an answer asks the next coordinator."""
+        if self.unready != "ended":
+            self.unready = "ended"
+            self._settled.set()
+            self._release(ErrorCode.NOT_COORDINATOR, "is not led by this broker any more")
+
+    # --- loading ---
+
+    async def load(self) -> None:
+        """Read the log, then serve."""
+        tp = self.partition.tp
+        began = time.monotonic()
+        self.committed()
+        await self._settled.wait()
+        try:
+            await self._read_log()
+            if self.ended:
+                return
+            self.unready = ""
+            self._rewrite_above = self._worth_rewriting()
+            self._stepping = True
+            try:
+                self._perform_all(self._core.start(self._now_ms()))
+            finally:
+                self._stepping = False
+        except Exception as error:
+            if self.ended:
+                return
+            if isinstance(error, SparklogError):
+                _log.error("%s: its coordinator cannot be loaded: %s", tp, error)
+            else:
+                _log.exception("%s: its coordinator cannot be loaded", tp)
+            self._fail()
+            return
+        took_ms = (time.monotonic() - began) * 1000
+        _log.info("%s: coordinator of epoch %d read %d records in %.0f ms", tp, self.epoch, self._records, took_ms)
+        self.step(Ticked())
+
+    async def _read_log(self) -> None:
+        partition, end = self.partition, self._read_to
+        offset = partition.log.log_start_offset
+        while offset < end and not self.ended:
+            try:
+                found = partition.log.read(offset, max_bytes=_READ_BYTES, end_offset=end)
+            except StorageError as error:
+                raise partition.storage_failed(error) from error
+            if not found.batch_count:
+                raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition.tp}: no batch found at offset {offset}")
+            for records in _decoded(found):
+                self._core.load(records)
+                self._records += len(records)
+            offset = found.next_offset
+            await asyncio.sleep(0)
+
+    def _fail(self) -> None:
+        self.broker.counters["coordinators.failed"] += 1
+        if not self.ended:
+            self.unready = "failed"
+            self.on_failed()
+        self._release(ErrorCode.COORDINATOR_NOT_AVAILABLE, "has failed; the broker's log says why")
+
+    def _release(self, code: ErrorCode, detail: str) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._open = self._open, {}
+        for answered in waiting.values():
+            answered(Refused(code, f"{self.partition.tp}: coordinator {detail}"))
+
+    # --- effects ---
+
+    def _perform_all(self, effects: Iterable[object]) -> None:
+        for effect in effects:
+            match effect:
+                case Answer():
+                    if confirmation := self.confirmation(effect.outcome):
+                        self._unconfirmed.append((effect, confirmation))
+                        self._confirm()
+                    else:
+                        self._answer(effect.ticket, effect.outcome)
+                case Append():
+                    self._append(effect)
+                case Rewritten():
+                    self._rewritten()
+                case Report():
+                    self.broker.counters[effect.kind] += 1
+                    _log.warning("%s", effect.detail)
+                case _:
+                    self.perform(effect)
+
+    def _answer(self, ticket: int, outcome: Outcome) -> None:
+        answered = self._open.pop(ticket, None)
+        if answered is not None:
+            answered(outcome)
+
+    def _append(self, effect: Append) -> None:
+        if not effect.records:
+            self._events.append(Appended(effect.append))
+            return
+        self._write(effect.records, lambda answer: self._append_ended(effect, answer))
+
+    def _write(self, records: Sequence[Record], ended: Callable[[ProduceAnswer], None]) -> None:
+        self._records += len(records)
+        pending = PendingProduce(_encoded(records, self.partition.rules.schema_id), ended)
+        self.partition.produce(pending, acks=ACKS_ALL, deadline_ms=NEVER)
+        if self._rewrite_from is None and self._records > self._rewrite_above:
+            self._rewrite()
+
+    def _append_ended(self, effect: Append, answer: ProduceAnswer) -> None:
+        if self.ended:
+            return
+        if answer.code is ErrorCode.NONE:
+            self.step(Appended(effect.append))
+        elif self._was_refused(answer):
+            self.step(AppendRefused(effect.append, answer.detail))
+
+    def _was_refused(self, answer: ProduceAnswer) -> bool:
+        """Whether nothing of a failed append is in the log, or will be; else this coordinator is over."""
+        if answer.code in _NOT_APPENDED and self.partition.offline is None:
+            self.broker.counters["coordinators.appends.refused"] += 1
+            _log.warning("%s: append refused: %s", self.partition.tp, answer.detail)
+            return True
+        if self.partition.replica.is_leader and self.partition.replica.leader_epoch == self.epoch:
+            # Nobody can tell what becomes of it; the one that is made from this log anew will see it there, or not.
+            _log.error("%s: append ended in %s: %s", self.partition.tp, answer.code.name, answer.detail)
+            self._fail()
+        else:
+            self.end()
+        return False
+
+    def _confirm(self) -> None:
+        """One write for all that came while another one was under way. Their tickets stay open until then."""
+        if self._confirming or not self._unconfirmed:
+            return
+        self._confirming = True
+        waiting, self._unconfirmed = self._unconfirmed, []
+        answers, records = zip(*waiting, strict=True)
+        self._write(list(dict.fromkeys(records)), lambda answer: self._confirmed(answers, answer))
+
+    def _confirmed(self, answers: Sequence[Answer], answer: ProduceAnswer) -> None:
+        self._confirming = False
+        try:
+            if self.unready:  # all that were open have been answered
+                return
+            if answer.code is ErrorCode.NONE:
+                for found in answers:
+                    self._answer(found.ticket, found.outcome)
+            elif self._was_refused(answer):
+                detail = f"{self.partition.tp}: what is known cannot be confirmed: {answer.detail}"
+                for found in answers:
+                    self._answer(found.ticket, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail))
+            else:
+                return
+            self._confirm()
+        except Exception:
+            _log.exception("%s: coordinator failed", self.partition.tp)
+            self._fail()
+
+    # --- bounding the log ---
+
+    def _worth_rewriting(self) -> int:
+        return max(_REWRITE_RECORDS, _REWRITE_FACTOR * self._core.live_records)
+
+    def _rewrite(self) -> None:
+        self._rewrite_above = self._worth_rewriting()
+        if self._records > self._rewrite_above:
+            self._rewrite_from = self.partition.log.log_end_offset
+            self._records = 0
+            self.step(RewriteRequested())
+
+    def _rewritten(self) -> None:
+        """All that is live stands above: followers, and the next coordinator, need not read what is below."""
+        assert self._rewrite_from is not None
+        self.broker.counters["coordinators.rewrites"] += 1
+        self.partition.advance_log_start(self._rewrite_from)
+        self.broker.fetches.log_start_moved(self.partition)
+        self._rewrite_from = None
+
+    # --- time ---
+
+    def _now_ms(self) -> int:
+        return self.broker.wall_ms()
+
+    def _arm(self) -> None:
+        deadline_ms = self._core.deadline_ms if not self.unready else None
+        if deadline_ms is None or (self._timer is not None and self._timer_at_ms <= deadline_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_ms = deadline_ms
+        delay_s = max(deadline_ms - self._now_ms(), 1) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self.broker.quiesced:  # nothing new is to be written; the others must be able to catch up
+            self._timer_at_ms = self._now_ms() + 1000
+            self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
+            return
+        self.step(Ticked())
+
+
+def _encoded(records: Sequence[Record], schema_id: int) -> Batches:
+    return [
+        (header, memoryview(body))
+        for header, body in (
+            encode_batch(_rows(chunk), schema_id=schema_id, compression=None, event_time=DEFAULT_EVENT_TIME)
+            for chunk in _chunks(records)
+        )
+    ]
+
+
+def _chunks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    chunk: list[Record] = []
+    size = 0
+    for record in records:
+        key, value = record
+        added = len(key) + len(value or b"")
+        if chunk and size + added > _BATCH_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(record)
+        size += added
+    yield chunk
+
+
+def _rows(records: Sequence[Record]) -> pa.RecordBatch:
+    """Without times of their own: the leader's clock at append counts."""
+    keys, values = zip(*records, strict=True)
+    columns = [binary_of(keys), binary_of(values)]
+    columns += [pa.nulls(len(records), field.type) for field in list(DEFAULT_SCHEMA)[2:]]
+    return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+def _decoded(found: LogSlice) -> Iterator[list[Record]]:
+    headers = unpack_headers(found.headers)
+    whole = memoryview(b"".join(bytes(body) for body in found.bodies)) if len(found.bodies) > 1 else found.bodies[0]
+    at = 0
+    for header in headers:
+        batch = decode_batch(header, memoryview(whole)[at : at + header.stored_bytes], DEFAULT_SCHEMA)
+        yield list(zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True))
+        at += header.stored_bytes

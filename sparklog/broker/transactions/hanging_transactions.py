@@ -1,0 +1,242 @@
+"""Transactions that nobody will end: open in a partition that this broker leads, and known to no coordinator.
+
+They should not be: a batch is taken only when a coordinator vouches for it, and a coordinator forgets a transaction
+only when all its markers are written. Should one be all the same (a fault of ours, a log restored from a backup), it
+holds up readers of committed records for ever. So leaders look for transactions that are open for long, and ask every
+coordinator about them. One that all of them do not know, each in its newest epoch, is over: the registration comes
+before the first batch and goes after the last marker, and no producer id is given out twice. The leader ends it with a
+marker that says aborted, written as any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from sparklog.broker.inter_broker_client import InterBrokerClient
+from sparklog.broker.internal_topics import TRANSACTIONS, coordinator_of, partition_of
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.requests.delayed_replies import answer_later
+from sparklog.broker.state import BrokerState
+from sparklog.broker.transactions.coordinator_epochs import believe
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.model import NO_EPOCH, TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    MAX_ENTRIES,
+    AbortHanging,
+    Ack,
+    FindHanging,
+    FindHangingReply,
+    HangingTransaction,
+    ListParticipants,
+    ListParticipantsReply,
+    PartitionResult,
+    Reply,
+    TransactionMarker,
+)
+from sparklog.record.header import unpack_headers
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_TIMEOUT_S = 10.0
+_LONGEST_INTERVAL_S = 60.0
+
+
+class HangingTransactions:
+    """Owner: the broker's event loop, from ``start`` to ``close``."""
+
+    def __init__(self, broker: BrokerState) -> None:
+        self._broker = broker
+        self._peers = InterBrokerClient(broker, "hanging transactions")
+
+    def start(self) -> None:
+        self._broker.spawn(self._look_again_and_again(), "hanging transactions")
+
+    def close(self) -> None:
+        self._peers.close()
+
+    async def _look_again_and_again(self) -> None:
+        after_ms = self._broker.config.transaction_hanging_after_ms
+        while True:
+            await asyncio.sleep(min(after_ms / 2000, _LONGEST_INTERVAL_S))
+            if self._broker.quiesced:
+                continue
+            try:
+                for found in await self.find(after_ms):
+                    await self._end(found)
+            except BrokerError as error:
+                self._broker.counters["transactions.hanging.unclear"] += 1
+                _log.warning("transactions are open for longer than %d ms, but nobody can say why: %s", after_ms, error)
+            except Exception:
+                _log.exception("the search for hanging transactions failed")
+
+    async def _end(self, found: HangingTransaction) -> None:
+        _log.error("%s-%d: producer %d has a transaction open since offset %d that no coordinator knows: it is aborted",
+                   found.topic, found.partition, found.producer_id, found.first_offset)  # fmt: skip
+        try:
+            await self.write_marker(found)
+        except BrokerError as error:
+            _log.warning("%s-%d: not ended yet: %s", found.topic, found.partition, error)
+        else:
+            self._broker.counters["transactions.hanging.aborted"] += 1
+
+    # --- what is open here ---
+
+    async def find(self, open_ms: int) -> list[HangingTransaction]:
+        """Those led here that are open for ``open_ms`` or longer and no coordinator knows.
+
+        Raises:
+            BrokerError: not every coordinator could be asked.
+        """
+        before_ms = time.time_ns() // 1_000_000 - open_ms
+        old = (one for one in self._open() if one.began_ms <= before_ms)
+        suspects = list(itertools.islice(old, MAX_ENTRIES))
+        if not suspects:
+            return []
+        known = await self.participants({suspect.producer_id for suspect in suspects})
+        return [one for one in suspects if one.producer_id not in known and self._still_open(one)]
+
+    def _open(self) -> Iterator[HangingTransaction]:
+        for partition in self._broker.partitions.due_work.in_transaction():
+            if not partition.replica.is_leader or partition.offline is not None:
+                continue
+            for producer_id, begun in partition.log.open_transactions().items():
+                began_ms = _append_ms(partition, begun.first_offset)
+                yield HangingTransaction(*partition.tp, producer_id, begun.epoch, begun.first_offset, began_ms)
+
+    def _still_open(self, found: HangingTransaction) -> bool:
+        partition = self._broker.partitions.get(TopicPartition(found.topic, found.partition))
+        if partition is None or not partition.replica.is_leader:
+            return False
+        begun = partition.log.open_transactions().get(found.producer_id)
+        return begun is not None and begun.first_offset == found.first_offset
+
+    def one(self, tp: TopicPartition, producer_id: int) -> HangingTransaction:
+        """What ``producer_id`` has open. Raises BrokerError: INVALID_TXN_STATE, or this broker does not lead it."""
+        partition = self._broker.partitions.require(tp)
+        partition.require_leader(-1)
+        begun = partition.log.open_transactions().get(producer_id)
+        if begun is None:
+            raise BrokerError(ErrorCode.INVALID_TXN_STATE, f"{tp}: producer {producer_id} has nothing open")
+        return HangingTransaction(*tp, producer_id, begun.epoch, begun.first_offset, 0)
+
+    # --- what coordinators know ---
+
+    async def participants(self, producer_ids: Iterable[int]) -> dict[int, str]:
+        """By producer id the key of the transaction it takes part in; asks all coordinators.
+
+        Raises:
+            BrokerError: not every one has answered, in its newest epoch.
+        """
+        wanted = sorted(producer_ids)
+        topic = self._broker.cache.topic(TRANSACTIONS)
+        if topic is None:
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{TRANSACTIONS} is not known here")
+        leaders = {decision.state.leader for decision in topic.partitions.values()}
+        replies = await asyncio.gather(*(self._ask(leader, ListParticipants(0, tuple(wanted))) for leader in leaders))
+        said = {number: epoch for reply in replies for number, epoch in reply.coordinators}
+        for number in topic.partitions:
+            newest = self._broker.coordinator_epochs.newest(number)
+            if said.get(number, -1) < newest:
+                detail = f"{TRANSACTIONS}-{number}: nobody has answered for leader epoch {newest}"
+                raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
+        return {producer_id: key for reply in replies for producer_id, key in reply.participants}
+
+    async def takes_part(self, key: str, producer_id: int) -> tuple[bool, int]:
+        """Whether ``producer_id`` takes part in what ``key`` has open, or what is being ended; and the leader epoch of
+        the coordinator that says so.
+
+        Raises:
+            BrokerError: it has not answered, or is known to be none any more.
+        """
+        leader, tp = coordinator_of(self._broker, TRANSACTIONS, key), partition_of(self._broker, TRANSACTIONS, key)
+        if leader is None or tp is None:
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{key}: no coordinator is there")
+        reply = await self._ask(leader, ListParticipants(0, (producer_id,)))
+        epoch = dict(reply.coordinators).get(tp.partition, NO_EPOCH)
+        believe(self._broker, key, epoch)
+        return (producer_id, key) in reply.participants, epoch
+
+    async def _ask(self, leader: int, request: ListParticipants) -> ListParticipantsReply:
+        if leader == self._broker.broker_id:
+            return list_participants(self._broker, request)
+        still: Callable[[], bool] = lambda: True  # noqa: E731
+        reply = await self._peers.ask(leader, request, timeout_s=_ANSWER_TIMEOUT_S, still=still)
+        assert isinstance(reply, ListParticipantsReply)
+        return reply
+
+    # --- the end ---
+
+    async def write_marker(self, found: HangingTransaction) -> None:
+        """Returns when the marker is committed. Raises BrokerError."""
+        done: asyncio.Future[PartitionResult] = asyncio.get_running_loop().create_future()
+
+        def answered(result: PartitionResult) -> None:
+            if not done.done():
+                done.set_result(result)
+
+        producer = (found.producer_id, found.producer_epoch)
+        self._broker.markers.write(TransactionMarker(found.topic, found.partition, (), (producer,)), answered)
+        result = await done
+        if result.code != ErrorCode.NONE:
+            raise BrokerError(result.code, result.detail)
+
+
+def _append_ms(partition: Partition, offset: int) -> int:
+    """When the batch at ``offset`` was appended, in ms since the epoch; 0: it is not there any more. Raises
+    BrokerError when the log cannot be read."""
+    log = partition.log
+    if offset < log.log_start_offset:
+        return 0
+    try:
+        found = log.read_headers(offset, max_batches=1, end_offset=log.log_end_offset)
+    except StorageError as error:
+        raise partition.storage_failed(error) from error
+    return unpack_headers(found.headers)[0].append_time // 1000 if found.batch_count else 0
+
+
+def list_participants(broker: BrokerState, request: ListParticipants) -> ListParticipantsReply:
+    """Raises BrokerError while a coordinator here is being loaded."""
+    hosts = broker.coordinators.transactions.all_ready()
+    return ListParticipantsReply(
+        request.cid,
+        tuple((host.partition.tp.partition, host.epoch) for host in hosts),
+        tuple(found for host in hosts for found in host.participants(request.producer_ids)),
+    )
+
+
+def handle_list_participants(
+    broker: BrokerState, connection: ServerConnection, request: ListParticipants, body: memoryview
+) -> None:
+    connection.reply(list_participants(broker, request))
+
+
+def handle_find_hanging(
+    broker: BrokerState, connection: ServerConnection, request: FindHanging, body: memoryview
+) -> None:
+    async def find() -> Reply:
+        return FindHangingReply(request.cid, tuple(await broker.hanging.find(max(request.open_ms, 0))))
+
+    answer_later(broker, connection, request, find())
+
+
+def handle_abort_hanging(
+    broker: BrokerState, connection: ServerConnection, request: AbortHanging, body: memoryview
+) -> None:
+    answer_later(broker, connection, request, _abort(broker, request))
+
+
+async def _abort(broker: BrokerState, request: AbortHanging) -> Reply:
+    tp = TopicPartition(request.topic, request.partition)
+    broker.hanging.one(tp, request.producer_id)
+    known = await broker.hanging.participants({request.producer_id})
+    if request.producer_id in known:
+        key = known[request.producer_id]
+        detail = f"{tp}: producer {request.producer_id} takes part in {key!r}, which its coordinator ends: abort that"
+        raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
+    await broker.hanging.write_marker(broker.hanging.one(tp, request.producer_id))
+    return Ack(request.cid)

@@ -1,0 +1,211 @@
+"""WriteMarkers at the partition's leader: a coordinator's decision becomes a control batch, and is answered once that
+is committed.
+
+Where the producers have nothing open there is nothing to write; but what they had open may have been closed by a
+marker that is not committed yet, so all that is in the log has to be committed before that is answered. Either way the
+producers are fenced: verifications of theirs that are under way end, and late batches are refused without asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sparklog.broker.replication.partition import Answer, Partition, PendingProduce
+from sparklog.broker.requests.slices import Steps, answer_failure
+from sparklog.broker.state import BrokerState
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    ACKS_ALL,
+    PartitionResult,
+    TransactionMarker,
+    WriteMarkers,
+    WriteMarkersReply,
+)
+from sparklog.record.marker import Marker, encode_marker
+
+_log = logging.getLogger(__name__)
+
+#: For a marker to be committed; the coordinator tries again.
+_TIMEOUT_MS = 2000
+#: Fenced producers remembered by a broker.
+_FENCED_KEPT = 100_000
+
+Answered = Callable[[PartitionResult], None]
+
+
+class _Once:
+    """Tells what became of a marker, the first time; what fails when it is told is not the marker's failure."""
+
+    def __init__(self, marker: TransactionMarker, answered: Answered) -> None:
+        self._marker = marker
+        self._answered: Answered | None = answered
+
+    def __call__(self, result: PartitionResult) -> None:
+        answered, self._answered = self._answered, None
+        if answered is None:
+            return
+        try:
+            answered(result)
+        except Exception:
+            _log.exception("answer about a marker for %s-%d", self._marker.topic, self._marker.partition)
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """Answered when the high watermark has reached ``offset``."""
+
+    partition: Partition
+    leader_epoch: int
+    offset: int
+    answered: Answered
+    deadline_ms: int
+    timer: asyncio.TimerHandle
+
+
+class MarkerAppend:
+    """Owner: the broker's event loop. Nothing here is called in the middle of a partition's step but ``committed`` and
+    ``role_changed``."""
+
+    def __init__(self, broker: BrokerState) -> None:
+        self._broker = broker
+        self._waiting: dict[TopicPartition, list[_Waiting]] = {}
+        #: Oldest first.
+        self._fenced: dict[tuple[TopicPartition, int], None] = {}
+
+    def write(self, marker: TransactionMarker, answered: Answered, *, proved: bool = True) -> None:
+        """``answered`` is called once, now or later; NONE: the decision stands in the partition, committed.
+        ``proved`` false: the marker came by a connection without a proof."""
+        once = _Once(marker, answered)
+        try:
+            if marker.coordinator >= 0 and not proved:
+                self._broker.coordinator_epochs.check_told(marker.coordinator, marker.coordinator_epoch)
+            self._write(marker, once)
+        except BrokerError as error:
+            once(PartitionResult(marker.topic, marker.partition, error.code, error.detail))
+        except Exception as error:
+            # One that cannot be written must not take along what came with it in one request.
+            _log.exception("marker for %s-%d", marker.topic, marker.partition)
+            detail = f"{type(error).__name__}: {error}"
+            once(PartitionResult(marker.topic, marker.partition, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
+
+    def _write(self, marker: TransactionMarker, answered: Answered) -> None:
+        """Raises BrokerError."""
+        tp = TopicPartition(marker.topic, marker.partition)
+        if marker.coordinator >= 0:
+            self._broker.coordinator_epochs.heard(marker.coordinator, marker.coordinator_epoch)
+        if self._broker.quiesced:
+            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {self._broker.broker_id} takes no new writes")
+        partition = self._broker.partitions.require(tp, marker.topic_id)
+        partition.require_leader(-1)
+        for producer_id, _ in (*marker.committed, *marker.aborted):
+            self._fence(tp, producer_id)
+            self._broker.verifications.cancel(tp, producer_id)
+        has_open = partition.log.has_open_transaction
+        what = Marker(
+            tuple(producer for producer in marker.committed if has_open(producer[0])),
+            tuple(producer for producer in marker.aborted if has_open(producer[0])),
+        )
+        if what.committed or what.aborted:
+            self._append(partition, what, answered)
+        else:
+            self._wait(partition, answered)
+
+    def _append(self, partition: Partition, what: Marker, answered: Answered) -> None:
+        tp, broker = partition.tp, self._broker
+        header, body = encode_marker(what, partition.rules.schema, schema_id=partition.rules.schema_id)
+
+        def ended(answer: Answer) -> None:
+            broker.counters["markers.written" if answer.code is ErrorCode.NONE else "markers.refused"] += 1
+            answered(PartitionResult(tp.topic, tp.partition, answer.code, answer.detail))
+
+        pending = PendingProduce([(header, memoryview(body))], ended, own=True)
+        partition.produce(pending, acks=ACKS_ALL, deadline_ms=broker.now_ms() + _TIMEOUT_MS)
+
+    # --- nothing to write ---
+
+    def _wait(self, partition: Partition, answered: Answered) -> None:
+        tp, end = partition.tp, partition.log.log_end_offset
+        if partition.replica.high_watermark >= end:
+            answered(PartitionResult(tp.topic, tp.partition, ErrorCode.NONE))
+            return
+        deadline_ms = self._broker.now_ms() + _TIMEOUT_MS
+        timer = asyncio.get_running_loop().call_later(_TIMEOUT_MS / 1000 + 0.01, self._look, tp)
+        waiting = _Waiting(partition, partition.replica.leader_epoch, end, answered, deadline_ms, timer)
+        self._waiting.setdefault(tp, []).append(waiting)
+
+    def committed(self, partition: Partition) -> None:
+        """The high watermark moved."""
+        if self._waiting and partition.tp in self._waiting:
+            self._look(partition.tp)
+
+    def role_changed(self, partition: Partition) -> None:
+        if partition.tp in self._waiting:
+            self._look(partition.tp)
+
+    def _look(self, tp: TopicPartition) -> None:
+        now_ms = self._broker.now_ms()
+        left: list[_Waiting] = []
+        over: list[tuple[_Waiting, ErrorCode]] = []
+        for waiting in self._waiting.pop(tp, ()):
+            replica = waiting.partition.replica
+            if not replica.is_leader or replica.leader_epoch != waiting.leader_epoch:
+                over.append((waiting, ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            elif replica.high_watermark >= waiting.offset:
+                over.append((waiting, ErrorCode.NONE))
+            elif now_ms >= waiting.deadline_ms:
+                over.append((waiting, ErrorCode.REQUEST_TIMED_OUT))
+            else:
+                left.append(waiting)
+        if left:
+            self._waiting[tp] = left
+        for waiting, code in over:
+            waiting.timer.cancel()
+            detail = "" if code is ErrorCode.NONE else f"{tp}: offset {waiting.offset} is not committed here"
+            waiting.answered(PartitionResult(tp.topic, tp.partition, code, detail))
+
+    # --- fences ---
+
+    def _fence(self, tp: TopicPartition, producer_id: int) -> None:
+        self._fenced[tp, producer_id] = None
+        if len(self._fenced) > _FENCED_KEPT:
+            del self._fenced[next(iter(self._fenced))]
+
+    def fenced(self, tp: TopicPartition, producer_id: int) -> bool:
+        """Whether the end of the producer's transaction is decided, as far as is remembered: the marker may not be
+        written yet, but nothing may come before it any more."""
+        return (tp, producer_id) in self._fenced
+
+
+def handle_write_markers(
+    broker: BrokerState, connection: ServerConnection, request: WriteMarkers, body: memoryview
+) -> None:
+    results: list[PartitionResult | None] = [None] * len(request.markers)
+    missing = len(results)
+
+    def answer(number: int, result: PartitionResult) -> None:
+        nonlocal missing
+        results[number] = result
+        missing -= 1
+        if missing == 0:
+            connection.reply(WriteMarkersReply(request.cid, tuple(found for found in results if found)))
+
+    if not request.markers:
+        connection.reply(WriteMarkersReply(request.cid, ()))
+    proved = broker.access.proves_broker(connection)
+
+    def steps() -> Steps:
+        for number, marker in enumerate(request.markers):
+            if broker.slices.over():
+                yield None
+            broker.markers.write(
+                marker,
+                lambda result, number=number: answer(number, result),  # type: ignore[misc]
+                proved=proved,
+            )
+
+    broker.slices.run(connection, steps(), lambda error: answer_failure(connection, request, error))

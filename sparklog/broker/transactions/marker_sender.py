@@ -1,0 +1,291 @@
+"""What decided transactions still have to send: markers to the partitions' leaders, offsets to groups' coordinators.
+
+Everything is sent until it has arrived, for a decision cannot be taken back; with pauses that double up to a second,
+and at once to another broker when the metadata say so. Markers for one broker wait while some requests to it are under
+way and then go together, so that a thousand transactions do not mean a thousand requests; one whose answer takes long,
+because a partition cannot commit, does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from sparklog.broker.groups.group_requests import commit_offsets
+from sparklog.broker.inter_broker_client import InterBrokerClient
+from sparklog.broker.internal_topics import OFFSETS, coordinator_of, make_topic
+from sparklog.broker.state import BrokerState
+from sparklog.broker.transactions.coordinator_runtime import CoordinatorRuntime
+from sparklog.coordinator.effects import SendMarkers, SendOffsets
+from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
+from sparklog.coordinator.records import Place
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import (
+    CommitOffsets,
+    CommitOffsetsReply,
+    PartitionResult,
+    TransactionMarker,
+    WriteMarkers,
+    WriteMarkersReply,
+)
+
+_log = logging.getLogger(__name__)
+
+#: A leader answers within its own limit, which is shorter.
+_ANSWER_TIMEOUT_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+#: In one request: markers, and producer ids in them.
+_MARKERS_AT_ONCE, _IDS_AT_ONCE = 1000, 20_000
+#: Requests under way to one broker.
+_REQUESTS_AT_ONCE = 4
+
+
+@dataclass(eq=False, slots=True)
+class _PendingMarker:
+    """One marker on its way."""
+
+    host: CoordinatorRuntime
+    key: str
+    decision: int
+    marker: TransactionMarker
+    attempts: int = 0
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.marker.topic, self.marker.partition)
+
+
+@dataclass(slots=True)
+class _BrokerQueue:
+    """Markers that wait for one broker. ``starting``: somebody will take what is in the queue."""
+
+    queue: list[_PendingMarker] = field(default_factory=list)
+    starting: bool = False
+    under_way: int = 0
+
+
+class MarkerSender:
+    """Owner: the broker's event loop."""
+
+    def __init__(self, broker: BrokerState) -> None:
+        self._broker = broker
+        self._peers = InterBrokerClient(broker, "transactions")
+        self._lines: dict[int, _BrokerQueue] = {}
+        #: Markers for topics (name, id) that this broker does not know, while ZooKeeper is asked about them.
+        self._lost: dict[tuple[str, str], list[_PendingMarker]] = {}
+
+    def close(self) -> None:
+        self._peers.close()
+
+    # --- markers ---------------------------------------------------------------------------------------------------
+
+    def send_markers(self, host: CoordinatorRuntime, effect: SendMarkers) -> None:
+        said_by = {"coordinator": host.partition.tp.partition, "coordinator_epoch": host.epoch}
+        due = [
+            _PendingMarker(host, effect.key, effect.decision, replace(marker, **said_by)) for marker in effect.markers
+        ]
+        # Never in the middle of a partition's step: the marker's partition might be that one.
+        asyncio.get_running_loop().call_soon(self._dispatch, due)
+
+    def _dispatch(self, dues: Iterable[_PendingMarker]) -> None:
+        for due in dues:
+            if due.host.ended:
+                continue
+            try:
+                self._dispatch_one(due)
+            except Exception as error:
+                self._failed(due, error)
+
+    def _dispatch_one(self, due: _PendingMarker) -> None:
+        known = self._broker.cache.partition(due.tp)
+        if known is None or due.marker.topic_id not in {"", known.topic_id}:
+            self._unknown_here(due)
+        elif known.state.leader == self._broker.broker_id:
+            self._write_here(due)
+        elif known.state.leader in self._broker.cache.incarnations:
+            self._enqueue(known.state.leader, due)
+        else:
+            self._again(due)
+
+    def _failed(self, due: _PendingMarker, error: Exception) -> None:
+        """In a way that was not foreseen: what is due is so still, and the others must not suffer from it."""
+        self._broker.counters["transactions.markers.failed"] += 1
+        _log.error("%s: marker for %s not sent", due.key, due.tp, exc_info=error)
+        self._again(due)
+
+    def _unknown_here(self, due: _PendingMarker) -> None:
+        """The topic was deleted; or it is new, and this broker has not been told of it yet: ZooKeeper knows."""
+        waiting = self._lost.setdefault((due.marker.topic, due.marker.topic_id), [])
+        waiting.append(due)
+        if len(waiting) == 1:
+            self._broker.spawn(self._look_for(due.marker.topic, due.marker.topic_id), f"topic of {due.tp}")
+
+    async def _look_for(self, topic: str, topic_id: str) -> None:
+        lives = True  # as long as nobody says otherwise
+        try:
+            lives = await self._broker.registry.topic_lives(topic, topic_id)
+        except (BrokerError, ClusterError) as error:
+            _log.info("whether topic %s (%s) is gone is not known: %s", topic, topic_id, error)
+        finally:
+            waiting = self._lost.pop((topic, topic_id))
+            for due in waiting if lives else ():
+                self._again(due)
+        if not lives:
+            _log.info("topic %s (%s) is gone, its %d markers are not needed", topic, topic_id, len(waiting))
+            self._arrived(waiting)
+
+    def _write_here(self, due: _PendingMarker) -> None:
+        def answered(result: PartitionResult) -> None:
+            self._settle(due, result)
+
+        self._broker.markers.write(due.marker, answered)
+
+    def _enqueue(self, leader: int, due: _PendingMarker) -> None:
+        line = self._lines.setdefault(leader, _BrokerQueue())
+        line.queue.append(due)
+        if not line.starting and line.under_way < _REQUESTS_AT_ONCE:
+            line.starting = True
+            self._broker.spawn(self._send_to(leader, line), f"markers for broker {leader}")
+
+    async def _send_to(self, leader: int, line: _BrokerQueue) -> None:
+        """One request after the other until nothing is left for this broker."""
+        await asyncio.sleep(0)  # what is ordered in this turn of the loop goes together
+        line.starting = False
+        line.under_way += 1
+        try:
+            while line.queue:
+                await self._send_batch(leader, _taken(line.queue))
+        finally:
+            line.under_way -= 1
+
+    async def _send_batch(self, leader: int, batch: list[_PendingMarker]) -> None:
+        try:
+            await self._ask_to_write(leader, batch)
+        except BrokerError as error:
+            self._broker.counters["transactions.markers.failed"] += len(batch)
+            _log.info("%d markers for broker %d not written: %s", len(batch), leader, error)
+            for due in batch:
+                self._again(due)
+        except Exception as error:
+            for due in batch:
+                self._failed(due, error)
+
+    async def _ask_to_write(self, leader: int, batch: list[_PendingMarker]) -> None:
+        """Raises BrokerError when it was not reached, or has not answered; then for all of the batch."""
+        if not batch:
+            return
+        request = WriteMarkers(0, tuple(due.marker for due in batch))
+        reply = await self._peers.ask(
+            leader, request, timeout_s=_ANSWER_TIMEOUT_S, still=lambda: any(self._leads(leader, due) for due in batch)
+        )
+        assert isinstance(reply, WriteMarkersReply) and len(reply.results) == len(batch), reply
+        written = []
+        for due, result in zip(batch, reply.results, strict=True):
+            if result.code == ErrorCode.NONE:
+                written.append(due)
+            else:
+                self._settle(due, result)
+        self._arrived(written)
+
+    def _leads(self, broker_id: int, due: _PendingMarker) -> bool:
+        known = self._broker.cache.partition(due.tp)
+        return known is not None and known.state.leader == broker_id
+
+    def _settle(self, due: _PendingMarker, result: PartitionResult) -> None:
+        if result.code == ErrorCode.NONE:
+            self._arrived([due])
+            return
+        self._broker.counters["transactions.markers.failed"] += 1
+        _log.info("%s: marker not written: %s", due.key, result.detail)
+        self._again(due)
+
+    def _again(self, due: _PendingMarker) -> None:
+        pause_s = min(_FIRST_PAUSE_S * 2 ** min(due.attempts, 10), _LONGEST_PAUSE_S)
+        due.attempts += 1
+        asyncio.get_running_loop().call_later(pause_s, self._dispatch, [due])
+
+    def _arrived(self, written: Iterable[_PendingMarker]) -> None:
+        """Tell the coordinators, once for each decision."""
+        decisions: dict[tuple[CoordinatorRuntime, str, int], list[Place]] = {}
+        for due in written:
+            place = Place(due.marker.topic, due.marker.partition, due.marker.topic_id)
+            decisions.setdefault((due.host, due.key, due.decision), []).append(place)
+        for (host, key, decision), places in decisions.items():
+            self._broker.counters["transactions.markers"] += len(places)
+            host.step(MarkersWritten(key, decision, tuple(places)))
+
+    # --- offsets ---------------------------------------------------------------------------------------------------
+
+    def send_offsets(self, host: CoordinatorRuntime, effect: SendOffsets) -> None:
+        self._broker.spawn(self._hand_over(host, effect), f"offsets of {effect.key}")
+
+    async def _hand_over(self, host: CoordinatorRuntime, effect: SendOffsets) -> None:
+        request = CommitOffsets(0, effect.group, effect.offsets, (effect.key, effect.decision))
+        pause_s = _FIRST_PAUSE_S
+        while not host.ended and not await self._committed(request):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        host.step(OffsetsWritten(effect.key, effect.decision, effect.group))
+
+    async def _committed(self, request: CommitOffsets) -> bool:
+        try:
+            await self._commit(request)
+        except (BrokerError, ClusterError) as error:
+            self._broker.counters["transactions.offsets.failed"] += 1
+            _log.info("%s: offsets of group %s not handed over: %s", request.transaction, request.group, error)
+            return False
+        except Exception as error:
+            # As with markers: it is due still, and what the transaction holds would be held for ever.
+            self._broker.counters["transactions.offsets.failed"] += 1
+            _log.error("%s: offsets of group %s not handed over", request.transaction, request.group, exc_info=error)
+            return False
+        return True
+
+    async def _commit(self, request: CommitOffsets) -> None:
+        """Raises BrokerError, ClusterError."""
+        broker = self._broker
+        await make_topic(broker, OFFSETS)
+        wanted = coordinator_of(broker, OFFSETS, request.group)
+        if wanted is None:
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {request.group}: no coordinator is there")
+        if wanted == broker.broker_id:
+            await commit_here(broker, request)
+            return
+        still: Callable[[], bool] = lambda: coordinator_of(broker, OFFSETS, request.group) == wanted  # noqa: E731
+        reply = await self._peers.ask(wanted, request, timeout_s=_ANSWER_TIMEOUT_S, still=still)
+        assert isinstance(reply, CommitOffsetsReply)
+        for result in reply.results:
+            if result.code != ErrorCode.NONE:
+                raise BrokerError(result.code, result.detail)
+
+
+def _taken(queue: list[_PendingMarker]) -> list[_PendingMarker]:
+    """The first ones, as many as go into one request."""
+    count = ids = 0
+    for due in queue[:_MARKERS_AT_ONCE]:
+        ids += len(due.marker.committed) + len(due.marker.aborted)
+        if count and ids > _IDS_AT_ONCE:
+            break
+        count += 1
+    taken = [due for due in queue[:count] if not due.host.ended]
+    del queue[:count]
+    return taken
+
+
+async def commit_here(broker: BrokerState, request: CommitOffsets) -> None:
+    """Raises BrokerError."""
+    done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
+
+    def answered(error: BrokerError | None) -> None:
+        if not done.done():
+            done.set_result(error)
+
+    commit_offsets(broker, request, request.offsets, answered)
+    error = await done
+    if error is not None:
+        raise error

@@ -1,0 +1,75 @@
+"""A transaction coordinator in a broker: what it orders beyond its own log goes to the deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.state import BrokerState
+from sparklog.broker.transactions.coordinator_runtime import CoordinatorRuntime
+from sparklog.config import BrokerConfig
+from sparklog.coordinator.effects import Outcome, Refused, SendMarkers, SendOffsets
+from sparklog.coordinator.log_records import Record
+from sparklog.coordinator.records import NOBODY, Participant, participant_record
+from sparklog.coordinator.transactions import Transactions, TransactionSettings
+from sparklog.errors import ErrorCode
+from sparklog.protocol.messages import TransactionDescription
+
+#: After which nobody asks again.
+_FINAL = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID})
+_NO_CHANGE = participant_record("", NOBODY, None)
+
+
+class TransactionHost(CoordinatorRuntime):
+    """One led partition of the transactions' topic."""
+
+    def __init__(self, broker: BrokerState, partition: Partition) -> None:
+        self._transactions = Transactions(_settings(broker.config))
+        super().__init__(broker, partition, self._transactions)
+
+    def perform(self, effect: Any) -> None:
+        match effect:
+            case SendMarkers():
+                self.broker.deliveries.send_markers(self, effect)
+            case SendOffsets():
+                self.broker.deliveries.send_offsets(self, effect)
+            case _:
+                raise AssertionError(f"not an order of a transaction coordinator: {effect!r}")
+
+    def confirmation(self, outcome: Outcome) -> Record | None:
+        """A transaction that is not open, or that another run has, may be so at a successor."""
+        return _NO_CHANGE if isinstance(outcome, Refused) and outcome.code in _FINAL else None
+
+    def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
+        """As ``Transactions.participants``."""
+        return self._transactions.participants(producer_ids)
+
+    def describe(self) -> Iterator[TransactionDescription]:
+        for key, now, participants, due_ms in self._transactions.entries():
+            yield TransactionDescription(
+                key,
+                now.state,
+                now.run_id,
+                now.run,
+                now.version,
+                now.last_version,
+                now.began_ms,
+                due_ms,
+                tuple(
+                    (producer_id, participant.epoch, _partitions(participant))
+                    for producer_id, participant in sorted(participants.items())
+                ),
+            )
+
+
+def _partitions(participant: Participant) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted({(place.topic, place.partition) for place in participant.places()}))
+
+
+def _settings(config: BrokerConfig) -> TransactionSettings:
+    return TransactionSettings(
+        max_timeout_ms=config.transaction_max_timeout_ms,
+        producer_expiration_ms=config.transactional_id_expiration_ms,
+        sink_expiration_ms=config.sink_id_expiration_ms,
+    )

@@ -1,0 +1,246 @@
+"""Requests about transactions: handed to the key's coordinator, answered with what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from sparklog.broker.groups.group_requests import below_zero
+from sparklog.broker.requests.delayed_replies import limit_s
+from sparklog.broker.state import BrokerState
+from sparklog.broker.transactions.transaction_host import TransactionHost
+from sparklog.coordinator import events
+from sparklog.coordinator.effects import Assigned, Begun, Done, Ended, Outcome, Refused, Settled
+from sparklog.coordinator.records import Place
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
+from sparklog.model import TopicPartition, is_internal
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    AbortTransaction,
+    Ack,
+    AddToTransaction,
+    BeginTransaction,
+    BeginTransactionReply,
+    EndTransaction,
+    EndTransactionReply,
+    ErrorReply,
+    ListTransactions,
+    ListTransactionsReply,
+    Reply,
+    SettleVersion,
+    SettleVersionReply,
+    TouchTransaction,
+    VerifyTransaction,
+    VerifyTransactionReply,
+)
+
+#: How long a leader is kept waiting for a refusal to be confirmed; it waits for some seconds.
+_CONFIRM_S = 2.0
+
+
+def handle_begin_transaction(
+    broker: BrokerState, connection: ServerConnection, request: BeginTransaction, body: memoryview
+) -> None:
+    if request.by_topic and request.version < 0:
+        detail = f"version {request.version} by topic found, 0 or more expected"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+    if not request.run_id or request.version < -1 or request.timeout_ms <= 0 or request.turn < 0:
+        detail = (
+            f"run {request.run_id!r}, version {request.version}, timeout {request.timeout_ms} ms, turn {request.turn} "
+            "found; expected a name, -1 or more, more than 0, 0 or more"
+        )
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+    broker.coordinators.transactions.of(request.key)
+    broker.spawn(_begin(broker, connection, request), f"begin of {request.key}")
+
+
+async def _begin(broker: BrokerState, connection: ServerConnection, request: BeginTransaction) -> None:
+    """Every begin has a producer id at hand, whether it comes to be used or not: ids are many."""
+    try:
+        producer_id = await broker.registry.next_producer_id()
+        host = broker.coordinators.transactions.of(request.key)
+    except BrokerError as error:
+        connection.reply(ErrorReply(request.cid, error.code, error.detail))
+        return
+    except ClusterError as error:
+        connection.reply(ErrorReply(request.cid, ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)))
+        return
+    host.ask(
+        lambda ticket: events.BeginRequested(
+            ticket,
+            request.key,
+            request.run_id,
+            request.version,
+            request.timeout_ms,
+            producer_id,
+            request.turn,
+            request.by_topic,
+        ),
+        _answering(connection, request.cid),
+    )
+
+
+def handle_settle_version(
+    broker: BrokerState, connection: ServerConnection, request: SettleVersion, body: memoryview
+) -> None:
+    if not request.run_id:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, "no run found, a name expected")
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.SettleRequested(ticket, request.key, request.run_id, request.topic_id),
+        _answering(connection, request.cid),
+    )
+
+
+def handle_add_to_transaction(
+    broker: BrokerState, connection: ServerConnection, request: AddToTransaction, body: memoryview
+) -> None:
+    places = tuple(_place(broker, TopicPartition(*named)) for named in request.partitions)
+    if request.offsets and not request.group:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{len(request.offsets)} offsets of no group found")
+    for detail in filter(None, map(below_zero, request.offsets)):
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.AddRequested(
+            ticket,
+            request.key,
+            request.run_id,
+            request.producer_id,
+            request.producer_epoch,
+            places,
+            request.group,
+            request.offsets,
+            request.version,
+            request.turn,
+        ),
+        _answering(connection, request.cid),
+    )
+
+
+def _place(broker: BrokerState, tp: TopicPartition) -> Place:
+    """With the topic's id: one made later under this name is another. Raises BrokerError."""
+    if is_internal(tp.topic):
+        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{tp}: internal topics are not written to by clients")
+    known = broker.cache.partition(tp)
+    if known is None:
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {tp} is known here")
+    return Place(tp.topic, tp.partition, known.topic_id)
+
+
+def handle_touch_transaction(
+    broker: BrokerState, connection: ServerConnection, request: TouchTransaction, body: memoryview
+) -> None:
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.TouchRequested(ticket, request.key, request.run_id, request.version, request.turn),
+        _answering(connection, request.cid),
+    )
+
+
+def handle_end_transaction(
+    broker: BrokerState, connection: ServerConnection, request: EndTransaction, body: memoryview
+) -> None:
+    if not request.run_id or request.version < -1:
+        detail = f"run {request.run_id!r}, version {request.version} found; expected a name, -1 or more"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+    deadline_ms = broker.wall_ms() + int(limit_s(request.timeout_ms) * 1000)
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.EndRequested(
+            ticket,
+            request.key,
+            request.run_id,
+            request.version,
+            request.commit,
+            request.winners,
+            deadline_ms,
+            request.turn,
+        ),
+        _answering(connection, request.cid),
+    )
+
+
+def handle_verify_transaction(
+    broker: BrokerState, connection: ServerConnection, request: VerifyTransaction, body: memoryview
+) -> None:
+    host = broker.coordinators.transactions.of(request.key)
+    told = False
+
+    def answered(outcome: Outcome) -> None:
+        nonlocal told
+        if told:
+            return
+        told = True
+        if isinstance(outcome, Refused):
+            connection.reply(ErrorReply(request.cid, outcome.code, outcome.detail))
+        else:
+            connection.reply(VerifyTransactionReply(request.cid, host.epoch))
+
+    _ask_whether_it_may(host, request, answered)
+    if not told:
+        # Before the leader gives up this connection, and with it what others ask by it.
+        asyncio.get_running_loop().call_later(_CONFIRM_S, answered, _unconfirmed(request, _CONFIRM_S))
+
+
+async def verify(broker: BrokerState, request: VerifyTransaction, *, timeout_s: float) -> int:
+    """The coordinator's epoch. Raises BrokerError: the producer may not append; this broker does not coordinate the key
+    now, or could not confirm in time that it does."""
+    host = broker.coordinators.transactions.of(request.key)
+    outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    _ask_whether_it_may(host, request, lambda found: None if outcome.done() else outcome.set_result(found))
+    if not outcome.done():
+        await asyncio.wait({outcome}, timeout=timeout_s)
+    if not outcome.done():
+        outcome.set_result(_unconfirmed(request, timeout_s))
+    found = outcome.result()
+    if isinstance(found, Refused):
+        raise BrokerError(found.code, found.detail)
+    return host.epoch
+
+
+def _unconfirmed(request: VerifyTransaction, waited_s: float) -> Refused:
+    detail = f"{request.key}: its coordinator could confirm nothing within {waited_s:.1f} s"
+    return Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
+
+
+def _ask_whether_it_may(host: TransactionHost, request: VerifyTransaction, answered: Callable[[Outcome], None]) -> None:
+    """Told at once where the producer may append."""
+    place = Place(request.topic, request.partition, request.topic_id)
+    host.ask(
+        lambda ticket: events.VerifyRequested(ticket, request.key, request.producer_id, request.producer_epoch, place),
+        answered,
+    )
+
+
+def handle_abort_transaction(
+    broker: BrokerState, connection: ServerConnection, request: AbortTransaction, body: memoryview
+) -> None:
+    broker.coordinators.transactions.of(request.key).ask(
+        lambda ticket: events.AbortRequested(ticket, request.key), _answering(connection, request.cid)
+    )
+
+
+def handle_list_transactions(
+    broker: BrokerState, connection: ServerConnection, request: ListTransactions, body: memoryview
+) -> None:
+    found = [described for host in broker.coordinators.transactions.all_ready() for described in host.describe()]
+    connection.reply(ListTransactionsReply(request.cid, tuple(sorted(found, key=lambda one: one.key))))
+
+
+def _answering(connection: ServerConnection, cid: int) -> Callable[[Outcome], None]:
+    return lambda outcome: connection.reply(_reply(cid, outcome))
+
+
+def _reply(cid: int, outcome: Outcome) -> Reply:
+    match outcome:
+        case Begun():
+            return BeginTransactionReply(
+                cid, outcome.committed, outcome.last_version, outcome.producer_id, outcome.producer_epoch, outcome.run
+            )
+        case Settled():
+            return SettleVersionReply(cid, outcome.last_version)
+        case Ended():
+            return EndTransactionReply(cid, outcome.complete, outcome.replayed)
+        case Done():
+            return Ack(cid)
+        case Refused():
+            return ErrorReply(cid, outcome.code, outcome.detail)
+        case Assigned():
+            raise AssertionError(f"not about a transaction: {outcome!r}")

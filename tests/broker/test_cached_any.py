@@ -1,0 +1,28 @@
+"""Which of many partitions still need a broker that stops."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from sparklog.broker.lifecycle.cached_any import CachedAny
+from sparklog.broker.replication.partition import Partition
+
+
+def test_all_are_found_and_few_are_looked_at_again() -> None:
+    partitions = [cast(Partition, number) for number in range(1000)]
+    needing = set(partitions)
+    looks: list[Partition] = []
+
+    def needs(partition: Partition) -> bool:
+        looks.append(partition)
+        return partition in needing
+
+    remaining = CachedAny(lambda: partitions, needs)
+    assert remaining.any() and len(looks) == 1000
+    while needing:
+        assert remaining.any()
+        needing.pop()
+    assert len(looks) < 4000
+    assert not remaining.any()
+    needing.add(partitions[7])
+    assert remaining.any() and remaining.count() == 1, "one that needs it again is found as well"

@@ -1,0 +1,140 @@
+"""What a leader takes for a transaction that nobody will end, without processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sparklog.broker.transactions.hanging_transactions import handle_abort_hanging, handle_find_hanging
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.messages import (
+    AbortHanging,
+    Ack,
+    ErrorReply,
+    FindHanging,
+    FindHangingReply,
+    ListParticipants,
+    ListParticipantsReply,
+    Reply,
+    Request,
+)
+from sparklog.record.marker import decode_marker
+from sparklog.storage.transactions import OpenTransaction
+from tests.broker.staged import TP, Stage, until
+
+
+class Coordinators:
+    """Broker 1, which coordinates all keys."""
+
+    def __init__(self, known: dict[int, str], *, epoch: int = 5) -> None:
+        self.known = known
+        self.epoch = epoch
+        self.coordinates: tuple[int, ...] = (0,)
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    async def __call__(self, broker_id: int, message: Request) -> Reply:
+        assert isinstance(message, ListParticipants) and broker_id == 1
+        await asyncio.sleep(0)
+        self.meanwhile()
+        found = tuple((one, self.known[one]) for one in message.producer_ids if one in self.known)
+        return ListParticipantsReply(0, tuple((number, self.epoch) for number in self.coordinates), found)
+
+
+def staged(coordinators: Coordinators, **settings: str) -> Stage:
+    """Producers 7 and 8 have something open, since before the log's start: for long."""
+    stage = Stage(coordinators, settings={key.replace("_", "."): value for key, value in settings.items()})
+    stage.hosted.log.open = {7: OpenTransaction(0, 3), 8: OpenTransaction(0, 4)}
+    return stage
+
+
+def ended(stage: Stage) -> list[int]:
+    """Producer ids that markers were written for, all of them aborting."""
+    found = []
+    for pending in stage.hosted.appended:
+        ((header, body),) = pending.batches
+        marker = decode_marker(header, body)
+        assert not marker.committed
+        found += [producer_id for producer_id, _ in marker.aborted]
+    return found
+
+
+def ask(stage: Stage, handle: Any, request: Request) -> list[Any]:
+    replies: list[Any] = []
+    handle(stage.broker, cast(Any, SimpleNamespace(reply=replies.append, peer="test")), request, memoryview(b""))
+    return replies
+
+
+def test_what_no_coordinator_knows_is_ended_and_nothing_else() -> None:
+    async def story() -> None:
+        stage = staged(Coordinators({7: "id:live"}), transaction_hanging_after_ms="1000")
+        stage.broker.hanging.start()
+        await until(lambda: stage.broker.counters["transactions.hanging.aborted"])
+        assert ended(stage) == [8]
+        assert stage.broker.markers.fenced(TP, 8) and not stage.broker.markers.fenced(TP, 7)
+        await stage.broker.end_tasks()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("lack", ["an old epoch", "not all of them", "no answer"])
+def test_nothing_is_ended_unless_every_coordinator_has_spoken_in_its_newest_epoch(lack: str) -> None:
+    async def story() -> None:
+        coordinators = Coordinators({}, epoch=4 if lack == "an old epoch" else 5)
+        stage = staged(coordinators)
+        if lack == "not all of them":
+            coordinators.coordinates = ()
+        elif lack == "no answer":
+            coordinators.meanwhile = _away
+        with pytest.raises(BrokerError):
+            await stage.broker.hanging.find(0)
+        replies = ask(stage, handle_abort_hanging, AbortHanging(0, *TP, 8))
+        await until(lambda: replies)
+        assert isinstance(replies[0], ErrorReply) and not ended(stage)
+
+    asyncio.run(story())
+
+
+def _away() -> None:
+    raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "away")
+
+
+def test_a_coordinator_elected_while_the_others_were_asked_is_asked_too() -> None:
+    async def story() -> None:
+        coordinators = Coordinators({})
+        stage = staged(coordinators)
+        coordinators.meanwhile = lambda: stage.broker.coordinator_epochs.heard(0, 6)
+        with pytest.raises(BrokerError, match="leader epoch 6"):
+            await stage.broker.hanging.find(0)
+
+    asyncio.run(story())
+
+
+def test_what_ends_while_coordinators_are_asked_does_not_hang() -> None:
+    async def story() -> None:
+        coordinators = Coordinators({})
+        stage = staged(coordinators)
+        coordinators.meanwhile = lambda: stage.hosted.log.open.pop(7, None)
+        replies = ask(stage, handle_find_hanging, FindHanging(0, 0))
+        await until(lambda: replies)
+        assert isinstance(replies[0], FindHangingReply)
+        assert [(one.producer_id, one.first_offset) for one in replies[0].transactions] == [(8, 4)]
+
+    asyncio.run(story())
+
+
+def test_an_operator_cannot_cut_one_that_a_coordinator_knows() -> None:
+    async def story() -> None:
+        stage = staged(Coordinators({7: "id:live"}))
+        for producer_id, told in ((7, "id:live"), (9, "nothing open")):
+            replies = ask(stage, handle_abort_hanging, AbortHanging(0, *TP, producer_id))
+            await until(lambda: replies)  # noqa: B023
+            assert replies[0].code == ErrorCode.INVALID_TXN_STATE and told in replies[0].detail
+        replies = ask(stage, handle_abort_hanging, AbortHanging(5, *TP, 8))
+        await until(lambda: replies)
+        assert (replies, ended(stage)) == ([Ack(5)], [8])
+
+    asyncio.run(story())

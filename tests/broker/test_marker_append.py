@@ -1,0 +1,72 @@
+"""Markers at the leader, without a process: one that cannot be written leaves the others alone."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from sparklog.broker.transactions.marker_append import handle_write_markers
+from sparklog.errors import ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import PartitionResult, TransactionMarker, WriteMarkers, WriteMarkersReply
+from sparklog.storage.transactions import OpenTransaction
+from tests.broker.staged import TOPIC_ID, TP, Hosted, Stage
+
+
+def marker(number: int, producer_id: int = 7, *, topic_id: str = "") -> TransactionMarker:
+    return TransactionMarker("t", number, ((producer_id, 0),), (), topic_id)
+
+
+def three_partitions() -> tuple[Stage, list[Hosted]]:
+    stage = Stage()
+    found = [stage.hosted, Hosted(TopicPartition("t", 1)), Hosted(TopicPartition("t", 2))]
+    for hosted in found:
+        hosted.log.open[7] = OpenTransaction(0, 3)
+        stage.broker.partitions[hosted.tp] = hosted  # type: ignore[index]
+    return stage, found
+
+
+def test_one_marker_that_raises_takes_no_other_with_it() -> None:
+    async def story() -> None:
+        stage, (_, broken, _) = three_partitions()
+        broken.fails = RuntimeError("a bug")
+        replies: list[Any] = []
+        connection = cast(Any, SimpleNamespace(reply=replies.append))
+        request = WriteMarkers(3, tuple(marker(number) for number in range(3)))
+        handle_write_markers(stage.broker, connection, request, memoryview(b""))
+        (reply,) = replies
+        assert isinstance(reply, WriteMarkersReply)
+        codes = [result.code for result in reply.results]
+        assert codes == [ErrorCode.NONE, ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NONE]
+        assert stage.broker.markers.fenced(broken.tp, 7), "its producer may not write any more, all the same"
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_cannot_be_given_is_not_given_twice() -> None:
+    async def story() -> None:
+        stage, _ = three_partitions()
+        told: list[PartitionResult] = []
+
+        def answered(result: PartitionResult) -> None:
+            told.append(result)
+            raise RuntimeError("the connection is gone")
+
+        stage.broker.markers.write(marker(0), answered)
+        assert [result.code for result in told] == [ErrorCode.NONE]
+
+    asyncio.run(story())
+
+
+def test_a_marker_for_the_topic_that_had_this_name_before_is_refused() -> None:
+    async def story() -> None:
+        stage, (hosted, *_) = three_partitions()
+        told: list[PartitionResult] = []
+        stage.broker.markers.write(marker(0, topic_id="an earlier one"), told.append)
+        assert told[0].code == ErrorCode.INCONSISTENT_TOPIC_ID and not hosted.appended
+        assert not stage.broker.markers.fenced(TP, 7)
+        stage.broker.markers.write(marker(0, topic_id=TOPIC_ID), told.append)
+        assert told[1].code == ErrorCode.NONE and len(hosted.appended) == 1
+
+    asyncio.run(story())

@@ -1,0 +1,179 @@
+"""Markers on their way, without processes: sent until they have arrived, whatever happens to their neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sparklog.broker.internal_topics import TRANSACTIONS
+from sparklog.broker.transactions import marker_sender
+from sparklog.coordinator.effects import SendMarkers, SendOffsets
+from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
+from sparklog.coordinator.records import Place
+from sparklog.errors import ClusterError
+from sparklog.model import TopicPartition
+from sparklog.protocol.messages import (
+    CommitOffsets,
+    CommitOffsetsReply,
+    GroupOffset,
+    PartitionResult,
+    Reply,
+    Request,
+    TransactionMarker,
+    WriteMarkers,
+)
+from sparklog.protocol.messages import WriteMarkersReply as Written
+from sparklog.storage.transactions import OpenTransaction
+from tests.broker.staged import TOPIC_ID, Ask, Hosted, Stage, until
+
+
+class Coordinator:
+    """Stands for the host of a coordinator of epoch 9."""
+
+    ended = False
+    epoch = 9
+    partition = SimpleNamespace(tp=TopicPartition(TRANSACTIONS, 0))
+
+    def __init__(self) -> None:
+        self.written: list[Place] = []
+
+    def step(self, event: MarkersWritten) -> None:
+        self.written += event.places
+
+
+class Zookeeper:
+    """Knows whether a topic lives; asked as the broker's registry."""
+
+    def __init__(self, *lives: bool | Exception) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self._lives = list(lives)
+
+    async def topic_lives(self, name: str, topic_id: str) -> bool:
+        self.asked.append((name, topic_id))
+        found = self._lives.pop(0) if len(self._lives) > 1 else self._lives[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def send(stage: Stage, host: Coordinator, *markers: TransactionMarker) -> None:
+    stage.broker.deliveries.send_markers(cast(Any, host), SendMarkers("k", 1, markers))
+
+
+def marker(number: int = 0, topic_id: str = TOPIC_ID) -> TransactionMarker:
+    return TransactionMarker("t", number, ((7, 0),), (), topic_id)
+
+
+def test_one_marker_that_cannot_be_written_here_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        stage, host = Stage(), Coordinator()
+        stage.hosted.log.open[7] = OpenTransaction(0, 3)
+        write, failures = stage.broker.markers.write, [RuntimeError("a bug")]
+
+        def fails_once(found: TransactionMarker, answered: Any) -> None:
+            if failures:
+                raise failures.pop()
+            write(found, answered)
+
+        monkeypatch.setattr(stage.broker.markers, "write", fails_once)
+        send(stage, host, marker(topic_id=TOPIC_ID), marker(topic_id=""))
+        await until(lambda: len(host.written) == 2)
+        assert set(host.written) == {Place("t", 0, TOPIC_ID), Place("t", 0, "")}
+        assert stage.broker.counters["transactions.markers.failed"] == 1
+
+    asyncio.run(story())
+
+
+def test_an_answer_of_another_broker_that_makes_no_sense_is_asked_for_again() -> None:
+    async def story() -> None:
+        replies = [Written(0, ()), Written(0, (PartitionResult("t", 0, 0),))]
+        sent: list[Request] = []
+
+        async def ask(broker_id: int, message: Request) -> Reply:
+            sent.append(message)
+            return replies.pop(0)
+
+        stage, host = elsewhere(ask), Coordinator()
+        send(stage, host, marker())
+        await until(lambda: host.written)
+        assert len(sent) == 2
+        assert isinstance(sent[0], WriteMarkers)
+        assert (sent[0].markers[0].coordinator, sent[0].markers[0].coordinator_epoch) == (0, 9)
+
+    asyncio.run(story())
+
+
+def elsewhere(ask: Ask) -> Stage:
+    """Broker 2 leads the marker's partition."""
+    stage = Stage(ask)
+    known = stage.broker.cache.partition(stage.hosted.tp)
+    assert known is not None
+    state = type(known.state)(2, 2, (2,), 1)
+    stage.broker.cache.state_written(stage.hosted.tp, state, version=9, topic_id=TOPIC_ID)
+    return stage
+
+
+def test_a_topic_this_broker_was_not_told_of_yet_gets_its_marker() -> None:
+    """A coordinator's broker may be the last to hear of a topic, and its markers must not be taken for needless."""
+
+    async def story() -> None:
+        stage, host = Stage(), Coordinator()
+        stage.hosted.log.open[7] = OpenTransaction(0, 3)
+        zookeeper = Zookeeper(ClusterError("away"), True)
+        stage.broker.registry = cast(Any, zookeeper)
+        stage.tell(topics=False)
+        send(stage, host, marker(), marker(1))
+        await until(lambda: len(zookeeper.asked) >= 3)
+        assert not host.written, "a marker was given up for a topic that is there"
+        other = Hosted(TopicPartition("t", 1))
+        stage.broker.partitions[other.tp] = other  # type: ignore[index]
+        stage.tell()
+        await until(lambda: Place("t", 0, TOPIC_ID) in host.written)
+        assert len(stage.hosted.appended) == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_markers_of_a_topic_that_is_gone_are_not_needed(anew: bool) -> None:
+    """Also where another topic has its name by now."""
+
+    async def story() -> None:
+        stage, host = Stage(), Coordinator()
+        zookeeper = Zookeeper(False)
+        stage.broker.registry = cast(Any, zookeeper)
+        stage.tell(topics=anew, topic_id="anew")
+        send(stage, host, marker(), marker(1))
+        await until(lambda: len(host.written) == 2)
+        assert zookeeper.asked == [("t", TOPIC_ID)], "one question for all its partitions"
+        assert not stage.hosted.appended
+
+    asyncio.run(story())
+
+
+def test_offsets_are_handed_over_whatever_happens_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        replies: list[Reply] = [Written(0, ()), CommitOffsetsReply(0, (PartitionResult("t", 0, 0),))]
+        told: list[OffsetsWritten] = []
+
+        async def ask(broker_id: int, message: Request) -> Reply:
+            assert isinstance(message, CommitOffsets) and message.transaction == ("k", 1)
+            return replies.pop(0)
+
+        async def is_there(broker: object, name: str) -> None:
+            pass
+
+        monkeypatch.setattr(marker_sender, "make_topic", is_there)
+        monkeypatch.setattr(marker_sender, "coordinator_of", lambda *_: 2)
+        stage = Stage(ask)
+        host = SimpleNamespace(ended=False, step=told.append)
+        offsets = SendOffsets("k", 1, "g", (GroupOffset("t", 0, 5),))
+        stage.broker.deliveries.send_offsets(cast(Any, host), offsets)
+        await until(lambda: told)
+        assert told == [OffsetsWritten("k", 1, "g")]
+        assert stage.broker.counters["transactions.offsets.failed"] == 1
+
+    asyncio.run(story())

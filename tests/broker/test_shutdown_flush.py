@@ -1,0 +1,157 @@
+"""What a broker that stops has its disk write while it hands over."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sparklog.broker.lifecycle.shutdown_flush import ShutdownFlush
+from sparklog.broker.state import BrokerState
+from sparklog.config import broker_config
+from sparklog.errors import BrokerError
+from sparklog.storage import clean_stop
+from sparklog.storage.checkpoints import read_checkpoint
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import LOG_DIR, TP, create_log, fill, open_directory
+
+
+class _SlowDisk(SimDisk):
+    """On which all that was written takes until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds = 0
+        self.go_on = threading.Event()
+
+    def sync_file_system(self, handle: int) -> None:
+        self.rounds += 1
+        assert self.go_on.wait(60)
+        super().sync_file_system(handle)
+
+
+@pytest.fixture(autouse=True)
+def one_log_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clean_stop, "_MANY_LOGS", 1)
+
+
+def _broker(led: int) -> BrokerState:
+    def unexpected(*args: Any) -> None:
+        raise AssertionError(args)
+
+    broker = BrokerState(
+        0,
+        "c",
+        log_dir="",
+        config=broker_config({}),
+        on_log_failed=unexpected,
+        on_id_taken=unexpected,
+        restart=unexpected,
+    )
+    broker.partitions = cast(Any, SimpleNamespace(led=led))
+    return broker
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    for _ in range(60_000):
+        if true():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("not within a minute")
+
+
+def test_logs_are_made_durable_at_once_and_again_when_leaderships_have_gone() -> None:
+    disk = SimDisk()
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 2)
+
+    async def stop() -> None:
+        broker = _broker(led=2)
+        ahead = ShutdownFlush(broker, directory)
+        await _until(lambda: log.durability.is_clean)
+        fill(log, 1)
+        broker.partitions = cast(Any, SimpleNamespace(led=1))
+        broker.roles_changed()
+        await asyncio.sleep(0.01)
+        assert not log.durability.is_clean, "one is left"
+        broker.partitions = cast(Any, SimpleNamespace(led=0))
+        broker.roles_changed()
+        await _until(lambda: log.durability.is_clean)
+        await ahead.end()
+
+    asyncio.run(stop())
+    assert log.recovery_point == log.log_end_offset == 9
+    assert read_checkpoint(disk, LOG_DIR)[TP].recovery_point == 9
+    disk.restart(page_cache_lost=True)
+    directory = open_directory(disk=disk, boot_id="another")
+    found = directory.get(TP)
+    assert found is not None and found.log_end_offset == 9, "durable without the stop's own round"
+    assert not directory.clean
+
+
+def test_the_round_under_way_is_waited_for_and_is_the_last() -> None:
+    """What a disk says to it is not said to the stop's own."""
+    disk = _SlowDisk()
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 2)
+
+    async def stop() -> None:
+        ahead = ShutdownFlush(_broker(led=0), directory)
+        await _until(lambda: disk.rounds == 1)
+        ended = asyncio.ensure_future(ahead.end())
+        await asyncio.sleep(0.01)
+        assert not ended.done()
+        disk.go_on.set()
+        await asyncio.wait_for(ended, 60)
+
+    asyncio.run(stop())
+    assert disk.rounds == 1
+
+
+@pytest.mark.parametrize("led", [1, 0])
+def test_a_disk_that_has_lost_something_keeps_the_stop_from_being_clean_and_does_not_hold_it_up(led: int) -> None:
+    """It says so once: with no leadership left to wait for, a second round would hear that all is well."""
+    disk = SimDisk()
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 2)
+    disk.fail_next("sync_file_system", errno.EIO)
+
+    async def stop() -> None:
+        ahead = ShutdownFlush(_broker(led=led), directory)
+        await _until(lambda: directory.offline is not None)
+        await asyncio.sleep(0.05)
+        await ahead.end()
+
+    asyncio.run(stop())
+    assert not log.durability.is_clean and log.recovery_point == 0
+    directory.checkpoint()  # as it is written every few seconds until the end
+    assert read_checkpoint(disk, LOG_DIR)[TP].recovery_point == 0
+    with pytest.raises(BrokerError, match="offline"):
+        directory.write_clean_marker()
+
+
+def test_no_room_for_the_checkpoint_is_the_stops_own_concern() -> None:
+    disk = SimDisk()
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 2)
+    disk.capacity_bytes = disk.used_bytes
+
+    async def stop() -> None:
+        ahead = ShutdownFlush(_broker(led=1), directory)
+        await _until(lambda: log.durability.is_clean)
+        await ahead.end()
+
+    asyncio.run(stop())
+    assert directory.offline is None
+    disk.capacity_bytes = None
+    directory.write_clean_marker()
+    disk.restart(page_cache_lost=True)
+    assert open_directory(disk=disk, boot_id="another").clean

@@ -1,0 +1,173 @@
+"""Whom a leader believes about the first batch of a transaction, and what it does when nothing can be learnt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from sparklog.broker.replication.partition import Answer
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.messages import ACKS_ALL, Reply, Request, TransactionMarker, VerifyTransaction
+from sparklog.protocol.messages import VerifyTransactionReply as Vouched
+from sparklog.record.codec import encode_batch
+from tests.broker.staged import TOPIC_ID, TP, Stage, until
+from tests.broker.support import rows
+
+PRODUCER = 77
+
+
+class Asked:
+    """One transactional batch at the leader, and what became of it."""
+
+    def __init__(self, stage: Stage, *, timeout_ms: int = 20_000) -> None:
+        self.appended = 0
+        self.answer: Answer | None = None
+        header, body = encode_batch(
+            rows(1), schema_id=0, compression=None, event_time=None, producer_id=PRODUCER, producer_epoch=0,
+            first_sequence=0, transactional=True,
+        )  # fmt: skip
+        stage.broker.verifications.produce(
+            stage.hosted,  # type: ignore[arg-type]
+            [(header, memoryview(body))],
+            key="id:k",
+            acks=ACKS_ALL,
+            deadline_ms=stage.broker.now_ms() + timeout_ms,
+            append=self._append,
+            answered=self._answered,
+        )
+
+    def _append(self) -> None:
+        self.appended += 1
+
+    def _answered(self, answer: Answer) -> None:
+        self.answer = answer
+
+    @property
+    def over(self) -> bool:
+        return bool(self.appended) or self.answer is not None
+
+
+def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(story())
+
+
+def coordinator(*said: Vouched | Exception, asked: list[Request] | None = None) -> Any:
+    """A broker that answers one after the other; the last one again and again."""
+    answers = list(said)
+
+    async def ask(broker_id: int, message: Request) -> Reply:
+        if asked is not None:
+            asked.append(message)
+        await asyncio.sleep(0)
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return ask
+
+
+def test_the_coordinator_of_the_known_epoch_or_a_later_one_is_believed() -> None:
+    async def story() -> None:
+        for epoch in (5, 6):
+            asked: list[Request] = []
+            stage = Stage(coordinator(Vouched(0, epoch), asked=asked))
+            batch = Asked(stage)
+            await until(lambda: batch.over)  # noqa: B023
+            assert (batch.appended, batch.answer) == (1, None)
+            assert asked == [VerifyTransaction(0, "id:k", PRODUCER, 0, *TP, TOPIC_ID)]
+
+    play(story)
+
+
+@pytest.mark.parametrize("heard", ["from the controller", "from a marker", "from an answer"])
+def test_a_deposed_coordinator_is_not_believed(heard: str) -> None:
+    """It does not know that it is deposed, and vouches still: the leader knows of the next epoch, and asks again."""
+
+    async def story() -> None:
+        stage = Stage(coordinator(Vouched(0, 5), Vouched(0, 5), Vouched(0, 6)))
+        if heard == "from the controller":
+            stage.tell(coordinator=2, epoch=6)
+        elif heard == "from a marker":
+            marker = TransactionMarker("t", 0, (), ((1, 0),), TOPIC_ID, coordinator=0, coordinator_epoch=6)
+            stage.broker.markers.write(marker, lambda _: None)
+        else:
+            stage.broker.coordinator_epochs.heard(0, 6)
+        batch = Asked(stage)
+        await until(lambda: stage.broker.counters["verifications.retried"])
+        assert not batch.over, "a deposed coordinator was believed"
+        await until(lambda: batch.over)
+        assert batch.appended == 1
+        assert stage.broker.counters["verifications.retried"] == 2
+
+    play(story)
+
+
+def test_a_coordinator_that_stays_deposed_is_not_waited_for_for_ever() -> None:
+    async def story() -> None:
+        stage = Stage(coordinator(Vouched(0, 4)))
+        batch = Asked(stage, timeout_ms=50)
+        await until(lambda: batch.over)
+        assert batch.answer is not None and batch.answer.code is ErrorCode.REQUEST_TIMED_OUT
+        assert "leader epoch 4, 5 is known" in batch.answer.detail
+
+    play(story)
+
+
+@pytest.mark.parametrize("change", ["next epoch", "follower", "gone"])
+def test_a_verification_counts_in_the_epoch_it_was_asked_in(change: str) -> None:
+    """The marker may have gone to whoever led in between, and this broker would append behind it."""
+
+    async def story() -> None:
+        answered = asyncio.Event()
+
+        async def ask(broker_id: int, message: Request) -> Reply:
+            await answered.wait()
+            return Vouched(0, 5)
+
+        stage = Stage(ask)
+        batch = Asked(stage)
+        await asyncio.sleep(0)
+        match change:
+            case "next epoch":
+                stage.hosted.replica.leader_epoch = 2
+            case "follower":
+                stage.hosted.replica.is_leader = False
+            case _:
+                del stage.broker.partitions[TP]  # type: ignore[attr-defined]
+        answered.set()
+        await until(lambda: batch.over)
+        assert batch.answer is not None and batch.answer.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert not batch.appended
+
+    play(story)
+
+
+def test_what_nobody_foresaw_is_told_to_who_waits_and_the_next_batch_is_asked_about_anew() -> None:
+    async def story() -> None:
+        stage = Stage(coordinator(RuntimeError("a bug"), Vouched(0, 5)))
+        first, behind = Asked(stage), Asked(stage)
+        await until(lambda: first.over and behind.over)
+        for batch in (first, behind):
+            assert batch.answer is not None and batch.answer.code is ErrorCode.UNKNOWN_SERVER_ERROR
+            assert "a bug" in batch.answer.detail
+        again = Asked(stage)
+        await until(lambda: again.over)
+        assert again.appended == 1
+
+    play(story)
+
+
+def test_a_refusal_is_final_and_a_broker_that_is_away_is_asked_again() -> None:
+    async def story() -> None:
+        refused = Asked(Stage(coordinator(BrokerError(ErrorCode.INVALID_TXN_STATE, "never heard of it"))))
+        away = BrokerError(ErrorCode.NETWORK_EXCEPTION, "away")
+        healed = Asked(Stage(coordinator(away, away, Vouched(0, 5))))
+        await until(lambda: refused.over and healed.over)
+        assert refused.answer is not None and refused.answer.code is ErrorCode.INVALID_TXN_STATE
+        assert healed.appended == 1
+
+    play(story)
