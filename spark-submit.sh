@@ -5,7 +5,7 @@ set -euo pipefail
 usage() {
     cat <<'TEXT'
 Usage: ./spark-submit.sh [Spark's options] [job] [the job's arguments]
-       ./spark-submit.sh --setup [extra]       only make .venv and install (extra: test, bench, delta, compiled)
+       ./spark-submit.sh --setup [extra]       only make .venv and install (extra: test, docs, bench, delta, compiled)
 
 Submits jobs/<job>.py with conf/. Without a job it is "cluster", which starts brokers and keeps them running.
 Options that Spark knows (--master, --conf, --deploy-mode, --packages, ...) go to Spark wherever they stand;

@@ -1,4 +1,4 @@
-"""docs/architecture.md names every file of the package. ``python -m tests.test_file_map`` writes its map anew."""
+"""docs/file-map.md names every file of the package. ``python -m tests.test_file_map`` writes the page."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
-START, END = "<!-- file map -->", "<!-- end of file map -->"
+PAGE = ROOT / "docs" / "file-map.md"
+INTRODUCTION = """# File map
+
+What each file of the package is for: the first sentence of its docstring. `python -m tests.test_file_map` writes this
+page. `jobs/` holds the applications that `spark-submit.sh` submits, `conf/` their settings; `tests/` mirrors the
+package. [architecture.md](architecture.md) says how the parts work together."""
 
 
 def packages() -> Iterator[tuple[Path, list[Path]]]:
@@ -32,18 +36,17 @@ def first_sentence(path: Path) -> str:
 
 
 def file_map() -> str:
-    parts = []
+    parts = [INTRODUCTION]
     for directory, modules in packages():
         rows = [f"| `{path.name}` | {first_sentence(path)} |" for path in modules]
-        parts.append("\n".join([f"**{directory.as_posix()}/**", "", "| | |", "|---|---|", *rows]))
-    return "\n\n".join(parts)
+        parts.append("\n".join([f"## {directory.as_posix()}/", "", "| file | what it is for |", "|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
 
 
 def listed() -> set[str]:
-    section = PAGE.read_text("utf-8").split(START)[1].split(END)[0]
     found, directory = set(), ""
-    for line in section.splitlines():
-        if heading := re.match(r"\*\*(.+)/\*\*", line):
+    for line in PAGE.read_text("utf-8").splitlines():
+        if heading := re.match(r"## (.+)/", line):
             directory = heading[1]
         elif row := re.match(r"\| `(.+?)` \|", line):
             found.add(f"{directory}/{row[1]}")
@@ -56,5 +59,4 @@ def test_the_file_map_names_every_file_and_no_other() -> None:
 
 
 if __name__ == "__main__":
-    before, rest = PAGE.read_text("utf-8").split(START)
-    PAGE.write_text(f"{before}{START}\n\n{file_map()}\n\n{END}{rest.split(END)[1]}", "utf-8")
+    PAGE.write_text(file_map(), "utf-8")
