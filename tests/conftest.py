@@ -75,7 +75,7 @@ GROUPS = {
 
 
 #: Marks by which ``tests/run`` chooses; each stands in the text of the files that have it.
-_STAGES = ("integration", "alone")
+_STAGES = ("integration", "alone", "extended", "long")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

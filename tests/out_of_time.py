@@ -4,16 +4,23 @@ How long a session, a JVM or an election takes on a machine that others use as w
 every failure of a run is a wait that came to its end, those tests are kept for ``--again``, and pass or fail for good
 there. Whatever else fails (a record lost, doubled, out of order, a wrong answer) fails the run at once, and with it all
 of it: a wait next to it may be its consequence.
+
+A run with ``--again`` appends the tests that it tries to the file that ``SPARKLOG_SECOND_ATTEMPTS`` names, if it names
+one: ``tests/run`` prints them at its end.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
 #: More than so many have another cause.
 AT_MOST = 3
+#: The environment variable that names the file of second attempts.
+SECOND_ATTEMPTS = "SPARKLOG_SECOND_ATTEMPTS"
 
 _KEY = "sparklog/out_of_time"
 _RAN_OUT = re.compile(
@@ -66,6 +73,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not wanted:
         pytest.exit("not only for lack of time: no second attempt", returncode=1)
     items[:] = [item for item in items if item.nodeid in wanted]
+    if attempts := os.environ.get(SECOND_ATTEMPTS):
+        with Path(attempts).open("a") as file:
+            file.writelines(f"{item.nodeid}\n" for item in items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.out_of_time import SECOND_ATTEMPTS
+
 pytest_plugins = ["pytester"]
 
 WAITS = """
@@ -29,6 +31,7 @@ def run(pytester: pytest.Pytester, *arguments: str) -> int:
 @pytest.fixture(autouse=True)
 def in_this_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
+    monkeypatch.delenv(SECOND_ATTEMPTS, raising=False)  # the report of the run that runs these tests
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -36,6 +39,18 @@ def test_a_wait_that_came_to_its_end_is_tried_again(pytester: pytest.Pytester, w
     pytester.makepyfile(test_a=WAITS, test_b="def test_fine(): pass")
     assert run(pytester, "-n", workers) == 1
     assert run(pytester, "--again") == 0
+
+
+def test_a_second_attempt_is_reported_by_name(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = tmp_path / "attempts"
+    monkeypatch.setenv(SECOND_ATTEMPTS, str(attempts))
+    pytester.makepyfile(test_a=WAITS, test_b="def test_fine(): pass")
+    assert run(pytester) == 1
+    assert not attempts.exists()
+    assert run(pytester, "--again") == 0
+    assert attempts.read_text() == "test_a.py::test_that_waits\n"
 
 
 def test_one_that_fails_again_has_failed(pytester: pytest.Pytester) -> None:

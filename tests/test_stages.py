@@ -1,14 +1,92 @@
-"""Which files a stage of ``tests/run`` does not even import."""
+"""Which tests a stage of ``tests/run`` runs, which files it does not even import, and what ends a run."""
 
 from __future__ import annotations
 
+import itertools
+import sys
+from pathlib import Path
+
 import pytest
 
+from tests import stages
 from tests.conftest import may_have
+from tests.stages import Run, Stage
 
 pytest_plugins = ["pytester"]
 
+MARKS = ("integration", "alone", "extended", "long")
 BOTH = "pytestmark = pytest.mark.integration\n\n\n@pytest.mark.alone\ndef test_of_time() -> None: ..."
+PASSES = [sys.executable, "-c", "print('fine')"]
+FAILS = [sys.executable, "-c", "raise SystemExit('wrong')"]
+
+
+def selecting(tier: str, marks: dict[str, bool]) -> list[str]:
+    """Return the names of a tier's stages that run a test of these marks."""
+    return [stage.name for stage in stages.stages(tier) if eval(stage.marks, {}, marks)]
+
+
+@pytest.mark.parametrize("values", list(itertools.product([False, True], repeat=len(MARKS))), ids=str)
+def test_each_test_belongs_to_one_tier_and_one_stage(values: tuple[bool, ...]) -> None:
+    marks = dict(zip(MARKS, values, strict=True))
+    both_tiers, third = selecting("--all", marks), selecting("--long", marks)
+    assert len(both_tiers) + len(third) == 1
+    assert selecting("", marks) == ([] if marks["extended"] else both_tiers)
+    assert bool(third) == marks["long"]
+
+
+def test_every_mark_of_a_stage_is_known(pytestconfig: pytest.Config) -> None:
+    known = {line.partition(":")[0] for line in pytestconfig.getini("markers")}
+    assert set(MARKS) <= known
+    named = {word for tier in ("", "--all", "--long") for stage in stages.stages(tier) for word in stage.marks.split()}
+    assert named <= {*MARKS, "and", "not"}
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> Path:
+    path = tmp_path / "attempts"
+    path.touch()
+    return path
+
+
+def test_a_step_ends_at_its_first_failure(attempts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = Run(attempts)
+    assert run.step("good", PASSES)
+    assert not run.step("bad", FAILS, PASSES)
+    run.report(passed=False)
+    said = capfd.readouterr().out
+    assert said.count("fine") == 2, "one command, and its output"
+    assert "== good 0 s, bad 0 s FAILED\n== FAILED in 0 s" in said
+
+
+def test_a_failure_beside_the_first_stage_ends_the_run(
+    attempts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Types are wrong: the first stage ends, and no other begins."""
+    ran: list[str] = []
+
+    class Checks(Run):
+        def step(self, name: str, *commands: object) -> bool:
+            return name == "lint"
+
+        def tests(self, stage: Stage) -> bool:
+            ran.append(stage.name)
+            return True
+
+    (tmp_path / "mypy").write_text("#!/bin/sh\necho wrong types\nexit 1\n")
+    (tmp_path / "mypy").chmod(0o755)
+    assert not stages.run_tier("", Checks(attempts), tmp_path)
+    assert ran == ["fast"]
+    assert "wrong types" in capfd.readouterr().out
+
+
+def test_a_second_attempt_is_said_loudly_and_at_the_end(attempts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = Run(attempts)
+    run.report(passed=True)
+    assert "RAN OUT OF TIME" not in capfd.readouterr().out
+    attempts.write_text("tests/test_a.py::test_slow\n")
+    run.report(passed=True)
+    assert "RAN OUT OF TIME" in (said := capfd.readouterr().out)
+    assert "\ntests/test_a.py::test_slow\n" in said
 
 
 @pytest.mark.parametrize(
@@ -18,6 +96,9 @@ BOTH = "pytestmark = pytest.mark.integration\n\n\n@pytest.mark.alone\ndef test_o
         ("integration and not alone", BOTH, True),
         ("alone", "pytestmark = pytest.mark.integration", False),
         ("alone", BOTH, True),
+        ("alone and not extended and not long", BOTH, True),
+        ("long", BOTH, False),
+        ("long", "@pytest.mark.long\ndef test_hours() -> None: ...", True),
         ("not integration and not alone", "def test_fast() -> None: ...", True),
         ("not integration and not alone", BOTH, True),
         ("", "def test_fast() -> None: ...", True),

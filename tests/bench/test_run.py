@@ -20,7 +20,7 @@ from sparklog import Consumer
 from sparklog.demo.flights import load_flights
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.extended]
 
 #: It takes a minute on a machine with nothing else to do.
 _TIMEOUT_S = 280

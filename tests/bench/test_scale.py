@@ -15,6 +15,7 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.integration
+@pytest.mark.extended
 def test_the_command_measures_everything_it_has_a_name_for() -> None:
     done = subprocess.run(
         [str(ROOT / "bench" / "scale"), "--quick", "--partitions", "12"],

@@ -179,7 +179,14 @@ class Attack:
         self.host.step(Ticked())
 
 
-@pytest.mark.parametrize("seeds", [range(at, at + 50) for at in range(0, 200, 50)], ids=str)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *(range(at, at + 50) for at in range(0, 200, 50)),
+        pytest.param(range(200, 10_000), marks=[pytest.mark.long, pytest.mark.timeout(3 * 3600)]),
+    ],
+    ids=str,
+)
 def test_no_record_is_passed_over_and_no_commit_goes_back(seeds: range) -> None:
     commits = 0
     for seed in seeds:

@@ -402,7 +402,14 @@ def test_a_heartbeat_of_an_earlier_life_brings_nobody_back() -> None:
     assert host.commit(ghost, dict.fromkeys(owned, 1)) == "STALE_MEMBER_EPOCH"
 
 
-@pytest.mark.parametrize("seeds", [range(at, at + 50) for at in range(0, 200, 50)], ids=str)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *(range(at, at + 50) for at in range(0, 200, 50)),
+        pytest.param(range(200, 10_000), marks=[pytest.mark.long, pytest.mark.timeout(3 * 3600)]),
+    ],
+    ids=str,
+)
 def test_whatever_happens_there_is_one_owner_and_balance_comes_back(seeds: range) -> None:
     for seed in seeds:
         chaos = Chaos(seed)

@@ -28,7 +28,7 @@ from tests.delta.conftest import QUICK_JVM
 from tests.delta.killed_archive import JSON, MAX_OFFSETS, UPSERT_STEPS
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(900)]
 
 #: Of processes that live for seconds.
 SPARK = {

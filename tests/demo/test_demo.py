@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.integration
+@pytest.mark.extended
 @pytest.mark.timeout(400)
 def test_all_rows_survive_a_killed_executor_and_a_killed_leader(tmp_path: Path) -> None:
     output = tmp_path / "output"

@@ -7,13 +7,12 @@ reordered or shown too early, whatever comes in a row.
 Alone: SIGKILL, SIGSTOP for longer than the session, SIGTERM, each of leader, follower, controller, ZooKeeper. Two at a
 time (``PAIRS``): with f=1 a broker, a controller process and ZooKeeper may be broken together, two brokers may not.
 Each way of breaking a broker meets a broken controller or ZooKeeper, each of their faults meets a broken broker, the
-leader's death meets all of ZooKeeper's, and controller and ZooKeeper break together. With ``SPARKLOG_EVERY_PAIR`` set
-all 45 pairings are played, which takes some five minutes.
+leader's death meets all of ZooKeeper's, and controller and ZooKeeper break together. These belong to the second tier
+of tests, and the rest of all 45 pairings to the third.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,7 +135,11 @@ EVERY_PAIR = [
 
 
 @pytest.mark.parametrize(
-    ("method", "role", "other_method", "other_role"), EVERY_PAIR if os.environ.get("SPARKLOG_EVERY_PAIR") else PAIRS
+    ("method", "role", "other_method", "other_role"),
+    [
+        *(pytest.param(*pair, marks=pytest.mark.extended) for pair in PAIRS),
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in EVERY_PAIR if pair not in PAIRS),
+    ],
 )
 def test_writes_go_on_after_two_at_once(
     hurt: Hurt, method: Method, role: Role, other_method: Method, other_role: Role
@@ -208,6 +211,16 @@ def _leader_end(cluster: ProcessCluster, broker_id: int) -> int:
 
 def test_nothing_that_was_promised_was_broken(hurt: Hurt) -> None:
     """Judges what the tests before it have left."""
+    _judge(hurt)
+
+
+@pytest.mark.long
+def test_no_pair_of_faults_broke_a_promise(hurt: Hurt) -> None:
+    """Judges the history of the pairs of the third tier."""
+    _judge(hurt)
+
+
+def _judge(hurt: Hurt) -> None:
     hurt.workload.finish(timeout_s=PATIENCE_S)
     report = check(read_history(hurt.history.path))
     assert not report.violations, "\n".join(report.lines())

@@ -16,7 +16,7 @@ from tests.integration.cluster_job import ClusterJob, identify_all
 from tests.integration.traffic import Traffic
 from tests.ports import FirstPort
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(600)]
 
 #: No write may take so long, however busy the machine is, where nobody's session ends.
 SESSION_S = 5.0

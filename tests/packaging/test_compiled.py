@@ -83,6 +83,7 @@ def _no_compiler() -> bool:
 
 
 @pytest.mark.integration
+@pytest.mark.extended
 @pytest.mark.skipif(_no_compiler(), reason="wants a C compiler and Python's headers")
 def test_a_compiled_install_passes_the_same_tests(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path, SPARKLOG_COMPILE="O0")

@@ -12,14 +12,22 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_broken_batches_give_typed_errors_and_never_end_the_process(seed: int) -> None:
+#: How long one process validates 8000 broken batches at most, on a busy machine.
+TIMEOUT_S = 150
+
+
+@pytest.mark.parametrize(
+    ("seed", "thousands"),
+    [(1, 8), (2, 8), pytest.param(3, 1000, marks=[pytest.mark.long, pytest.mark.timeout(3 * 3600)])],
+)
+def test_broken_batches_give_typed_errors_and_never_end_the_process(seed: int, thousands: int) -> None:
+    rounds = str(1000 * thousands)
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.record.fuzz_batches", str(seed), "8000"],
+        [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.record.fuzz_batches", str(seed), rounds],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=TIMEOUT_S * thousands / 8,
         check=False,
         start_new_session=True,
     )

@@ -1,6 +1,8 @@
-"""Five hundred seeds of the code as it is, over two processes: none of them breaks a promise."""
+"""Seeds of the code as it is, over two processes: none of them breaks a promise."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
@@ -8,9 +10,20 @@ from sparklog.testing.sim_case import Case
 from sparklog.testing.simulate import main
 
 
-def test_five_hundred_seeds_hold(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("seeds", ["0..100", pytest.param("100..500", marks=pytest.mark.extended)])
+def test_five_hundred_seeds_hold(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Prints the smallest case that it finds where one fails."""
-    code = main(["--seeds", "0..500", "--partitions", "2", "--jobs", "2", "--budget", "200"])
+    code = main(["--seeds", seeds, "--partitions", "2", "--jobs", "2", "--budget", "200"])
+    assert code == 0, capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.timeout(6 * 3600)
+@pytest.mark.parametrize("brokers", ["3", "5"])
+def test_twenty_thousand_seeds_hold(brokers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same with six partitions, on all processors; every seed that fails is printed."""
+    jobs = str(os.cpu_count() or 1)
+    code = main(["--seeds", "0..20000", "--brokers", brokers, "--partitions", "6", "--jobs", jobs, "--all"])
     assert code == 0, capsys.readouterr().out
 
 

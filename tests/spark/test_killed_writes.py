@@ -34,7 +34,7 @@ from tests.spark.holding_source import register_holding_source
 from tests.spark.killed_writer import spread
 from tests.spark.queries import drained
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS = 40
