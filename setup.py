@@ -27,10 +27,10 @@ COMPILED = {
     "producer_metadata record_buffer sender single_record spin_policy",
     "net": "async_client server",
     "protocol": "connection frames",
-    "record": "checksum codec few_checks few_records header validate",
+    "record": "checksum codec header small_batch_encoder small_batch_validator validate",
     "replica": "fetch_session leader purgatory replica",
-    "storage": "append_plan disk hot_batches log log_appends log_durability log_state open_files plain_append "
-    "segment segment_chain transactions",
+    "storage": "append_fast_path append_plan batch_cache disk log log_appends log_durability log_state "
+    "open_files segment segment_chain transactions",
 }
 
 #: What the check of the sources asks is not asked again, perhaps with another Python and other releases of packages.

@@ -37,8 +37,8 @@ from sparklog.model import (
 )
 from sparklog.protocol.messages import encode_message
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
-from sparklog.zk.company import Company
 from sparklog.zk.controller_store import ControllerStore, StateOutcome, Written
+from sparklog.zk.multi_batcher import MultiBatcher
 from sparklog.zk.ops import Check, Op, SetData
 from sparklog.zk.session import ZkSession
 
@@ -66,7 +66,7 @@ class Cost(NamedTuple):
     #: New leaders, and in-sync sets that their leaders shrank.
     elected: int
     shrunk: int
-    #: One after the other, where ``Company`` has two under way at a time.
+    #: One after the other, where ``MultiBatcher`` has two under way at a time.
     round_trips: int
     requests: int
     request_bytes: int
@@ -83,7 +83,7 @@ class CountingZookeeper:
         self.bytes = 0
         self.turns = 0
         self._loop = asyncio.get_running_loop()
-        self._company = Company(self.multi)
+        self._company = MultiBatcher(self.multi)
         self._waiting: list[tuple[asyncio.Future[tuple[Any, ...]], Sequence[Op]]] = []
 
     def multi(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:

@@ -143,7 +143,7 @@ def open_history(bench: Bench) -> Iterator[list[Contestant]]:
 
 
 def _ends(path: str, topic: str) -> dict[int, int]:
-    from sparklog.delta.seam import read_seam
+    from sparklog.delta.archive_progress import read_seam
 
     found = read_seam(f"{path}/{topic}")
     assert found is not None

@@ -16,7 +16,7 @@ from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_
 from sparklog.cli.output import done, human_bytes, print_json, print_line, print_lines
 from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import ClientTimeout
-from sparklog.cluster.driver_note import DriverNote, noted_driver
+from sparklog.cluster.driver_pidfile import DriverPidfile, noted_driver
 from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions, add_setting, merged, read_settings
 from sparklog.cluster.process import is_alive, send_signal
 from sparklog.errors import ClusterError, ConfigError
@@ -176,7 +176,7 @@ def _counted(broker_ids: list[int]) -> str:
     return f"{len(broker_ids)} ({', '.join(map(str, broker_ids))})" if broker_ids else "0"
 
 
-def _status(admin: Admin, driver: DriverNote | None) -> dict[str, Any]:
+def _status(admin: Admin, driver: DriverPidfile | None) -> dict[str, Any]:
     described = admin.describe_cluster()
     brokers = admin.describe_brokers()
     topics = admin.describe_topics()

@@ -75,7 +75,11 @@ def controller(
         )
     if holder and not standby:
         raise ClusterError("another controller is at work: give --standby to wait for its end")
-    _serve(ControllerLoop(zookeeper, cluster_id, settings=chosen, on_change=_Voice(zookeeper, cluster_id), keys=keys))
+    _serve(
+        ControllerLoop(
+            zookeeper, cluster_id, settings=chosen, on_change=_StatusPrinter(zookeeper, cluster_id), keys=keys
+        )
+    )
 
 
 async def _look(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int) -> tuple[str, bool, bool]:
@@ -113,7 +117,7 @@ def _serve(loop: ControllerLoop) -> None:
             signal.signal(number, handler)
 
 
-class _Voice:
+class _StatusPrinter:
     """Says in one line each what has become of the controller. Called in the controller's thread."""
 
     def __init__(self, zookeeper: str, cluster_id: str) -> None:

@@ -30,7 +30,7 @@ import pyarrow.parquet
 from sparklog.cli.text_values import DECODER, from_csv, from_json
 from sparklog.client.producer.partitioning import PARTITION_COLUMN
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
-from sparklog.record.nulls import misplaced_null
+from sparklog.record.required_columns import misplaced_null
 from sparklog.record.rows import ValueRefusedError
 from sparklog.record.schema import plain_schema
 

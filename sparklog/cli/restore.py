@@ -51,7 +51,7 @@ def restore(
     """
     settings = pairs(config or [], what="setting")
     try:
-        from sparklog.delta.archived_rows import open_archive
+        from sparklog.delta.archive_reader import open_archive
         from sparklog.delta.restore import restore_topic
         from sparklog.delta.snapshot import find_table
     except ImportError as missing:

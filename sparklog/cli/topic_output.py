@@ -28,7 +28,7 @@ AtMinIsr = Annotated[
 _MIN_ISR = "min.insync.replicas"
 
 
-class Health(NamedTuple):
+class PartitionFilter(NamedTuple):
     """Which trouble is looked for; at most one of them."""
 
     under_replicated: bool = False

@@ -29,7 +29,7 @@ from sparklog.cli.output import done, note, on_terminal, print_json, print_line,
 from sparklog.cli.restore import restore
 from sparklog.cli.topic_output import (
     AtMinIsr,
-    Health,
+    PartitionFilter,
     Unavailable,
     UnderMinIsr,
     UnderReplicated,
@@ -117,7 +117,7 @@ def list_topics(
 
     Example: sparklog topics list --under-replicated
     """
-    health = Health(under_replicated, unavailable, under_min_isr, at_min_isr)
+    health = PartitionFilter(under_replicated, unavailable, under_min_isr, at_min_isr)
     with open_admin(bootstrap, timeout) as admin:
         if not health.asked and (as_json or not on_terminal()):
             names = admin.list_topics()
@@ -153,7 +153,7 @@ def describe(
 
     Example: sparklog topics describe flights
     """
-    health = Health(under_replicated, unavailable, under_min_isr, at_min_isr)
+    health = PartitionFilter(under_replicated, unavailable, under_min_isr, at_min_isr)
     with open_admin(bootstrap, timeout) as admin:
         found = admin.describe_topics(names or None)
         if health.asked:

@@ -21,14 +21,14 @@ import msgspec
 from pyspark import SparkContext
 
 from sparklog.cluster.barrier_task import STOPPED_IN_PART, alone, run_task, supervise
-from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec, ServingBroker
+from sparklog.cluster.driver_registration import DriverRegistration
+from sparklog.cluster.generation import Directive, GenerationReport, GenerationSpec, Phase, ServingBroker
 from sparklog.cluster.options import Sizing
 from sparklog.cluster.process import boot_id, identify
-from sparklog.cluster.seat import DriverSeat
 from sparklog.cluster.task_slots import cause_of, concurrent_tasks, never, require_fitting_python
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
-from sparklog.zk.holders import pid_namespace
+from sparklog.zk.registration_holder import pid_namespace
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,9 @@ _EXPIRY_S = 2.0
 class Generations:
     """Owner: the driver. Life cycle: ``start``, ``wait_ready``, ``stop``. Its thread submits the jobs."""
 
-    def __init__(self, context: SparkContext, seat: DriverSeat, spec: GenerationSpec, *, sizing: Sizing) -> None:
+    def __init__(
+        self, context: SparkContext, seat: DriverRegistration, spec: GenerationSpec, *, sizing: Sizing
+    ) -> None:
         self._context = context
         self._seat = seat
         self._spec = spec
@@ -128,7 +130,7 @@ class Generations:
 
     def _stop_from_here(self) -> str:
         self.generation += 1
-        if not self._say(Course.STOP):
+        if not self._say(Phase.STOP):
             return "the brokers could not be told to stop, as ZooKeeper is away, and run on"
         try:
             ended = in_loop(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
@@ -137,7 +139,7 @@ class Generations:
             return f"the stop was broken off, and brokers may run on: {error}"
         if left:
             return f"brokers run on that could not be stopped from here: {', '.join(map(str, left))}"
-        if ended != Course.STOP.value:
+        if ended != Phase.STOP.value:
             return "brokers of this host run on, as they could not be stopped"
         self._stopped_in_order = True
         return ""
@@ -208,7 +210,7 @@ class Generations:
     def _call_for_next_generation(self) -> None:
         """While no slot is free, brokers without a supervisor must know that one is on its way."""
         if self._called_for <= self.generation:
-            directive = Directive(self._seat.epoch, self.generation + 1, Course.RUN)
+            directive = Directive(self._seat.epoch, self.generation + 1, Phase.RUN)
             with contextlib.suppress(ClusterError):
                 self._seat.direct(directive)
                 self._called_for = directive.generation
@@ -225,10 +227,10 @@ class Generations:
     def _one_generation(self, tasks: int) -> bool:
         """Submit a job of ``tasks`` and steer it until it ends. True when it failed, or has not stopped all brokers."""
         self.generation += 1
-        told = Course.STOP if self._stopping.is_set() else Course.RUN
+        told = Phase.STOP if self._stopping.is_set() else Phase.RUN
         if not self._say(told):
             return True
-        job = _Job(self._context, self._next_spec(adopt_only=told is Course.STOP), tasks)
+        job = _Job(self._context, self._next_spec(adopt_only=told is Phase.STOP), tasks)
         job.start()
         alive_at = time.monotonic()
         while job.is_alive():
@@ -251,21 +253,21 @@ class Generations:
         if STOPPED_IN_PART in job.endings:
             log.warning("generation %d has not stopped all brokers", self.generation)
             return True
-        if Course.STOP.value in job.endings:
+        if Phase.STOP.value in job.endings:
             self._stopped_in_order = True
         return False
 
-    def _wanted(self, tasks: int, told: Course) -> Course:
-        if self._stopping.is_set() and told is not Course.REGROUP:
-            return Course.STOP
-        if told is Course.RUN and self._should_grow(tasks):
+    def _wanted(self, tasks: int, told: Phase) -> Phase:
+        if self._stopping.is_set() and told is not Phase.REGROUP:
+            return Phase.STOP
+        if told is Phase.RUN and self._should_grow(tasks):
             log.info(
                 "generation %d: %d brokers are missing and there are slots for them", self.generation, self._missing
             )
-            return Course.REGROUP
+            return Phase.REGROUP
         return told  # a generation that regroups is let end; a stop then takes one of its own
 
-    def _say(self, course: Course) -> bool:
+    def _say(self, course: Phase) -> bool:
         """False when ZooKeeper is away: to be tried again, as the tasks could not hear it either."""
         try:
             self._seat.direct(Directive(self._seat.epoch, self.generation, course))

@@ -22,14 +22,14 @@ import msgspec
 from pyspark import BarrierTaskContext
 
 from sparklog.broker.lifecycle.logging_setup import LineFormatter
-from sparklog.cluster.claims import claim_slot, is_live, survey_host
+from sparklog.cluster.directory_locks import claim_slot, is_live, survey_host
 from sparklog.cluster.generation import (
     DIRECTIVE,
     REPORT,
-    Course,
     Directive,
     GenerationReport,
     GenerationSpec,
+    Phase,
     ServingBroker,
 )
 from sparklog.cluster.process import ProcessIdentity, boot_id, host_name
@@ -37,7 +37,7 @@ from sparklog.cluster.slots import HostSurvey, share_slots
 from sparklog.cluster.supervisor import BrokerSupervisor, Retire
 from sparklog.errors import ClusterError, StorageError
 from sparklog.protocol.proof import KeyRing
-from sparklog.storage.meta import Claim
+from sparklog.storage.directory_meta import Claim
 from sparklog.zk import codecs
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkNodeExists
@@ -90,8 +90,8 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
     session = await ZkSession.open(
         spec.zookeeper, session_timeout_ms=spec.session_timeout_ms, keys=KeyRing(spec.secrets)
     )
-    course = _CourseWatch(session, spec)
-    party = _Party(spec, ClusterStore(session), host=spec.advertised_host or host_name())
+    course = _PhaseWatch(session, spec)
+    party = _TaskGroup(spec, ClusterStore(session), host=spec.advertised_host or host_name())
     try:
         await party.form(task=task, gather=gather)
         await party.settle(course)
@@ -100,7 +100,7 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
             await _publish(session, spec, report)
         ending = await course.changed(party)
         log.info("generation %d/%d: %s", spec.driver_epoch, spec.generation, ending)
-        if ending == Course.STOP.value and (left := await party.stop(gather)):
+        if ending == Phase.STOP.value and (left := await party.stop(gather)):
             log.warning("brokers run on that could not be stopped, in %s", ", ".join(left))
             return STOPPED_IN_PART
         return ending
@@ -121,7 +121,7 @@ def retire_through(store: ClusterStore) -> Retire:
     return retire
 
 
-class _CourseWatch:
+class _PhaseWatch:
     """The driver's directive as this generation sees it."""
 
     def __init__(self, session: ZkSession, spec: GenerationSpec) -> None:
@@ -137,7 +137,7 @@ class _CourseWatch:
         name = (directive.driver_epoch, directive.generation)
         if name > self._own:
             self._ending = "superseded"
-        elif name == self._own and directive.course is not Course.RUN:
+        elif name == self._own and directive.course is not Phase.RUN:
             self._ending = directive.course.value
         if self._ending:
             self._event.set()
@@ -149,7 +149,7 @@ class _CourseWatch:
     async def wait(self) -> None:
         await self._event.wait()
 
-    async def changed(self, party: _Party) -> str:
+    async def changed(self, party: _TaskGroup) -> str:
         """How the generation ends: by directive, or because brokers follow a newer one."""
         waiting = {asyncio.create_task(self.wait()), asyncio.create_task(party.superseded())}
         try:
@@ -166,7 +166,7 @@ class _CourseWatch:
         self._unwatch()
 
 
-class _Party:
+class _TaskGroup:
     """A task's supervisors, their claims and their common steps."""
 
     def __init__(self, spec: GenerationSpec, store: ClusterStore, *, host: str) -> None:
@@ -203,7 +203,7 @@ class _Party:
             self._supervisors.append(BrokerSupervisor(slot, spec, host=self._host, retire=retire_through(self._store)))
         self._tasks = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
 
-    async def settle(self, course: _CourseWatch) -> None:
+    async def settle(self, course: _PhaseWatch) -> None:
         """Wait until each broker serves or has failed once, or the generation is to end."""
 
         async def all_settled() -> None:

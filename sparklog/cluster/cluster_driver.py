@@ -15,12 +15,12 @@ from pyspark import SparkContext
 from sparklog.cluster.barrier import Generations, in_loop
 from sparklog.cluster.cluster_secret import driver_keys, keep_on_host
 from sparklog.cluster.controller_loop import ControllerLoop
+from sparklog.cluster.driver_registration import DriverRegistration
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.generation import GenerationReport, GenerationSpec, ServingBroker
 from sparklog.cluster.options import LOOPBACK, ClusterOptions, brokers_per_task, is_one_machine, sizing
-from sparklog.cluster.seat import DriverSeat
 from sparklog.cluster.task_slots import master_of, never, require_slots
-from sparklog.cluster.zookeeper_keeper import ZookeeperKeeper
+from sparklog.cluster.zookeeper_supervisor import ZookeeperSupervisor
 from sparklog.config import broker_config
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration, host_and_port
@@ -43,8 +43,8 @@ class ClusterDriver:
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options.checked()
         self._session_timeout_ms = broker_config(options.settings).session_timeout_ms
-        self._embedded: ZookeeperKeeper | None = None
-        self._seat: DriverSeat | None = None
+        self._embedded: ZookeeperSupervisor | None = None
+        self._seat: DriverRegistration | None = None
         self._controller: ControllerLoop | None = None
         self._generations: Generations | None = None
         #: What the last stop has left and why; and the ZooKeeper of the cluster's own that it has left with that.
@@ -59,7 +59,7 @@ class ClusterDriver:
         return self._options.data_dir
 
     @property
-    def seat(self) -> DriverSeat:
+    def seat(self) -> DriverRegistration:
         assert self._seat is not None
         return self._seat
 
@@ -78,11 +78,11 @@ class ClusterDriver:
             server = EmbeddedZookeeper.start(
                 self.data_dir.resolve() / "zookeeper", host=zookeeper_host, settings=self._options.zookeeper_settings
             )
-            self._embedded = ZookeeperKeeper(server)
+            self._embedded = ZookeeperSupervisor(server)
             self.zookeeper = server.connect
         try:
             self._keys = driver_keys(self.data_dir)
-            self._seat = DriverSeat.take(
+            self._seat = DriverRegistration.take(
                 self.zookeeper,
                 session_timeout_ms=self._session_timeout_ms,
                 keys=self._keys,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sparklog.cluster.controller_term import ControllerTerm
-from sparklog.cluster.pauses import growing_pauses
+from sparklog.cluster.retry_pauses import growing_pauses
 from sparklog.config import broker_config
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.errors import ClusterError

@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from sparklog.cluster.broker_connections import BrokerConnections
-from sparklog.cluster.pauses import growing_pauses
 from sparklog.cluster.required_proofs import RequiredProofs
-from sparklog.cluster.topic_watches import TopicWatches
+from sparklog.cluster.retry_pauses import growing_pauses
+from sparklog.cluster.topic_watcher import TopicWatcher
 from sparklog.controller.controller import Controller
 from sparklog.controller.effects import (
     AskLogEnds,
@@ -216,7 +216,7 @@ class ControllerTerm:
 
     def _follow(self) -> None:
         self._unwatch.append(self._session.watch_data(paths.CONTROLLER, self._controller_node))
-        self._unwatch.append(TopicWatches(self._session, found=self._topic_found, gone=self._topic_unlisted).close)
+        self._unwatch.append(TopicWatcher(self._session, found=self._topic_found, gone=self._topic_unlisted).close)
         self._start(self._level(paths.BROKER_IDS, self._read_brokers), "live brokers")
         # A registration may be gone when its process is proved dead: then only the mark comes.
         self._start(self._level(paths.RETIRED, self._read_brokers), "retired brokers")

@@ -18,7 +18,7 @@ DIRECTIVE = paths.DIRECTIVE
 REPORT = paths.GENERATION
 
 
-class Course(Enum):
+class Phase(Enum):
     """What the tasks of a generation are to do."""
 
     RUN = "run"
@@ -33,7 +33,7 @@ class Directive(msgspec.Struct, frozen=True):
 
     driver_epoch: int
     generation: int
-    course: Course
+    course: Phase
     version: int = 1
 
 

@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from sparklog.broker.lifecycle.logging_setup import LineFormatter, bounded_file
 from sparklog.cluster.cluster_driver import ClusterDriver
-from sparklog.cluster.driver_note import forget_driver, note_driver
+from sparklog.cluster.driver_pidfile import forget_driver, note_driver
 from sparklog.cluster.options import LOOPBACK, ClusterOptions, is_one_machine
 from sparklog.cluster.process import host_name, identify
 from sparklog.cluster.spark_access import share_secret
@@ -71,7 +71,7 @@ def _run(
     """``seated`` is called when this is the cluster's driver."""
     cluster = ClusterDriver(options)
     master = prepare(os.environ, brokers=options.brokers, data_dir=options.data_dir.resolve())
-    seating = _Seating(cluster, host=LOOPBACK if is_one_machine(master) else host_name(), seated=seated)
+    seating = _Registration(cluster, host=LOOPBACK if is_one_machine(master) else host_name(), seated=seated)
     context: SparkContext | None = None
     try:
         seating.start()
@@ -141,7 +141,7 @@ def end_spark(context: SparkContext) -> None:
         jvm.wait(_JVM_END_S)
 
 
-class _Seating(threading.Thread):
+class _Registration(threading.Thread):
     """ZooKeeper and the seat, beside the start of Spark's JVM."""
 
     def __init__(self, cluster: ClusterDriver, *, host: str, seated: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from sparklog.controller.election import Standing
+from sparklog.controller.election import IsrLiveness
 from sparklog.model import BrokerRegistration
 
 
@@ -47,9 +47,9 @@ class BrokerTable:
         self._awaits_first = False
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> IsrLiveness:
         live = {broker_id: found.incarnation for broker_id, found in self.registrations.items()}
-        return Standing(live, frozenset(self._held), self.stopping, self._controller_epoch)
+        return IsrLiveness(live, frozenset(self._held), self.stopping, self._controller_epoch)
 
     @property
     def deadline_ms(self) -> int | None:

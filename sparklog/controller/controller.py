@@ -15,9 +15,9 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from sparklog.controller import election
+from sparklog.controller.broker_replacement import BrokerReplacement
 from sparklog.controller.broker_table import BrokerChanges, BrokerTable
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
-from sparklog.controller.counted_on import CountedOn
 from sparklog.controller.deletions import Deletions
 from sparklog.controller.effects import (
     AskLogEnds,
@@ -57,16 +57,16 @@ from sparklog.controller.events import (
     UpdateAnswered,
     UpdateLost,
 )
-from sparklog.controller.leaderships import Leaderships
-from sparklog.controller.lost_tails import LostTails
-from sparklog.controller.move_ends import MoveEnds, state_write
-from sparklog.controller.older_zookeeper import MOST_RAISED, OlderZookeeper
+from sparklog.controller.leader_rebalance import LeaderRebalance
 from sparklog.controller.outbox import Outbox
 from sparklog.controller.partition_states import PartitionStates
-from sparklog.controller.planned_moves import PlannedMoves
-from sparklog.controller.refused_cuts import RefusedCuts
-from sparklog.controller.replacement import Replacement
-from sparklog.controller.suspicions import Suspicions
+from sparklog.controller.pending_moves import PendingMoves
+from sparklog.controller.reassignment_completion import ReassignmentCompletion, state_write
+from sparklog.controller.refused_truncations import RefusedTruncations
+from sparklog.controller.shutdown_blockers import ShutdownBlockers
+from sparklog.controller.unclean_recovery import UncleanRecovery
+from sparklog.controller.untrusted_replicas import UntrustedReplicas
+from sparklog.controller.zookeeper_rollback import MOST_RAISED, ZookeeperRollback
 from sparklog.model import NO_EPOCH, NO_LEADER, BrokerRegistration, TopicPartition, VersionedState, assert_never
 
 
@@ -93,18 +93,18 @@ class Controller:
         self.brokers = BrokerTable(controller_epoch=controller_epoch, session_timeout_ms=settings.session_timeout_ms)
         self.resigned = False
         self._outbox = Outbox(controller_id=controller_id, controller_epoch=controller_epoch)
-        self._lost_tails = LostTails(settings.unclean_recovery_timeout_ms)
-        self._suspicions = Suspicions()
+        self._lost_tails = UncleanRecovery(settings.unclean_recovery_timeout_ms)
+        self._suspicions = UntrustedReplicas()
         #: Partitions, with the leader epoch, that wait for a replica that is away.
         self._waiting_reported: set[tuple[TopicPartition, int]] = set()
         self._waits_ended: set[tuple[TopicPartition, int]] = set()
-        self._leaderships = Leaderships(rebalance_interval_ms=settings.preferred_leader_rebalance_interval_ms)
-        self._replacement = Replacement(settings.broker_replace_after_ms)
+        self._leaderships = LeaderRebalance(rebalance_interval_ms=settings.preferred_leader_rebalance_interval_ms)
+        self._replacement = BrokerReplacement(settings.broker_replace_after_ms)
         self._deletions = Deletions()
-        self._moves = PlannedMoves()
-        self._refused_cuts = RefusedCuts()
-        self._counted_on = CountedOn()
-        self._older_zookeeper = OlderZookeeper(controller_id=controller_id, controller_epoch=controller_epoch)
+        self._moves = PendingMoves()
+        self._refused_cuts = RefusedTruncations()
+        self._counted_on = ShutdownBlockers()
+        self._older_zookeeper = ZookeeperRollback(controller_id=controller_id, controller_epoch=controller_epoch)
         #: Of the step under way.
         self._effects: list[Effect] = []
         self._states = PartitionStates(
@@ -444,7 +444,7 @@ class Controller:
             return
         standing = self.brokers.standing
         writes = []
-        ends = MoveEnds()
+        ends = ReassignmentCompletion()
         for partition in self._states.take_marked():
             if partition.busy:
                 continue
@@ -466,7 +466,7 @@ class Controller:
         for topic, order in ends.orders():
             self._write_topic(topic, order)
 
-    def _decide(self, partition: Partition, standing: election.Standing, now_ms: int) -> election.Decision | None:
+    def _decide(self, partition: Partition, standing: election.IsrLiveness, now_ms: int) -> election.Decision | None:
         stored = partition.stored
         if stored is not None and stored.state.leader_epoch <= partition.outdated:
             return election.raised(stored, standing, partition.outdated)
@@ -493,7 +493,7 @@ class Controller:
             unclean=self._leaderships.may_be_unclean(partition),
         )
 
-    def _must_wait(self, partition: Partition, standing: election.Standing) -> bool:
+    def _must_wait(self, partition: Partition, standing: election.IsrLiveness) -> bool:
         """Return whether a partition waits for a replica that is away, and report that once for each leader epoch.
 
         An unclean election ends the wait. That is remembered, because the election follows the question for log ends.
@@ -577,7 +577,7 @@ class Controller:
         return not waiting and self._leaderships.idle and self._outbox.idle
 
 
-def _who_may_have_more(partition: Partition, standing: election.Standing) -> tuple[int, ...]:
+def _who_may_have_more(partition: Partition, standing: election.IsrLiveness) -> tuple[int, ...]:
     """Return the live replicas outside the ISR, where every member has lost this log and not just its tail: one that
     fell behind may have more than a member that has nothing."""
     assert partition.stored is not None
@@ -587,7 +587,7 @@ def _who_may_have_more(partition: Partition, standing: election.Standing) -> tup
     return tuple(r for r in partition.replicas if r not in isr and r in standing.live and r not in partition.broken)
 
 
-def _one_away_may_have_more(partition: Partition, standing: election.Standing) -> bool:
+def _one_away_may_have_more(partition: Partition, standing: election.IsrLiveness) -> bool:
     """Return whether every member has lost the log itself, which did hold records, and a replica is away."""
     assert partition.stored is not None
     away = any(r not in standing.live for r in partition.replicas)

@@ -46,7 +46,7 @@ DISPUTED = "disputed"
 LOSSY = frozenset({UNCLEAN, RECOVERED})
 
 
-class Standing(NamedTuple):
+class IsrLiveness(NamedTuple):
     """How the brokers stand. ``held``: vanished, but not yet given up; their fate is open."""
 
     live: Mapping[int, int]  #: id to incarnation
@@ -64,7 +64,7 @@ class Decision(NamedTuple):
 def decide(
     replicas: tuple[int, ...],
     stored: VersionedState | None,
-    standing: Standing,
+    standing: IsrLiveness,
     *,
     suspects: Collection[int] = (),
     broken: Collection[int] = (),
@@ -110,7 +110,7 @@ def decide(
     return _next(stored, standing, NO_LEADER, state.isr, LEADERLESS)
 
 
-def stands(stored: VersionedState, standing: Standing, unfit: Collection[int]) -> bool:
+def stands(stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]) -> bool:
     """Whether the leader is at work: live, the process its epoch was given to, and with a sound replica."""
     state = stored.state
     return (
@@ -121,24 +121,24 @@ def stands(stored: VersionedState, standing: Standing, unfit: Collection[int]) -
     )
 
 
-def held_up(stored: VersionedState, standing: Standing, unfit: Collection[int]) -> bool:
+def held_up(stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]) -> bool:
     """Whether there is no leader at work, and the fate of a member that could lead again is open."""
     return not stands(stored, standing, unfit) and any(m in standing.held for m in stored.state.isr)
 
 
-def fit(stored: VersionedState, standing: Standing, unfit: Collection[int]) -> list[int]:
+def fit(stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]) -> list[int]:
     """Members of the ISR to whom leadership may be moved from a leader that stands."""
     live, _, stopping, _ = standing
     return [m for m in stored.state.isr if m in live and m not in unfit and m not in stopping]
 
 
-def move(stored: VersionedState, standing: Standing, leader: int) -> Decision:
+def move(stored: VersionedState, standing: IsrLiveness, leader: int) -> Decision:
     """``leader``, a member of the ISR, leads in a new epoch."""
     return _next(stored, standing, leader, stored.state.isr, MOVED)
 
 
 def prefer(
-    replicas: tuple[int, ...], stored: VersionedState, standing: Standing, unfit: Collection[int]
+    replicas: tuple[int, ...], stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]
 ) -> Decision | None:
     """Leadership goes from a leader that stands to the first replica, where that one may lead."""
     preferred = replicas[0]
@@ -147,7 +147,7 @@ def prefer(
     return move(stored, standing, preferred) if preferred in fit(stored, standing, unfit) else None
 
 
-def raised(stored: VersionedState, standing: Standing, above: int) -> Decision:
+def raised(stored: VersionedState, standing: IsrLiveness, above: int) -> Decision:
     """Return the state of a partition whose epochs up to ``above`` were given before: a leader that stands leads on."""
     leader = stored.state.leader if stands(stored, standing, ()) else NO_LEADER
     epoch = above + EPOCH_STRIDE
@@ -160,7 +160,7 @@ def raised(stored: VersionedState, standing: Standing, above: int) -> Decision:
     return Decision(state, standing.live.get(leader, NO_EPOCH), RAISED)
 
 
-def recover(stored: VersionedState, standing: Standing, ends: Mapping[int, tuple[int, int]]) -> Decision:
+def recover(stored: VersionedState, standing: IsrLiveness, ends: Mapping[int, tuple[int, int]]) -> Decision:
     """Every member of the ISR lost its tail: the one with the greatest (last epoch, log end) leads alone. ``ends`` may
     be of other replicas as well, which lead only where they have more."""
     isr = stored.state.isr
@@ -168,7 +168,7 @@ def recover(stored: VersionedState, standing: Standing, ends: Mapping[int, tuple
     return _next(stored, standing, best, (best,), RECOVERED)
 
 
-def settle(stored: VersionedState, standing: Standing, refuser: int, *, sound: bool) -> Decision:
+def settle(stored: VersionedState, standing: IsrLiveness, refuser: int, *, sound: bool) -> Decision:
     """A replica refuses to cut committed records that its leader lacks: it leads alone where its log is ``sound``. Else
     nobody leads before an operator has decided."""
     if sound:
@@ -177,7 +177,7 @@ def settle(stored: VersionedState, standing: Standing, refuser: int, *, sound: b
     return decision._replace(state=msgspec.structs.replace(decision.state, disputed=True))
 
 
-def _first(replicas: tuple[int, ...], standing: Standing) -> Decision | None:
+def _first(replicas: tuple[int, ...], standing: IsrLiveness) -> Decision | None:
     live = standing.live
     chosen = [r for r in replicas if r in live and r not in standing.stopping] or [r for r in replicas if r in live]
     if not chosen:
@@ -186,7 +186,7 @@ def _first(replicas: tuple[int, ...], standing: Standing) -> Decision | None:
     return Decision(state, live[chosen[0]], CREATED)
 
 
-def _next(stored: VersionedState, standing: Standing, leader: int, isr: tuple[int, ...], reason: str) -> Decision:
+def _next(stored: VersionedState, standing: IsrLiveness, leader: int, isr: tuple[int, ...], reason: str) -> Decision:
     epoch = stored.state.leader_epoch + 1
     # What an earlier release left out may have been an epoch up to this one.
     lossy = epoch if reason in LOSSY or stored.state.lossy_epoch == UNKNOWN_LOSS else stored.state.lossy_epoch

@@ -13,7 +13,7 @@ from sparklog.controller.broker_link import BrokerLink
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
 from sparklog.controller.effects import Report, SendUpdate
 from sparklog.controller.events import UpdateAnswered
-from sparklog.controller.hand_overs import HandOvers
+from sparklog.controller.handover_notifications import HandoverNotifications
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, BrokerRegistration, TopicPartition
 
@@ -27,7 +27,7 @@ _PUT_OFF_MS = 2000
 _CLOSING_MS = 300
 
 
-class Heard(NamedTuple):
+class BrokerReplies(NamedTuple):
     """What a broker's answer means. ``broken``: partitions whose replica it cannot open, which must not lead.
     ``outdated``: partitions whose leader epoch was given before, as its logs prove. ``superseded``: it obeys a later
     controller, in its words; empty: no."""
@@ -48,7 +48,7 @@ class Outbox:
         self._brokers: tuple[BrokerEndpoint, ...] = ()
         #: Brokers that are hidden from the others, by id.
         self._suspects: Mapping[int, BrokerEndpoint] = {}
-        self._hand_overs = HandOvers(self._links)
+        self._hand_overs = HandoverNotifications(self._links)
         self._updates = 0
         #: Brokers that asked to be relieved and lead nothing: whether anybody still counts on them.
         self._leaving: dict[int, bool] = {}
@@ -156,7 +156,7 @@ class Outbox:
             link.told_after_all()
 
     def leaders_moved(self, moved: Iterable[tuple[Partition, int]], now_ms: int) -> None:
-        """Leaders that stop are followed by others: partitions with their old leaders. See ``HandOvers``."""
+        """Note partitions whose stopping leader has a successor. See ``HandoverNotifications``."""
         self._hand_overs.begin([(partition, old) for partition, old in moved if partition.topic.announced], now_ms)
 
     def told(self, partition: Partition) -> bool:
@@ -230,10 +230,10 @@ class Outbox:
         if link is not None:
             link.lost(update_id, now_ms)
 
-    def answered(self, event: UpdateAnswered, state: ClusterState, now_ms: int) -> Heard:
+    def answered(self, event: UpdateAnswered, state: ClusterState, now_ms: int) -> BrokerReplies:
         link = self._links.get(event.broker_id)
         if link is None or link.in_flight != event.update_id:
-            return Heard()
+            return BrokerReplies()
         match event.code:
             case ErrorCode.NONE:
                 if link.told_everything:
@@ -245,15 +245,15 @@ class Outbox:
                     link.answered_in_part(again, now_ms)
                 else:
                     link.answered()
-                return Heard(tuple(reports), tuple(broken), tuple(outdated))
+                return BrokerReplies(tuple(reports), tuple(broken), tuple(outdated))
             case ErrorCode.STALE_CONTROLLER_EPOCH:
-                return Heard(superseded=f"broker {event.broker_id}: {event.detail}")
+                return BrokerReplies(superseded=f"broker {event.broker_id}: {event.detail}")
             case _:
                 # Another incarnation than was registered answers (it is about to register), or a bug: again, slowly.
                 link.lost(event.update_id, now_ms, full=True)
                 self._hand_overs.brokers_changed()
                 detail = f"broker {event.broker_id}: {event.code} {event.detail}"
-                return Heard((Report("controller.updates.refused", detail),))
+                return BrokerReplies((Report("controller.updates.refused", detail),))
 
 
 def _not_followed(

@@ -14,9 +14,9 @@ from sparklog.controller.broker_table import BrokerTable
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
 from sparklog.controller.effects import Effect, ReadStates, ReadTopic, Report, StateWrite
 from sparklog.controller.events import StatesRefused, StatesTold, StatesUnknown, StatesWritten
-from sparklog.controller.leaderships import Leaderships
+from sparklog.controller.leader_rebalance import LeaderRebalance
 from sparklog.controller.outbox import Outbox
-from sparklog.controller.suspicions import Suspicions
+from sparklog.controller.untrusted_replicas import UntrustedReplicas
 from sparklog.model import TopicPartition, VersionedState
 
 
@@ -29,8 +29,8 @@ class PartitionStates:
         brokers: BrokerTable,
         *,
         outbox: Outbox,
-        suspicions: Suspicions,
-        leaderships: Leaderships,
+        suspicions: UntrustedReplicas,
+        leaderships: LeaderRebalance,
         effects: list[Effect],
     ) -> None:
         """``effects``: of the step under way; what is ordered is put there."""

@@ -2,7 +2,7 @@
 evenly over all brokers, and those of all topics as evenly as that leaves room for.
 
 Pure and deterministic: the same brokers and the same load give the same assignment. The first replica of each
-partition is its preferred leader. ``spread`` does the work.
+partition is its preferred leader. ``assignment_spread`` does the work.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sparklog.controller.spread import Site, Spread
+from sparklog.controller.assignment_spread import Site, Spread
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 

@@ -48,7 +48,7 @@ def leaving(
 def next_leader(
     move: Reassignment,
     stored: VersionedState,
-    standing: election.Standing,
+    standing: election.IsrLiveness,
     *,
     unfit: Collection[int],
     min_isr: int,
@@ -72,7 +72,7 @@ def only_reorders(replicas: tuple[int, ...], move: Reassignment) -> bool:
 def finish(
     move: Reassignment,
     stored: VersionedState,
-    standing: election.Standing,
+    standing: election.IsrLiveness,
     *,
     unfit: Collection[int],
     min_isr: int,

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from sparklog.coordinator import ending
+from sparklog.coordinator import transaction_end
 from sparklog.coordinator.core import CoordinatorCore
 from sparklog.coordinator.effects import Answer, Begun, Done, Ended, Outcome, Refused, Report, Settled
-from sparklog.coordinator.entry import Draft, Entry
 from sparklog.coordinator.events import (
     AbortRequested,
     AddRequested,
@@ -48,6 +47,7 @@ from sparklog.coordinator.records import (
     TransactionKey,
     decode_record,
 )
+from sparklog.coordinator.transaction_entry import Draft, Entry
 from sparklog.errors import ErrorCode
 from sparklog.model import assert_never
 
@@ -191,7 +191,9 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             return None
         same = request.run_id == now.run_id
         if same and _comes_late(now, request):
-            self._answer(ticket, ending.another_open(entry.key, now, version=request.version, turn=request.turn))
+            self._answer(
+                ticket, transaction_end.another_open(entry.key, now, version=request.version, turn=request.turn)
+            )
             return None
         if entry.ending:
             entry.begins.append(request)
@@ -203,7 +205,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
                 self._answer(ticket, Begun(False, now.last_version, producer_id, EPOCH, now.run))
                 return None
             entry.begins.append(request)
-            return ending.decide(entry, commit=False, now_ms=now_ms, fence=not same)
+            return transaction_end.decide(entry, commit=False, now_ms=now_ms, fence=not same)
         fresh = replace(
             now,
             state=OPEN,
@@ -237,8 +239,8 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             return draft
         if _is_in_the_way(now, request):
             entry.begins.append(request)
-            return ending.decide(entry, commit=False, now_ms=now_ms, fence=True)
-        draft = draft or ending.unchanged(entry)
+            return transaction_end.decide(entry, commit=False, now_ms=now_ms, fence=True)
+        draft = draft or transaction_end.unchanged(entry)
         draft.answers.append(Answer(request.ticket, Settled(now.version_in(request.topic_id))))
         return draft
 
@@ -266,13 +268,15 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if added or request.producer_id not in joined:
             draft.participants[request.producer_id] = participant.with_places(added)
         if request.offsets:
-            draft.transaction = replace(now, offsets=ending.with_offsets(now.offsets, request.group, request.offsets))
+            draft.transaction = replace(
+                now, offsets=transaction_end.with_offsets(now.offsets, request.group, request.offsets)
+            )
         draft.answers.append(Answer(request.ticket, Done()))
         return draft
 
     def _end(self, entry: Entry, request: EndRequested, now_ms: int) -> Draft | None:
         now = entry.transaction
-        answer = ending.known_outcome(entry, request)
+        answer = transaction_end.known_outcome(entry, request)
         if answer is not None:
             self._answer(request.ticket, answer)
             return None
@@ -280,13 +284,15 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             entry.waiting[request.ticket] = request.deadline_ms
             return None
         if now.state == EMPTY and not request.commit:
-            return ending.kept_out(entry, request, now_ms=now_ms)
+            return transaction_end.kept_out(entry, request, now_ms=now_ms)
         if now.state == EMPTY:  # a version in which no task wrote anything, from a run that never had to begin
-            return ending.empty_version(entry, request, now_ms=now_ms)
+            return transaction_end.empty_version(entry, request, now_ms=now_ms)
         # A sink's run that was aborted never goes on: its tasks that are still about must not begin anew. Nor must they
         # after a commit, where no version of the key tells them.
         fence = now.numbered and (now.by_topic or not request.commit)
-        draft = ending.decide(entry, commit=request.commit, winners=request.winners, now_ms=now_ms, fence=fence)
+        draft = transaction_end.decide(
+            entry, commit=request.commit, winners=request.winners, now_ms=now_ms, fence=fence
+        )
         draft.ended = (request.ticket, request.deadline_ms)
         return draft
 
@@ -295,7 +301,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             detail = f"{entry.key}: nothing is open, it is {entry.transaction.state}"
             self._answer(request.ticket, Refused(ErrorCode.INVALID_TXN_STATE, detail))
             return None
-        draft = ending.decide(entry, commit=False, now_ms=now_ms, fence=True)
+        draft = transaction_end.decide(entry, commit=False, now_ms=now_ms, fence=True)
         draft.answers.append(Answer(request.ticket, Done()))
         return draft
 
@@ -371,9 +377,9 @@ class Transactions(CoordinatorCore[Entry, Draft]):
     def _carry_out(self, entry: Entry, now_ms: int) -> None:
         """Send what a decision orders; complete it when nothing is missing."""
         if entry.ending and not entry.missing and not entry.missing_groups:
-            orders = ending.orders(entry)
+            orders = transaction_end.orders(entry)
             self._effects += orders
-            entry.missing = ending.marked_places(entry)
+            entry.missing = transaction_end.marked_places(entry)
             entry.missing_groups = {group for group, _ in entry.transaction.offsets}
             self._complete_if_done(entry, now_ms)
         elif entry.transaction.state == EMPTY:
@@ -402,7 +408,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         for ticket in entry.waiting:
             self._answer(ticket, Ended(True))
         entry.waiting.clear()
-        self._change(entry, ending.completed(entry, now_ms=now_ms))
+        self._change(entry, transaction_end.completed(entry, now_ms=now_ms))
 
     def _resume_begins(self, entry: Entry, now_ms: int) -> None:
         begins, entry.begins = entry.begins, []
@@ -438,7 +444,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if entry.transaction.state == OPEN and now_ms >= self._due_ms(entry):
             detail = f"{entry.key}: run {entry.transaction.run_id} gave no sign of life in time"
             self._effects.append(Report("transactions.timed_out", detail))
-            self._change(entry, ending.decide(entry, commit=False, now_ms=now_ms, fence=True))
+            self._change(entry, transaction_end.decide(entry, commit=False, now_ms=now_ms, fence=True))
         elif entry.ending:
             self._complete_if_done(entry, now_ms)
         self._watch(entry)
@@ -490,5 +496,5 @@ def _not_open(key: str, now: Transaction, request: AddRequested | TouchRequested
     if now.state != OPEN:
         return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open, it is {now.state}")
     if (request.version, request.turn) != (now.version, now.turn):
-        return ending.another_open(key, now, version=request.version, turn=request.turn)
+        return transaction_end.another_open(key, now, version=request.version, turn=request.turn)
     return None

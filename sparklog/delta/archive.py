@@ -1,8 +1,8 @@
 """One topic into one Delta table, exactly once, as a streaming query whose checkpoint does not count.
 
-The table alone says how far it is (``seam``). Every start of a query, the first one and those after failures and after
-changes of the topic's schema, takes the table's ends for its starting offsets and a checkpoint of its own, which is
-thrown away; so there is nothing that could contradict the table. What one micro-batch does is in ``batches``.
+The table alone says how far it is (``archive_progress``). Every start of a query, also after a failure or a change of
+the topic's schema, takes the table's ends as its starting offsets. It uses a new checkpoint, which is thrown away, so
+nothing can contradict the table. ``micro_batch_archiver`` describes one micro-batch.
 
 Rows are committed by ``ArchiveTable.append`` or, merged by key, by ``upsert``; each commit has the seam's JSON as its
 userMetadata, and the seam's ``batch`` as Delta's txnVersion of ``app_id``. A micro-batch holds all committed records of
@@ -31,15 +31,15 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from sparklog.client.admin.admin import Admin
 from sparklog.client.admin.descriptions import TopicDescription
+from sparklog.delta.archive_progress import ArchiveProgress
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
-from sparklog.delta.batches import Archived, BatchArchiver, data_loss
 from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.maintenance import maintenance_of
+from sparklog.delta.micro_batch_archiver import Archived, BatchArchiver, data_loss
 from sparklog.delta.options import ArchiveOptions, interval_s
-from sparklog.delta.prepare import prepare
-from sparklog.delta.running import may_run, patience_s, this_process
-from sparklog.delta.seam import Seam
+from sparklog.delta.process_liveness import may_run, patience_s, this_process
 from sparklog.delta.stream_ends import BatchEnds, read_batch_ends
+from sparklog.delta.table_setup import prepare
 from sparklog.errors import SparklogError
 from sparklog.model import TopicPartition
 
@@ -79,7 +79,7 @@ class TopicArchive:
         self._failure: BaseException | None = None
         self._outdated = False
         #: The table's progress as this run last saw it said, or said it itself.
-        self._last: Seam | None = None
+        self._last: ArchiveProgress | None = None
         #: How long, in s, the first commit waits for one of the run that made the last.
         self._gives_way_s = 0.0
         self._sizes = FileSizes(options.maintenance.target_file_size)
@@ -247,7 +247,7 @@ class TopicArchive:
 
     # --- where it begins ---
 
-    def _own(self, found: Seam) -> Seam:
+    def _own(self, found: ArchiveProgress) -> ArchiveProgress:
         """The table's progress under this run's name. Raises ArchiveFenced: it has moved since this run last saw it."""
         if self._last is None:
             self._gives_way_s = patience_s(found.every_s) if may_run(found.process) else 0.0
@@ -261,7 +261,7 @@ class TopicArchive:
             found, attempt=self._attempt, process=this_process(), every_s=interval_s(self._options.interval)
         )
 
-    def _starting(self, topic: TopicDescription, seam: Seam) -> str:
+    def _starting(self, topic: TopicDescription, seam: ArchiveProgress) -> str:
         """The option ``startingOffsets``. Raises ArchiveRefused: the log does not hold what comes next."""
         if not seam.ends:
             return "earliest"
@@ -279,7 +279,7 @@ class TopicArchive:
         starts = {str(tp.partition): max(end, first[tp]) for tp, end in ends.items()}
         return msgspec.json.encode({topic.name: starts}).decode()
 
-    def _store(self, seam: Seam) -> None:
+    def _store(self, seam: ArchiveProgress) -> None:
         """Set the consumer group's offsets; an error is told, and the archive goes on."""
         try:
             self._admin.commit_offsets(

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sparklog.delta.seam import Seam, SeamAt, open_log_with_spark
+from sparklog.delta.archive_progress import ArchiveProgress, ArchiveProgressAt, open_log_with_spark
 from sparklog.delta.table import needed_properties
 from sparklog.errors import SparklogError
 
@@ -40,14 +40,14 @@ class ArchiveTable:
         self._log = open_log_with_spark(spark, path)
         #: The newest known, and the newest seam at or before it.
         self._version = -1
-        self._seam: SeamAt | None = None
+        self._seam: ArchiveProgressAt | None = None
 
     @property
     def exists(self) -> bool:
         return self._version >= 0
 
     @property
-    def seam(self) -> Seam | None:
+    def seam(self) -> ArchiveProgress | None:
         """As of the last ``look``."""
         return self._seam.seam if self._seam is not None else None
 
@@ -56,7 +56,7 @@ class ArchiveTable:
         """Of the commit that says ``seam``; -1: none."""
         return self._seam.version if self._seam is not None else -1
 
-    def look(self) -> Seam | None:
+    def look(self) -> ArchiveProgress | None:
         """The newest seam; None when there is no table, or none that says one."""
         if self._version < 0:
             versions = self._log.versions()
@@ -131,7 +131,7 @@ class ArchiveTable:
 
     # --- commits ---
 
-    def append(self, rows: DataFrame, seam: Seam) -> dict[str, str]:
+    def append(self, rows: DataFrame, seam: ArchiveProgress) -> dict[str, str]:
         """Commit rows together with the seam that they make true; new columns come into the table with them. Returns
         Delta's metrics of the commit.
 
@@ -147,7 +147,7 @@ class ArchiveTable:
             raise
         return self.check_own(seam)
 
-    def check_own(self, seam: Seam, *, may_lack: bool = False) -> dict[str, str]:
+    def check_own(self, seam: ArchiveProgress, *, may_lack: bool = False) -> dict[str, str]:
         """Whether the newest archive commit is the one of ``seam``; ``may_lack``: or comes before it.
 
         Raises:

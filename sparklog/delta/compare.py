@@ -13,8 +13,8 @@ from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.consumer.fetched_batches import FetchedBatch
 from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.config import topic_config
-from sparklog.delta.archived_rows import Archive
-from sparklog.delta.placing import Numbers, Rows
+from sparklog.delta.archive_reader import Archive
+from sparklog.delta.restore_batches import Numbers, Rows
 from sparklog.errors import SparklogError
 from sparklog.model import TopicPartition
 

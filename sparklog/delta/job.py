@@ -15,10 +15,10 @@ from typing import Protocol
 from pyspark.sql import SparkSession
 
 from sparklog.delta.archive import TopicArchive
+from sparklog.delta.archive_progress import open_log_with_spark
 from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveRefused
 from sparklog.delta.maintenance import maintenance_of
 from sparklog.delta.options import ArchiveOptions
-from sparklog.delta.seam import open_log_with_spark
 from sparklog.delta.table import table_path
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 from sparklog.escaping import escaped

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pyspark.errors import PySparkException
 from pyspark.sql.types import DataType, StructType
 
-from sparklog.delta.seam import Mode
+from sparklog.delta.archive_progress import Mode
 from sparklog.errors import ConfigError
 from sparklog.model import check_topic_name
 

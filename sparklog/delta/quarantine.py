@@ -14,8 +14,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
+from sparklog.delta.archive_progress import ArchiveProgress, app_id
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
-from sparklog.delta.seam import Seam, app_id
 from sparklog.delta.table import OFFSET, PARTITION, needed_properties
 from sparklog.errors import SparklogError
 
@@ -35,7 +35,7 @@ class Quarantine:
         self._spark = spark
         self._columns = columns
         #: Whose commit was the last when this run last looked.
-        self._expected: Seam | None = None
+        self._expected: ArchiveProgress | None = None
         self._pending: DataFrame | None = None
         self._pending_ends: Mapping[int, int] = {}
 
@@ -75,7 +75,7 @@ class Quarantine:
             return rows
         return rows.join(self._pending, [PARTITION, OFFSET], "left_anti")
 
-    def add(self, rows: DataFrame, seam: Seam) -> None:
+    def add(self, rows: DataFrame, seam: ArchiveProgress) -> None:
         """Commit bad rows of the batch behind which the table will end at ``seam.ends``.
 
         Raises:
@@ -90,7 +90,7 @@ class Quarantine:
             )
         # Delta's number stays when the commits that said it are cleaned away.
         before = self._expected.batch if self._expected is not None else self.table.transaction(seam.app_id)
-        own = Seam(
+        own = ArchiveProgress(
             topic=seam.topic,
             topic_id=seam.topic_id,
             batch=before + 1,

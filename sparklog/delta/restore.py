@@ -20,10 +20,10 @@ from sparklog.client.admin.descriptions import TopicDescription
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.producer.restore_produce import restore_batches
 from sparklog.config import topic_config
-from sparklog.delta.archived_rows import Archive, open_archive
+from sparklog.delta.archive_progress import read_seam
+from sparklog.delta.archive_reader import Archive, open_archive
 from sparklog.delta.compare import compare
-from sparklog.delta.placing import Placing
-from sparklog.delta.seam import read_seam
+from sparklog.delta.restore_batches import RestoreBatches
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.record.codec import COMPRESSIONS, EncodedBatch
@@ -175,7 +175,7 @@ class _Run:
         self._archive = archive
         self._timeout_s = timeout_s
         self._tell = tell
-        self._placing = Placing(
+        self._placing = RestoreBatches(
             topic.schema,
             topic.schema_id,
             None if settings.timestamp_type == "LogAppendTime" else topic.event_time,

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
+from sparklog.delta.archive_progress import ArchiveProgress, Mode, read_seam
 from sparklog.delta.origin import Origin
-from sparklog.delta.seam import Mode, Seam, read_seam
 from sparklog.delta.table import MODE_PROPERTY, OFFSET, PARTITION, TIMESTAMP, table_path
 from sparklog.delta.topic_description import PROPERTY, from_json
 from sparklog.errors import ConfigError
@@ -74,7 +74,7 @@ class Snapshot:
 
     table: str
     version: int
-    seam: Seam
+    seam: ArchiveProgress
     columns: frozenset[str]
     files: tuple[DataFile, ...]
 
@@ -125,16 +125,18 @@ def take_snapshot(table: str, topic: str, origin: Origin) -> Snapshot:
     return Snapshot(table, version, seam, frozenset(field.name for field in found.schema().fields), files)
 
 
-def _seam_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) -> Seam:
+def _seam_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) -> ArchiveProgress:
     """Of a table that was made just now, or all of whose commits by its archive Delta has cleaned away since."""
-    from sparklog.delta.moments import ends_of_rows
+    from sparklog.delta.time_index import ends_of_rows
 
     described = found.metadata().configuration.get(PROPERTY)
     if not described:
         raise ConfigError(f"history: {table} was not written by an archive: it does not say of which topic it is")
     topic = from_json(described)
     mode: Mode = "upsert" if found.metadata().configuration.get(MODE_PROPERTY) == "upsert" else "append"
-    return Seam(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends_of_rows(table, files), mode=mode)
+    return ArchiveProgress(
+        topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends_of_rows(table, files), mode=mode
+    )
 
 
 def check_kind(table: str, found: DeltaTable) -> None:
@@ -147,7 +149,7 @@ def check_kind(table: str, found: DeltaTable) -> None:
         raise ConfigError(f"{table} has features that are not understood here: {', '.join(sorted(strange))}")
 
 
-def _check_seam(table: str, seam: Seam, topic: str, origin: Origin, *, is_own: bool) -> None:
+def _check_seam(table: str, seam: ArchiveProgress, topic: str, origin: Origin, *, is_own: bool) -> None:
     if seam.mode != "append":
         raise ConfigError(
             f"history: {table} is kept in mode {seam.mode}: it holds the topic's current state and not its history; "

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
+from sparklog.delta.archive_progress import ArchiveProgress
 from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveTable
 from sparklog.delta.casting import TOMBSTONE
-from sparklog.delta.seam import Seam
 from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
 
 #: Of tables of a topic's state when they are made.
@@ -39,7 +39,7 @@ _NEWER = (
 )
 
 
-def upsert(table: ArchiveTable, rows: DataFrame, seam: Seam, *, keys: Collection[str]) -> int:
+def upsert(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys: Collection[str]) -> int:
     """Commit what ``rows``, of a table's columns and ``TOMBSTONE``, come to, together with the seam that they make
     true; new columns come into the table with them. How many rows of the table were added, changed and deleted.
 
@@ -67,7 +67,7 @@ def newest(rows: DataFrame, keys: Collection[str]) -> DataFrame:
 
 
 def _merge(
-    table: ArchiveTable, rows: DataFrame, seam: Seam, *, keys: Collection[str], tries: int = _TRIES
+    table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys: Collection[str], tries: int = _TRIES
 ) -> dict[str, str]:
     try:
         _merge_once(table, rows, seam, keys=keys)
@@ -79,7 +79,7 @@ def _merge(
     return table.check_own(seam)
 
 
-def _merge_once(table: ArchiveTable, rows: DataFrame, seam: Seam, *, keys: Collection[str]) -> None:
+def _merge_once(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys: Collection[str]) -> None:
     from delta.tables import DeltaTable
 
     session = rows.sparkSession

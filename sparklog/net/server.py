@@ -25,9 +25,9 @@ from msgspec.structs import replace
 from sparklog.errors import ErrorCode
 from sparklog.model import host_and_port
 from sparklog.net import unix_socket
+from sparklog.net.connection_slots import ConnectionSlots, ConnectionStanding
 from sparklog.net.greeting import Credentials
 from sparklog.net.loop import tune
-from sparklog.net.places import Places, Standing
 from sparklog.net.receiving import Receiving
 from sparklog.net.turn import NOTED_S, Turn
 from sparklog.net.unix_socket import ip_address, peer_process
@@ -121,14 +121,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._end.client_id
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ConnectionStanding:
         """Whose it is, as far as can be told."""
         end = self._end
         if not end.version or end.may_prove:
-            return Standing.UNKNOWN
+            return ConnectionStanding.UNKNOWN
         # Without a secret the name is all there is to go by.
         by_name = not self._limits.has_secret and end.client_id.startswith(_PEERS)
-        return Standing.PEER if by_name or end.identity is not None else Standing.CLIENT
+        return ConnectionStanding.PEER if by_name or end.identity is not None else ConnectionStanding.CLIENT
 
     @property
     def awaits_answers(self) -> bool:
@@ -383,7 +383,9 @@ def _described(
 class Limits:
     """Bounds shared by the connections of one server."""
 
-    def __init__(self, *, max_frame_bytes: int, max_in_flight: int, places: Places, receiving: Receiving) -> None:
+    def __init__(
+        self, *, max_frame_bytes: int, max_in_flight: int, places: ConnectionSlots, receiving: Receiving
+    ) -> None:
         self.max_frame_bytes = max_frame_bytes
         self.max_in_flight = max_in_flight
         self.places = places
@@ -484,7 +486,7 @@ async def serve(
     limits = Limits(
         max_frame_bytes=max_frame_bytes,
         max_in_flight=max_in_flight,
-        places=Places(max_connections, kept=kept_connections, hello_s=hello_s, idle_s=idle_s),
+        places=ConnectionSlots(max_connections, kept=kept_connections, hello_s=hello_s, idle_s=idle_s),
         receiving=Receiving(queued_max_bytes),
     )
     if credentials is not None:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from sparklog.record.layout import children_of, is_list, layout_of
-from sparklog.record.nulls import misplaced_null
+from sparklog.record.required_columns import misplaced_null
 
 #: Returns the array of values of types that are stored exactly; None: one of them may not be. May raise anything.
 _Builder: TypeAlias = "Callable[[Sequence[Any]], pa.Array | None]"

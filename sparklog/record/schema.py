@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyarrow import types
 
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.record.fit import fit_table as fit_table
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.layout import children_of, is_list, refusals
 from sparklog.record.message import read_metadata_length, schema_table_position
+from sparklog.record.schema_cast import fit_table as fit_table
 
 #: The columns of Kafka's records, for topics created without a schema.
 DEFAULT_SCHEMA = pa.schema(

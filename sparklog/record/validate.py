@@ -3,7 +3,7 @@
 The order matters. The checksum first, since most bad batches are accidents. Then the metadata, read by hand with bounds
 checks: how many rows, which buffers, how many bytes after decompression. Only then are the bytes given to Arrow, whose
 full validation looks at every offset and every character. Everything is per batch and column; no loop sees a record,
-but in batches so small that looking at each costs less than asking Arrow (``few_checks``).
+but in batches so small that looking at each costs less than asking Arrow (``small_batch_validator``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pyarrow as pa
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_PRODUCER
 from sparklog.record.checksum import Buffer, crc32c
-from sparklog.record.cleaned import MAX_SPAN, offsets_of
 from sparklog.record.codec import (
     NO_TIMESTAMP,
     compare_body_crc,
@@ -25,7 +24,7 @@ from sparklog.record.codec import (
     read_record_batch,
     verify_body_crc,
 )
-from sparklog.record.few_checks import times_of_few
+from sparklog.record.compacted_batch import MAX_SPAN, offsets_of
 from sparklog.record.flatbuffer import malformed
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.keys import absent_keys
@@ -38,8 +37,9 @@ from sparklog.record.message import (
     counted_bytes,
     read_batch_message,
 )
-from sparklog.record.nulls import misplaced_null
+from sparklog.record.required_columns import misplaced_null
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
+from sparklog.record.small_batch_validator import times_of_few
 
 #: What a producer may set; the rest is the leader's and the cleaner's.
 _PRODUCER_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL)

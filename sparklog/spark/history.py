@@ -12,16 +12,16 @@ from dataclasses import replace
 
 from pyspark.sql.datasource import InputPartition
 
-from sparklog.delta.moments import BEGINNING_US, first_offsets
 from sparklog.delta.snapshot import Snapshot, find_table, take_snapshot
 from sparklog.delta.table import META_COLUMNS
+from sparklog.delta.time_index import BEGINNING_US, first_offsets
 from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
-from sparklog.spark.history_task import FilesRead
+from sparklog.spark.history_read_task import FilesRead
 from sparklog.spark.offsets import PartitionRange
-from sparklog.spark.task import ArchivePlace, RangeRead
+from sparklog.spark.read_task import ArchivePlace, RangeRead
 from sparklog.spark.topics import LogEnds, SelectedTopic
 
 _ALL = Span()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import StructType
 
 from sparklog.errors import ConfigError
-from sparklog.spark.where import parse_where
+from sparklog.spark.read_filter import parse_where
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +33,7 @@ def read(
     Args:
         columns: only these, in this order; other columns are not read.
         where: conditions on partition, offset and timestamp, as in ``"offset >= 5 and timestamp <
-            '2024-05-01T00:00:00Z'"``; see ``sparklog.spark.where``. Only what may match is read.
+            '2024-05-01T00:00:00Z'"``; see ``sparklog.spark.read_filter``. Only what may match is read.
         options: further options of ``format("sparklog")``.
 
     Raises:

@@ -22,10 +22,10 @@ from sparklog.spark.configure import BOOTSTRAP_SETTING
 from sparklog.spark.history import History, as_new_as_log, records_of_both
 from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime, PartitionRange, Place
 from sparklog.spark.read import chosen_columns, option_texts
+from sparklog.spark.read_filter import read_time
 from sparklog.spark.read_options import ReadOptions, Subscribe, parse_read_options
 from sparklog.spark.reader import HistoryRanges, project, ranges_of_both
 from sparklog.spark.topics import Selected, TopicView
-from sparklog.spark.where import read_time
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

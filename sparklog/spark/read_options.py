@@ -27,7 +27,7 @@ from sparklog.spark.options import (
     parse_duration_ms,
     parse_positive,
 )
-from sparklog.spark.where import Bounds, parse_where
+from sparklog.spark.read_filter import Bounds, parse_where
 
 _ISOLATION = {"read_uncommitted": 0, "read_committed": 1}
 _BATCH_ONLY = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets", "where")

@@ -24,8 +24,8 @@ from sparklog.spark.offsets import (
     times_to_ask,
 )
 from sparklog.spark.read_options import ReadOptions
+from sparklog.spark.read_task import RangeRead, read_task, tell_losses
 from sparklog.spark.schema import CAST_ERROR_COLUMN, TopicShape, check_projection, topic_columns
-from sparklog.spark.task import RangeRead, read_task, tell_losses
 from sparklog.spark.topics import LogEnds, Selected, TopicView
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from sparklog.errors import ConfigError
 from sparklog.spark.catalog import is_creation, read_options_of, table_columns, write_options_of
-from sparklog.spark.resting import rest_beside_tasks
+from sparklog.spark.gc_freeze import rest_beside_tasks
 
 
 class SparklogSource(DataSource):

@@ -1,4 +1,4 @@
-"""The streaming read: what Spark asks for each micro-batch. What is decided is decided in ``stream_plan``.
+"""The streaming read: what Spark asks for each micro-batch. What is decided is decided in ``micro_batch_plan``.
 
 Spark keeps one reader for planning as long as a query runs, and makes another for ``read``. Nothing is asked of the
 cluster before the first offset is wanted.
@@ -21,15 +21,10 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.limits import TriggerClock
-from sparklog.spark.offsets import PartitionRange, asked_offsets, cut_ranges
-from sparklog.spark.progress import GroupProgress
-from sparklog.spark.read_options import Assign, ReadOptions
-from sparklog.spark.reader import project, settle_place
-from sparklog.spark.stream_offset import MARKER, Position, StreamOffset, is_marker, parse_stream_offset
-from sparklog.spark.stream_plan import (
+from sparklog.spark.micro_batch_plan import (
     BatchRange,
-    Held,
-    Standing,
+    StreamPosition,
+    Withheld,
     batch_ranges,
     end_of_batch,
     first_standing,
@@ -37,7 +32,12 @@ from sparklog.spark.stream_plan import (
     stand,
     waiting,
 )
-from sparklog.spark.task import DataLoss, RangeRead, read_task
+from sparklog.spark.offsets import PartitionRange, asked_offsets, cut_ranges
+from sparklog.spark.progress import GroupProgress
+from sparklog.spark.read_options import Assign, ReadOptions
+from sparklog.spark.read_task import DataLoss, RangeRead, read_task
+from sparklog.spark.reader import project, settle_place
+from sparklog.spark.stream_offset import MARKER, Position, StreamOffset, is_marker, parse_stream_offset
 from sparklog.spark.topics import LogEnds, Selected, TopicView
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Column plans by topic and its id.
         self._columns: dict[tuple[str, str], ColumnPlan] = {}
         #: Where the first batch begins, once that is decided in this run.
-        self._first: Standing | None = None
+        self._first: StreamPosition | None = None
         #: Under AvailableNow: what was there when the run began.
-        self._target: dict[TopicPartition, Held] | None = None
+        self._target: dict[TopicPartition, Withheld] | None = None
         self._available_now = False
         self._latest: dict[str, Any] | None = None
         self._told: set[str] = set()
@@ -153,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._open_view = TopicView(self._options.bootstrap)
         return self._open_view
 
-    def _standing(self, last: StreamOffset | None) -> tuple[Standing, dict[TopicPartition, Held]]:
+    def _standing(self, last: StreamOffset | None) -> tuple[StreamPosition, dict[TopicPartition, Withheld]]:
         positions = last.positions if last is not None else {}
         known = {tp.topic for tp in positions} if last is not None else None
         selected, held = self._look(known=known, positions=positions)
@@ -175,7 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._first = self._with_losses_between(first_standing(offsets, held), held)
         return self._first, held
 
-    def _with_losses_between(self, standing: Standing, held: Mapping[TopicPartition, Held]) -> Standing:
+    def _with_losses_between(self, standing: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> StreamPosition:
         """Together with what neither the archive nor the log has."""
         if self._both is None:
             return standing
@@ -186,7 +186,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(
         self, *, known: set[str] | tuple[()] | None, positions: Mapping[TopicPartition, Position]
-    ) -> tuple[Selected, dict[TopicPartition, Held]]:
+    ) -> tuple[Selected, dict[TopicPartition, Withheld]]:
         """Topics, and what their logs hold. ``known`` None: all that the options name has to be there."""
         known_ends = {tp: found.offset for tp, found in positions.items()}
         known_ends = known_ends or asked_offsets(self._options.starting)
@@ -205,7 +205,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held = {}
         for tp, found in ends.items():
             end = max(found.end, all_ends.get(tp, found).end)
-            held[tp] = Held(selected.topics[tp.topic].topic_id, found.start, found.end, end, found.epoch)
+            held[tp] = Withheld(selected.topics[tp.topic].topic_id, found.start, found.end, end, found.epoch)
         return selected, held
 
     def _ends(
@@ -255,7 +255,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cut_ranges(ranges, at_least=options.min_partitions, max_records=options.max_records_per_partition)
 
     def _unseen(
-        self, positions: Mapping[TopicPartition, Position], held: Mapping[TopicPartition, Held]
+        self, positions: Mapping[TopicPartition, Position], held: Mapping[TopicPartition, Withheld]
     ) -> set[TopicPartition]:
         """Partitions are never taken from a topic, so one that is missing is one the broker has not heard of yet."""
         if isinstance(self._options.selection, Assign):
@@ -267,7 +267,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if tp not in held and tp.topic in topics and topics[tp.topic].topic_id == found.topic_id
         }
 
-    def _check_columns(self, standing: Standing) -> None:
+    def _check_columns(self, standing: StreamPosition) -> None:
         for name in {tp.topic for tp in standing.begins}:
             self._plan_of(name, self._selected.topics[name].topic_id)
 

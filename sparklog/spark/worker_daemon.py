@@ -2,7 +2,7 @@
 
 Workers that nobody has used for a minute end, and Spark's new ones would load it all again, each for itself: half a
 second of processor time before the first row of every query that comes after a pause. What is loaded rests
-(``resting``), so that workers share its memory and do not go through it when they collect garbage.
+(``gc_freeze``), so that workers share its memory and do not go through it when they collect garbage.
 
 Nor do they read archives' directories that have not changed. A worker tells Python that there may be new modules, as
 its job's own files may be. Before 3.13 all that has found a module in an archive then reads its directory anew, once
@@ -52,12 +52,12 @@ _LOADED = (
     "pyarrow.compute",
     "sparklog.client.producer.producer",
     "sparklog.client.consumer.partition_reader",
-    "sparklog.spark.gather",
-    "sparklog.spark.history_task",
+    "sparklog.spark.coalesce_batches",
+    "sparklog.spark.history_read_task",
     "sparklog.spark.reader",
     "sparklog.spark.source",
     "sparklog.spark.stream",
-    "sparklog.spark.task",
+    "sparklog.spark.read_task",
     "sparklog.spark.write_task",
     "sparklog.spark.writer",
     "uvloop",

@@ -16,11 +16,11 @@ from sparklog.client.producer.producer import Producer
 from sparklog.client.producer.transaction_run import Joined
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
-from sparklog.spark.gather import gathered
+from sparklog.spark.coalesce_batches import gathered
+from sparklog.spark.gc_freeze import rest_what_is_loaded
 from sparklog.spark.options import CLIENT_ID
-from sparklog.spark.resting import rest_what_is_loaded
+from sparklog.spark.route import TopicRoute, rows_by_value
 from sparklog.spark.sink import SinkRun, Written, is_known, take_part
-from sparklog.spark.topic_route import TopicRoute, rows_by_value
 
 if TYPE_CHECKING:
     from sparklog.client.producer.futures import WriteResult
@@ -85,7 +85,9 @@ class _Destinations:
         """Looked up, or made, when it is first asked for; ``known`` says then whether rows go there."""
         found = self._routes.get(topic)
         if found is None:
-            from sparklog.spark.destinations import look_up_route  # a write to one topic has its route from planning
+            from sparklog.spark.topic_resolution import (
+                look_up_route,  # a write to one topic has its route from planning
+            )
 
             options = self._plan.options
             found = self._routes[topic] = look_up_route(topic, self._plan.columns, options)

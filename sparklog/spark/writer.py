@@ -17,9 +17,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from sparklog.errors import ConfigError
-from sparklog.spark.resting import rest_beside_tasks
+from sparklog.spark.gc_freeze import rest_beside_tasks
+from sparklog.spark.route import TopicRoute, find_topic_column
 from sparklog.spark.sink import SinkRun, abort_run, batch_run, commit_run, known_run, new_run_id, stream_run
-from sparklog.spark.topic_route import TopicRoute, find_topic_column
 from sparklog.spark.write_options import WriteOptions
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def plan_write(options: WriteOptions, *, schema: StructType, now: bool) -> Write
         return WritePlan(options, schema, {}, find_topic_column(schema))
     if not now:
         return WritePlan(options, schema, {}, None)
-    from sparklog.spark.destinations import look_up_route
+    from sparklog.spark.topic_resolution import look_up_route
 
     return WritePlan(options, schema, {options.topic: look_up_route(options.topic, schema, options)}, None)
 

@@ -47,7 +47,7 @@ class LogTail(NamedTuple):
     cleaned: bool = False
 
 
-class Run(msgspec.Struct, frozen=True):
+class SegmentWrite(msgspec.Struct, frozen=True):
     """Batches for one segment. ``packed`` and ``data`` are what to write; together, not item by item."""
 
     new_segment: bool
@@ -65,7 +65,7 @@ def plan_leader_append(
     config: TopicConfig,
     prelude_length: PreludeLength,
     placed: bool = False,
-) -> list[Run]:
+) -> list[SegmentWrite]:
     """Assign offsets and positions to checked batches. ``placed``: they have offsets and times already, from the log
     they were archived from; the first has to begin where this log ends, and each of the others where one ends.
 
@@ -81,7 +81,7 @@ def plan_leader_append(
     segment_ms = config.segment_ms
     if config.compacted:  # what does not roll is not compacted
         segment_ms = min(segment_ms, config.max_compaction_lag_ms)
-    runs: list[Run] = []
+    runs: list[SegmentWrite] = []
     for header, body in batches:
         stored = header.stored_bytes
         if len(body) != stored:
@@ -123,7 +123,7 @@ def plan_leader_append(
             header.flags | _FIRST if roll else header.flags & ~_FIRST,
         )
         if roll or not runs:
-            runs.append(Run(roll, [], [], []))
+            runs.append(SegmentWrite(roll, [], [], []))
         run = runs[-1]
         run.headers.append(final)
         run.packed.append(final.pack())
@@ -140,7 +140,7 @@ def plan_follower_append(
     bodies: memoryview,
     prelude_length: PreludeLength,
     cut_front: CutFront | None = None,
-) -> list[Run]:
+) -> list[SegmentWrite]:
     """Check a leader's batches against the end of this log: CRCs, offsets, epochs, positions, rolls.
 
     What a cleaner wrote (``Flag.CLEANED``) may begin below the end of this log, which was copied before the leader
@@ -156,7 +156,7 @@ def plan_follower_append(
     end, last_epoch, position, running_max, _, schema_id, _ = tail
     empty = last_epoch < 0
     own_place = tail.cleaned
-    runs: list[Run] = []
+    runs: list[SegmentWrite] = []
     at = 0
     if len(packed) % HEADER_BYTES:
         raise _corrupt(end, "bytes of headers", found=len(packed), expected=f"a multiple of {HEADER_BYTES}")
@@ -195,7 +195,7 @@ def plan_follower_append(
         if header.running_max != running_max:
             raise _corrupt(end, "running maximum timestamp", found=header.running_max, expected=running_max)
         if first or not runs:
-            runs.append(Run(first, [], [], []))
+            runs.append(SegmentWrite(first, [], [], []))
         run = runs[-1]
         run.headers.append(header)
         run.packed.append(packed_header)
@@ -245,7 +245,7 @@ def _placed_here(
     return (header, body) if placed == header else (placed, body)
 
 
-def markers_of(runs: Sequence[Run]) -> dict[int, Marker]:
+def markers_of(runs: Sequence[SegmentWrite]) -> dict[int, Marker]:
     """What the markers among these batches say, by base offset; to be read before anything is written.
 
     Raises:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparklog.record.cleaned import CleanedBatch
+from sparklog.record.compacted_batch import CompactedBatch
 from sparklog.record.footer import arrow_footer, arrow_prelude, block_of
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag
 from sparklog.storage.append_plan import NO_MAXIMUM
 from sparklog.storage.disk import Buffer, Disk, write_all
-from sparklog.storage.swap import cleaned_paths
+from sparklog.storage.segment_swap import cleaned_paths
 
 _WRITE_BYTES = 4 << 20
 
@@ -44,7 +44,7 @@ class CleanedSegmentWriter:
         """Bytes as ``Segment.size_bytes`` counts them."""
         return self._position + self.count * HEADER_BYTES
 
-    def add(self, batch: CleanedBatch) -> None:
+    def add(self, batch: CompactedBatch) -> None:
         header = batch.header
         self._running_max = max(self._running_max, header.max_timestamp)
         flags = header.flags if self.count else header.flags | Flag.FIRST_OF_SEGMENT

@@ -27,20 +27,20 @@ import pyarrow as pa
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, StorageError
 from sparklog.record.arrays import empty_batch
-from sparklog.record.cleaned import BatchMerger, CleanedBatch, Source, offsets_of
 from sparklog.record.codec import decode_batch, verify_body_crc
+from sparklog.record.compacted_batch import BatchMerger, CompactedBatch, Source, offsets_of
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_header
 from sparklog.record.key_hash import KeyHash
 from sparklog.record.keys import encode_keys, tombstones
 from sparklog.record.schema import parse_schema
-from sparklog.storage import swap
+from sparklog.storage import segment_swap
 from sparklog.storage.aborted_ranges import EndedTransaction
 from sparklog.storage.cleaned_segment import CleanedSegmentWriter
-from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, Due, SegmentFacts, groups
+from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, CleaningCandidate, SegmentFacts, groups
 from sparklog.storage.disk import Disk, is_full, replace_file
 from sparklog.storage.formats import encode_state
 from sparklog.storage.key_table import SPILL_FILE, KeyTable, SpillFile
-from sparklog.storage.pace import Pace
+from sparklog.storage.rate_limiter import RateLimiter
 from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
 
 #: Uncompressed bytes of a batch that is put together of several.
@@ -107,7 +107,7 @@ class CleanJob:
         directory: Path,
         *,
         segments: Sequence[SegmentFacts],
-        due: Due,
+        due: CleaningCandidate,
         state: CleanerState,
         schemas: Mapping[int, bytes],
         aborted: Sequence[EndedTransaction],
@@ -136,7 +136,7 @@ class CleanJob:
         self._hash = KeyHash(rules.seed)
         self._keys = KeyTable(rules.buffer_bytes, open_file=self._spill_file, spend=self._spend)
         self._may_spill = may_spill
-        self._pace = Pace(rules.bytes_per_second)
+        self._pace = RateLimiter(rules.bytes_per_second)
         self._by_path = threading.Lock()
         self._decided: Replacement | None = None
         self._swapped = False
@@ -158,9 +158,9 @@ class CleanJob:
         if decided is None:
             return
         if self._swapped:
-            swap.finish(self._disk, self._directory, decided.bases)
+            segment_swap.finish(self._disk, self._directory, decided.bases)
         else:
-            swap.forget(self._disk, self._directory, decided.bases[0])
+            segment_swap.forget(self._disk, self._directory, decided.bases[0])
 
     # --- keys -----------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class CleanJob:
             try:
                 changed = self._copy(group, writer)
                 if self.cancelled or not changed:
-                    swap.remove_cleaned(self._disk, self._directory, base)
+                    segment_swap.remove_cleaned(self._disk, self._directory, base)
                     return None
                 writer.complete()
             finally:
@@ -258,10 +258,10 @@ class CleanJob:
         with self._by_path, contextlib.suppress(OSError):
             if self.cancelled:
                 return
-            if swap.is_decided(self._disk, self._directory, base):
-                swap.forget(self._disk, self._directory, base)
+            if segment_swap.is_decided(self._disk, self._directory, base):
+                segment_swap.forget(self._disk, self._directory, base)
             else:
-                swap.remove_cleaned(self._disk, self._directory, base)
+                segment_swap.remove_cleaned(self._disk, self._directory, base)
 
     def _copy(self, group: Sequence[SegmentFacts], writer: CleanedSegmentWriter) -> bool:
         """Returns whether anything is other than it was."""
@@ -295,7 +295,7 @@ class CleanJob:
         self.tally.bytes_after += writer.size
         return True
 
-    def _write(self, writer: CleanedSegmentWriter, made: Sequence[CleanedBatch]) -> None:
+    def _write(self, writer: CleanedSegmentWriter, made: Sequence[CompactedBatch]) -> None:
         for batch in made:
             writer.add(batch)
             self._pace.spend(batch.header.stored_bytes)
@@ -336,7 +336,7 @@ class CleanJob:
         with self._by_path:
             if self.cancelled:
                 return None
-            swap.decide(self._disk, self._directory, bases, end_offset=found.end_offset)
+            segment_swap.decide(self._disk, self._directory, bases, end_offset=found.end_offset)
             self._decided = found
             return found
 
@@ -344,7 +344,7 @@ class CleanJob:
         """On the event loop: the decided segment's files come under their names. Raises OSError."""
         with self._by_path:
             assert self._decided is not None and not self.cancelled
-            swap.rename(self._disk, self._directory, self._decided.bases[0])
+            segment_swap.rename(self._disk, self._directory, self._decided.bases[0])
             self._swapped = True
 
     def settle(self) -> None:

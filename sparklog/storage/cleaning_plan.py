@@ -67,7 +67,7 @@ class SegmentFacts(NamedTuple):
     last_append_us: int
 
 
-class Due(NamedTuple):
+class CleaningCandidate(NamedTuple):
     """A log to be cleaned: the first ``segment_count`` segments, of which ``dirty_bytes`` are dirty."""
 
     segment_count: int
@@ -79,7 +79,7 @@ class Due(NamedTuple):
 
 def due(
     segments: Sequence[SegmentFacts], state: CleanerState, *, now_us: int, config: TopicConfig, at_once: bool = False
-) -> Due | None:
+) -> CleaningCandidate | None:
     """Whether the log is to be cleaned now. ``segments``: sealed and decided, from the log's front.
 
     ``at_once``: whatever the dirty ratio.
@@ -101,7 +101,7 @@ def due(
     old = bool(dirty) and now_us - dirty[0].first_append_us > config.max_compaction_lag_ms * 1000
     deletable = state.deletes > 0 and horizon > state.deletes_end
     if deletable or (dirty and (at_once or old or ratio >= config.min_cleanable_dirty_ratio)):
-        return Due(count, ratio, dirty_bytes, horizon)
+        return CleaningCandidate(count, ratio, dirty_bytes, horizon)
     return None
 
 

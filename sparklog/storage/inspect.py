@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from sparklog.errors import BrokerError, StorageError
 from sparklog.record.checksum import crc32c
-from sparklog.record.cleaned import offsets_of
 from sparklog.record.codec import decode_batch
+from sparklog.record.compacted_batch import offsets_of
 from sparklog.record.footer import arrow_prelude, schema_of_prelude
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, header_array, unpack_header
 from sparklog.record.marker import Marker, decode_marker

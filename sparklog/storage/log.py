@@ -1,13 +1,13 @@
 """One replica's log: a partition directory of segments, appended at the end, read anywhere, cut when it must be.
 
 Owned by the event loop of its broker: nothing here is safe to call from another thread, except ``SealJob.run``,
-``FlushJob.run``, ``CutJob.run`` and what is handed to ``remove_later``. Appends go to the page cache; durability comes
-from replication, and from fsync when a segment is sealed, in ``FlushJob``, on a clean stop, and in the append itself
-where ``flush.messages`` has it acknowledged only then.
+``FlushJob.run``, ``TruncationJob.run`` and what is handed to ``remove_later``. Appends go to the page cache; durability
+comes from replication, and from fsync when a segment is sealed, in ``FlushJob``, on a clean stop, and in the append
+itself where ``flush.messages`` has it acknowledged only then.
 
 Here is what requests ask of a log. What it consists of: ``log_state``; how it becomes longer: ``log_appends`` and, by
-one plain batch, ``plain_append``; shorter: ``log_cuts``; what is fsynced when: ``log_durability``; compaction:
-``log_cleaning``.
+one plain batch, ``append_fast_path``; shorter: ``log_truncation``; what is fsynced when: ``log_durability``;
+compaction: ``log_cleaning``.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import pyarrow as pa
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange, TopicPartition, TopicSchema
-from sparklog.record.cleaned import cut_front
+from sparklog.record.compacted_batch import cut_front
 from sparklog.record.header import BatchHeader
-from sparklog.storage import log_appends, log_reads, plain_append
-from sparklog.storage.append_plan import Run, plan_follower_append, plan_leader_append
+from sparklog.storage import append_fast_path, log_appends, log_reads
+from sparklog.storage.append_plan import SegmentWrite, plan_follower_append, plan_leader_append
 from sparklog.storage.checkpoints import PartitionCheckpoint
 from sparklog.storage.cleaning_plan import CLEANER_FILE
-from sparklog.storage.cutting import CutJob
 from sparklog.storage.disk import Buffer
 from sparklog.storage.log_cleaning import LogCleaning
-from sparklog.storage.log_cuts import LogCuts
+from sparklog.storage.log_context import LogContext
 from sparklog.storage.log_durability import LogDurability
 from sparklog.storage.log_reads import MANY, HandedOut
 from sparklog.storage.log_reads import LogSlice as LogSlice  # what ``read`` gives: known from here
-from sparklog.storage.log_services import LogServices
 from sparklog.storage.log_state import LogState
+from sparklog.storage.log_truncation import LogTruncation
 from sparklog.storage.segment import Segment
 from sparklog.storage.transactions import EndedTransaction, OpenTransaction
+from sparklog.storage.truncation_job import TruncationJob
 
 
 class Log:
@@ -52,7 +52,7 @@ class Log:
         directory: Path,
         schemas: Iterable[TopicSchema],
         config: TopicConfig,
-        services: LogServices,
+        services: LogContext,
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
@@ -61,7 +61,7 @@ class Log:
         self._state = LogState(tp, topic_id, directory=directory, schemas=schemas, config=config, services=services)
         self.durability = LogDurability(self._state)
         self.cleaning = LogCleaning(self._state, self.durability)
-        self.cuts = LogCuts(self._state, self.durability, self.cleaning)
+        self.cuts = LogTruncation(self._state, self.durability, self.cleaning)
 
     def __repr__(self) -> str:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
@@ -233,7 +233,7 @@ class Log:
         start = state.log_end_offset
         if len(batches) == 1 and fresh and not (placed or roll):
             header, body = batches[0]
-            if plain_append.append_as_leader(state, header, body, leader_epoch=leader_epoch, now_us=now_us):
+            if append_fast_path.append_as_leader(state, header, body, leader_epoch=leader_epoch, now_us=now_us):
                 self.durability.appended(header.record_count, now_us)
                 return OffsetRange(start, state.log_end_offset)
         if fresh:
@@ -262,7 +262,7 @@ class Log:
         """
         state = self._state
         state.check_open()
-        plain = plain_append.append_as_follower(state, headers, bodies)
+        plain = append_fast_path.append_as_follower(state, headers, bodies)
         if plain is not None:
             self.durability.appended(plain.record_count, plain.append_time)
             return state.log_end_offset
@@ -285,7 +285,7 @@ class Log:
     def _cut_front(self, header: BatchHeader, body: memoryview, start: int) -> tuple[BatchHeader, Buffer]:
         return cut_front(header, body, start, schema=self.schema(header.schema_id))
 
-    def _carry_out(self, runs: list[Run], now_us: int) -> None:
+    def _carry_out(self, runs: list[SegmentWrite], now_us: int) -> None:
         records = log_appends.carry_out(self._state, runs, now_us)
         self.durability.appended(records, now_us)
 
@@ -414,7 +414,7 @@ class Log:
 
     # --- cutting ------------------------------------------------------------------------------------------------
 
-    def truncate(self, offset: int, job: CutJob | None = None) -> int:
+    def truncate(self, offset: int, job: TruncationJob | None = None) -> int:
         """Cut the log so that it ends at ``offset`` or at the batch boundary below; return the new log end.
 
         Below what the log holds: empty at ``offset``. ``job``: that of ``cuts.begin`` for this offset, which has run;

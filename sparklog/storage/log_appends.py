@@ -1,7 +1,7 @@
 """How a log becomes longer: the plan of an append carried out whole, or the log is as it was.
 
 Segments first, then what is derived from their batches: leader epochs, producers and transactions, the newest batches
-in memory. ``append_plan`` has decided what is written. Most batches on their own go past both: ``plain_append``.
+in memory. ``append_plan`` has decided what is written. Most batches on their own go past both: ``append_fast_path``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.record.marker import Marker
-from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, Run, markers_of
+from sparklog.storage.append_plan import NO_MAXIMUM, LogTail, SegmentWrite, markers_of
+from sparklog.storage.batch_cache import CachedBatch
 from sparklog.storage.disk import is_full
-from sparklog.storage.hot_batches import HotBatch
 from sparklog.storage.log_state import LogState
 
 
@@ -36,7 +36,7 @@ def tail(log: LogState, *, reopen_sealed: bool) -> LogTail:
     )
 
 
-def carry_out(log: LogState, runs: Sequence[Run], now_us: int) -> int:
+def carry_out(log: LogState, runs: Sequence[SegmentWrite], now_us: int) -> int:
     """Append; return how many records these were.
 
     Raises:
@@ -58,7 +58,7 @@ def carry_out(log: LogState, runs: Sequence[Run], now_us: int) -> int:
     return records
 
 
-def _write(log: LogState, runs: Sequence[Run]) -> None:
+def _write(log: LogState, runs: Sequence[SegmentWrite]) -> None:
     directory = log.directory
     try:
         directory.prepare_for_append()
@@ -79,7 +79,7 @@ def failed(log: LogState, failure: OSError | StorageError) -> BrokerError | Stor
     return log.services.offline(f"appending to {log.tp}: {failure}")
 
 
-def _record(log: LogState, runs: Sequence[Run], now_us: int, markers: Mapping[int, Marker]) -> int:
+def _record(log: LogState, runs: Sequence[SegmentWrite], now_us: int, markers: Mapping[int, Marker]) -> int:
     """Bring everything that is derived from the batches up to date; return how many records they hold."""
     hot, own_hot, epochs, producers = log.services.hot, log.hot, log.epochs, log.producers
     records = 0
@@ -93,7 +93,7 @@ def _record(log: LogState, runs: Sequence[Run], now_us: int, markers: Mapping[in
             base_offset = header.base_offset
             epochs.assign(header.leader_epoch, base_offset)
             producers.record(header, markers.get(base_offset) if markers else None)
-            hot.add(own_hot, base_offset, HotBatch(packed_header, body, header.next_offset))
+            hot.add(own_hot, base_offset, CachedBatch(packed_header, body, header.next_offset))
             records += header.record_count
     # A segment that has ended may be sealed, and its log be too large now, though no mark may move for long.
     if rolled or producers.transactions.begun != begun:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import logging
 
 from sparklog.errors import StorageError
+from sparklog.storage.batch_cache import forget_below
 from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
-from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, Due, SegmentFacts, due, due_again_us
+from sparklog.storage.cleaning_plan import (
+    CLEANER_FILE,
+    CleanerState,
+    CleaningCandidate,
+    SegmentFacts,
+    due,
+    due_again_us,
+)
 from sparklog.storage.disk import read_file, replace_file
 from sparklog.storage.formats import NewerFormatError, decode_state, encode_state
-from sparklog.storage.hot_batches import forget_below
 from sparklog.storage.log_durability import LogDurability
 from sparklog.storage.log_state import LogState
 from sparklog.storage.segment import Segment
@@ -102,7 +109,7 @@ class LogCleaning:
             )
         return self.job
 
-    def _due(self, now_us: int, *, at_once: bool) -> tuple[Due, list[SegmentFacts]] | None:
+    def _due(self, now_us: int, *, at_once: bool) -> tuple[CleaningCandidate, list[SegmentFacts]] | None:
         """Whether a cleaning is to begin, and of which segments."""
         segments = self._cleanable()
         found = due(segments, self.state, now_us=now_us, config=self._log.config, at_once=at_once)

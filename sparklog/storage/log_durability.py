@@ -191,7 +191,7 @@ class LogDurability:
     @property
     def awaits_flush(self) -> bool:
         """Whether ``flush_due`` and ``schemas_due`` are to be asked until what is here is durable, as ``flush.ms``
-        wants it. When that begins ``LogServices.flush_later`` is told."""
+        wants it. When that begins ``LogContext.flush_later`` is told."""
         if self._state.config.flush_ms <= 0:
             return False
         return self._unflushed_since_us >= 0 or self._job is not None or self._lacks_schema()

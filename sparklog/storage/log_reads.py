@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from sparklog.storage.batch_cache import HotLog
 from sparklog.storage.disk import Buffer
-from sparklog.storage.hot_batches import HotLog
 from sparklog.storage.segment import Segment
 from sparklog.storage.segment_chain import SegmentChain
 

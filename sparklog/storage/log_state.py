@@ -1,8 +1,8 @@
 """What one log consists of: its segments, what is derived from their batches, and how far it is committed and fsynced.
 
 ``Log`` owns it. Who works on a part of the log's life has it from there: ``log_appends`` (how it becomes longer; by one
-plain batch: ``plain_append``), ``LogCuts`` (shorter), ``LogDurability`` (seals, flushes, clean stops), ``LogCleaning``
-(compaction). All of them on the event loop.
+plain batch: ``append_fast_path``), ``LogTruncation`` (shorter), ``LogDurability`` (seals, flushes, clean stops),
+``LogCleaning`` (compaction). All of them on the event loop.
 
 Invariants: log start <= high watermark <= log end; everything below the recovery point is fsynced; the leader epochs
 of the batches do not fall.
@@ -17,19 +17,19 @@ from pathlib import Path
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition, TopicSchema
-from sparklog.storage.absence import Absence
+from sparklog.storage.batch_cache import HotLog, forget_from
 from sparklog.storage.checkpoints import PartitionCheckpoint
 from sparklog.storage.disk import is_full
 from sparklog.storage.epochs import EpochCache
-from sparklog.storage.hot_batches import HotLog, forget_from
-from sparklog.storage.log_services import LogServices
+from sparklog.storage.log_context import LogContext
 from sparklog.storage.partition_directory import PartitionDirectory
 from sparklog.storage.producers import ProducerTable
-from sparklog.storage.recovered_state import load_producers, snapshot_offsets
+from sparklog.storage.rebuild_state import load_producers, snapshot_offsets
 from sparklog.storage.recovery import recover_log
 from sparklog.storage.seal_queue import SealQueue
 from sparklog.storage.segment import NO_CUT, Segment
 from sparklog.storage.segment_chain import SegmentChain
+from sparklog.storage.tombstone_window import TombstoneWindow
 
 
 class LogState:
@@ -49,7 +49,7 @@ class LogState:
         directory: Path,
         schemas: Iterable[TopicSchema],
         config: TopicConfig,
-        services: LogServices,
+        services: LogContext,
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
@@ -64,7 +64,7 @@ class LogState:
         self.producers = ProducerTable()
         self.producers.count_in(services.producer_count)
         self.hot: HotLog = {}
-        self.absence = Absence()
+        self.absence = TombstoneWindow()
         #: next offset to be written
         self.log_end_offset = 0
         self._log_start_offset = 0

@@ -16,7 +16,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition, TopicSchema
 from sparklog.record.schema import parse_schema
 from sparklog.storage.disk import sync_file
-from sparklog.storage.log_services import LogServices
+from sparklog.storage.log_context import LogContext
 from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, PartitionFileJob, write_partition_file
 
 
@@ -26,7 +26,7 @@ class PartitionDirectory:
     __slots__ = ("_disk", "_services", "_topic_id", "_tp", "exists", "path", "schemas", "unstored")
 
     def __init__(
-        self, path: Path, *, tp: TopicPartition, topic_id: str, schemas: Iterable[TopicSchema], services: LogServices
+        self, path: Path, *, tp: TopicPartition, topic_id: str, schemas: Iterable[TopicSchema], services: LogContext
     ) -> None:
         self.path = path
         #: whether it is on the disk

@@ -50,7 +50,7 @@ from sparklog.storage.epochs import EPOCHS_FILE, EpochCache
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.open_files import OpenFiles
 from sparklog.storage.producers import ProducerTable
-from sparklog.storage.recovered_state import SegmentHeaders, derive_state, snapshot_offsets
+from sparklog.storage.rebuild_state import SegmentHeaders, derive_state, snapshot_offsets
 from sparklog.storage.sealing import footer_of
 from sparklog.storage.segment import (
     COPY_SUFFIX,
@@ -61,8 +61,8 @@ from sparklog.storage.segment import (
     Segment,
     file_stem,
 )
+from sparklog.storage.segment_swap import CLEANED_SUFFIX, SWAP_SUFFIX, recover_swaps
 from sparklog.storage.segments_aside import SegmentsAside, may_hold_records
-from sparklog.storage.swap import CLEANED_SUFFIX, SWAP_SUFFIX, recover_swaps
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.record.cleaned import offsets_of
 from sparklog.record.codec import decode_batch, read_record_batch, verify_body_crc
+from sparklog.record.compacted_batch import offsets_of
 from sparklog.record.footer import END_OF_STREAM, MAGIC, schema_of_prelude
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_header
 from sparklog.record.marker import MARKER_KEY

@@ -13,7 +13,7 @@ from sparklog.storage.disk import Disk, replace_file
 from sparklog.storage.epochs import EPOCHS_FILE, EpochCache, EpochFile
 from sparklog.storage.formats import encode_state
 from sparklog.storage.producers import SNAPSHOT_SUFFIX, ProducerState, ProducerTable, to_snapshot
-from sparklog.storage.recovered_state import snapshot_offsets
+from sparklog.storage.rebuild_state import snapshot_offsets
 from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import Segment, file_stem
 from sparklog.storage.segment_chain import SegmentChain

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from sparklog.errors import StorageError
 from sparklog.record.header import BatchHeader
-from sparklog.storage.append_plan import Run
-from sparklog.storage.cutting import CutJob
+from sparklog.storage.append_plan import SegmentWrite
 from sparklog.storage.disk import Disk
 from sparklog.storage.open_files import OpenFiles
 from sparklog.storage.segment import DELETED_SUFFIX, Segment, segment_at
+from sparklog.storage.truncation_job import TruncationJob
 
 
 class SegmentChain:
@@ -56,7 +56,7 @@ class SegmentChain:
 
     # --- append -------------------------------------------------------------------------------------------------
 
-    def append(self, runs: Sequence[Run], prelude: Callable[[int], bytes]) -> None:
+    def append(self, runs: Sequence[SegmentWrite], prelude: Callable[[int], bytes]) -> None:
         """Carry out a plan. ``prelude`` gives the first bytes of a segment by schema id.
 
         Raises:
@@ -71,7 +71,7 @@ class SegmentChain:
             self._undo(segments, count, failure)
             raise
 
-    def _append_run(self, run: Run, prelude: Callable[[int], bytes]) -> None:
+    def _append_run(self, run: SegmentWrite, prelude: Callable[[int], bytes]) -> None:
         first = run.headers[0]
         if run.new_segment:
             segment = Segment(self._disk, self._directory, base_offset=first.base_offset, files=self._files)
@@ -111,7 +111,7 @@ class SegmentChain:
         is_whole = count == last.count and last.sealed
         return None if is_whole or (end >= served_end and not last.sealed) else (last, count)
 
-    def cut(self, end: int, *, served_end: int, job: CutJob | None = None) -> None:
+    def cut(self, end: int, *, served_end: int, job: TruncationJob | None = None) -> None:
         """Remove everything from the batch at ``end`` on; at least one batch is left.
 
         Nothing below ``served_end`` is cut in place, as a reader may have it mapped; what is left is as durable as it

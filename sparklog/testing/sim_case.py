@@ -14,9 +14,9 @@ from sparklog.replica.replica import Replica
 from sparklog.testing.sim_checks import Violation
 from sparklog.testing.sim_cluster import SimCluster
 from sparklog.testing.sim_mutants import BY_NAME, SOUND, Mutant
+from sparklog.testing.sim_network import FINE
 from sparklog.testing.sim_schedule import Action, draw_schedule
 from sparklog.testing.sim_trace import about, traced
-from sparklog.testing.sim_world import FINE
 
 #: schedules are looked up this far: numbers beyond it do not exist
 SCHEDULE_MS = 120_000

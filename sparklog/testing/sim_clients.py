@@ -15,7 +15,7 @@ from sparklog.model import NO_LEADER, TopicPartition
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_hosted import Produce
 from sparklog.testing.sim_log import Sequenced
-from sparklog.testing.sim_world import SimWorld
+from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_zk import SimZk
 
 MAX_IN_FLIGHT = 5
@@ -27,7 +27,7 @@ DELIVERY_MS = 3000
 class ServedCluster(Protocol):
     """What a client sees of the cluster."""
 
-    world: SimWorld
+    world: SimNetwork
     zk: SimZk
     brokers: dict[int, SimBroker]
 

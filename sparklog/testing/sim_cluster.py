@@ -1,7 +1,7 @@
 """A whole cluster in one thread: production replica and controller cores under a seed's faults, checked at every step.
 
 ``SimCluster(seed).run()`` plays a schedule: processes crash, pause and come back, links are cut, disks fill up and
-fail, clocks run fast or slow, operators create, move and delete (``sim_faults``, ``sim_operators``). Then the faults
+fail, clocks run fast or slow, operators create, move and delete (``sim_faults``, ``sim_admin``). Then the faults
 stop, and everything must settle: ISRs are full, moves are done, and what was acknowledged is on every replica. A
 failure raises ``Violation`` and carries the seed; the same seed fails the same way.
 
@@ -22,6 +22,7 @@ from random import Random
 from sparklog.broker.lifecycle.supervisor_lease import SupervisorLease
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema, VersionedState
 from sparklog.replica.replica import Replica, ReplicaSettings
+from sparklog.testing.sim_admin import AdminActions
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_checks import PartitionChecker, Violation
 from sparklog.testing.sim_clients import SimProducer, SimWriter
@@ -29,9 +30,8 @@ from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_driver import Driver
 from sparklog.testing.sim_faults import Faults
 from sparklog.testing.sim_log import SimLog
-from sparklog.testing.sim_operators import Operators
+from sparklog.testing.sim_network import CONTROLLERS, FINE, WEATHERS, NetworkFaults, SimNetwork
 from sparklog.testing.sim_schedule import Action, draw_schedule
-from sparklog.testing.sim_world import CONTROLLERS, FINE, WEATHERS, SimWorld, Weather
 from sparklog.testing.sim_zk import SimZk
 
 #: mean pause between two batches of idempotent producers, all together
@@ -57,7 +57,7 @@ class SimCluster:
         log_type: type[SimLog] = SimLog,
         lease_type: type[SupervisorLease] = SupervisorLease,
         check_cores: bool = True,
-        weather: Weather | None = None,
+        weather: NetworkFaults | None = None,
         restless: float | None = None,
         page_cache_loss: float = 0.3,
         accidents: bool = True,
@@ -70,7 +70,7 @@ class SimCluster:
         ``produce_ms``: mean pause between two batches of a partition's producer; if not given, the cluster as a
         whole is sent as much however many partitions it has."""
         self.seed = seed
-        self.world = SimWorld(seed, weather=FINE, salt=salt)
+        self.world = SimNetwork(seed, weather=FINE, salt=salt)
         self.world.weather = weather or self.world.random.choice(WEATHERS)
         self.zk = SimZk(self.world, self._written, self._serve)
         self.settings = ReplicaSettings(lag_time_max_ms=400, connection_grace_ms=60, isr_retry_ms=100)
@@ -93,7 +93,7 @@ class SimCluster:
         self.brokers = {broker_id: broker_type(broker_id, self) for broker_id in range(1, brokers + 1)}
         self.controllers = [controller_type(name, self) for name in CONTROLLERS]
         self.faults = Faults(self)
-        self.operators = Operators(self)
+        self.operators = AdminActions(self)
         self.driver = Driver(self, lease_type=lease_type)
         self._kinds: dict[str, Callable[[Random], None]] = {
             **self.faults.kinds,

@@ -16,7 +16,7 @@ from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, Su
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_checks import Violation
 from sparklog.testing.sim_controller_core import CoreController
-from sparklog.testing.sim_world import SimWorld
+from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_zk import SimZk
 
 CHECK_MS = 50
@@ -31,7 +31,7 @@ AWAY_MS = 2000
 class DrivenCluster(Protocol):
     """What the driver's end befalls."""
 
-    world: SimWorld
+    world: SimNetwork
     zk: SimZk
     brokers: dict[int, SimBroker]
     controllers: list[CoreController]

@@ -16,8 +16,8 @@ from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_hosted import Hosted
 from sparklog.testing.sim_log import SimBatch
+from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_process import SimProcess
-from sparklog.testing.sim_world import SimWorld
 from sparklog.testing.sim_zk import SESSION_MS, SimZk
 
 CLOCK_RATES = (0.5, 0.9, 0.97, 1.03, 1.1, 2.0)
@@ -28,7 +28,7 @@ SEEN_MS = 20
 class FaultyCluster(Protocol):
     """What faults befall."""
 
-    world: SimWorld
+    world: SimNetwork
     zk: SimZk
     brokers: dict[int, SimBroker]
     controllers: list[CoreController]

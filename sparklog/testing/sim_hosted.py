@@ -15,7 +15,7 @@ from sparklog.replica.effects import RefuseCut, TruncateLog
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimLog
-from sparklog.testing.sim_world import SimWorld
+from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_zk import SimZk
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Hosted:
 class PartitionHost(Protocol):
     """What a broker asks of the cluster it is in."""
 
-    world: SimWorld
+    world: SimNetwork
     zk: SimZk
     settings: ReplicaSettings
     replica_type: type[Replica]

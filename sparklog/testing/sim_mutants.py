@@ -19,8 +19,8 @@ from sparklog.testing import sim_variants as variants
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_log import SimLog
+from sparklog.testing.sim_network import NetworkFaults
 from sparklog.testing.sim_schedule import FAULTS
-from sparklog.testing.sim_world import Weather
 
 #: module or class, name of a function in it, and what stands in its place
 NOTHING = "nothing"
@@ -50,7 +50,7 @@ class Mutant:
     log_type: type[SimLog] = SimLog
     lease_type: type[SupervisorLease] = SupervisorLease
     patches: tuple[Patch, ...] = ()
-    weather: Weather | None = None
+    weather: NetworkFaults | None = None
     restless: float | None = None
     page_cache_loss: float = 0.3
     #: weights of faults and operations that are likelier than usual
@@ -72,8 +72,8 @@ class Mutant:
             yield
 
 
-_DOUBLED = Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=500)
-_LATE_COPIES = Weather(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=2500)
+_DOUBLED = NetworkFaults(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=500)
+_LATE_COPIES = NetworkFaults(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=2500)
 _MOVING_LEADERS = (
     ("withdrawn stop", 40),
     ("elect preferred", 40),
@@ -126,7 +126,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "leader, follower",
         Caught("core", 25, 200),
         replica_type=variants.NoFenceReplica,
-        weather=Weather(loss=0.01, duplicate=0.3, slow=0.02, slow_ms=300, late_updates=0.5),
+        weather=NetworkFaults(loss=0.01, duplicate=0.3, slow=0.02, slow_ms=300, late_updates=0.5),
         restless=1.0,
         likely=_LEADERS_TO_AND_FRO,
         partitions=6,
@@ -146,7 +146,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "leader",
         Caught("StrongIsr", 40, 200),
         replica_type=variants.AnyIncarnationReplica,
-        weather=Weather(loss=0.2, duplicate=0.7, slow=0.0, duplicate_ms=1500),
+        weather=NetworkFaults(loss=0.2, duplicate=0.7, slow=0.0, duplicate_ms=1500),
         restless=0.0,
         likely=_CRASHES_ALONE,
         page_cache_loss=1.0,

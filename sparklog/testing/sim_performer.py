@@ -1,8 +1,8 @@
 """Carries out what the ``Replica`` cores of one simulated broker order, over simulated log, network and ZooKeeper.
 
-What ``broker/`` does with sockets, files and kazoo is done here with ``SimWorld``: appends as leader and follower, the
-fetch loops and long polls, the compare-and-set of ISRs. When the process starts and ends, and what a controller tells
-it, is ``SimBroker``'s business.
+What ``broker/`` does with sockets, files and kazoo is done here with ``SimNetwork``: appends as leader and follower,
+the fetch loops and long polls, the compare-and-set of ISRs. When the process starts and ends, and what a controller
+tells it, is ``SimBroker``'s business.
 """
 
 from __future__ import annotations

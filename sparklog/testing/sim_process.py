@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from sparklog.testing.sim_world import ProcessEnded, SimWorld
+from sparklog.testing.sim_network import ProcessEnded, SimNetwork
 
 __all__ = ["ProcessEnded", "SimProcess"]
 
@@ -17,7 +17,7 @@ __all__ = ["ProcessEnded", "SimProcess"]
 class SimProcess:
     """Mutable, owned by the ``SimCluster``. Base of brokers, controllers and the ZooKeeper server."""
 
-    def __init__(self, name: object, world: SimWorld) -> None:
+    def __init__(self, name: object, world: SimNetwork) -> None:
         self.name = name
         self.world = world
         self.alive = False

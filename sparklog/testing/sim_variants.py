@@ -11,7 +11,7 @@ from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, Su
 from sparklog.controller import reassignments
 from sparklog.controller.cluster_state import Partition
 from sparklog.controller.controller import Controller
-from sparklog.controller.election import ELECTED, MOVED, Decision, Standing, decide, stands
+from sparklog.controller.election import ELECTED, MOVED, Decision, IsrLiveness, decide, stands
 from sparklog.controller.election import move as elect
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment, TopicPartition, VersionedState
@@ -229,7 +229,7 @@ class SmallFactorReplica(Replica):
 class Resuming(Controller):
     """Lets a new incarnation go on in the epoch of an earlier one."""
 
-    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+    def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
         stored = partition.stored
         if stored is not None and stored.state.leader in standing.live:
             partition.stored = structs.replace(stored, leader_incarnation=standing.live[stored.state.leader])
@@ -254,7 +254,7 @@ class TrustingController(CoreController):
 class Unclean(Controller):
     """Elects whoever lives, though the topic does not allow it."""
 
-    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+    def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
         decision = super()._decide(partition, standing, now_ms)
         if partition.stored is None or (decision is not None and decision.state.leader != NO_LEADER):
             return decision
@@ -269,7 +269,7 @@ class UncleanController(CoreController):
 class Hurried(Controller):
     """Elects uncleanly without waiting for members of the ISR that have just vanished."""
 
-    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+    def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
         if self._leaderships.may_be_unclean(partition):
             standing = standing._replace(held=frozenset())
         return super()._decide(partition, standing, now_ms)
@@ -315,7 +315,7 @@ class CredulousBroker(SimBroker):
 class VotingOut(Controller):
     """Takes dead and stopping members out of the ISR when it elects."""
 
-    def _decide(self, partition: Partition, standing: Standing, now_ms: int) -> Decision | None:
+    def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
         decision = super()._decide(partition, standing, now_ms)
         if decision is None or decision.reason not in {ELECTED, MOVED}:
             return decision
@@ -362,7 +362,7 @@ def never(*_: Any) -> bool:
 
 
 def with_the_removed(
-    move: Reassignment, stored: VersionedState, standing: Standing, *, unfit: Collection[int], min_isr: int
+    move: Reassignment, stored: VersionedState, standing: IsrLiveness, *, unfit: Collection[int], min_isr: int
 ) -> Decision | None:
     """A move ends while replicas that it removes are still in the ISR."""
     ready = reassignments.may_leave(move, stored.state.isr, min_isr) and stands(stored, standing, unfit)

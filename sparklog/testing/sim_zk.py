@@ -13,8 +13,8 @@ from typing import NamedTuple
 from sparklog.controller.effects import StateWrite
 from sparklog.controller.events import CutRefused, ElectionAsked
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicStates, VersionedState
+from sparklog.testing.sim_network import ZK, SimNetwork
 from sparklog.testing.sim_process import SimProcess
-from sparklog.testing.sim_world import ZK, SimWorld
 
 SESSION_MS = 400
 _LOOK_MS = 50
@@ -73,7 +73,7 @@ class SimZk(SimProcess):
     """Mutable, shared by all simulated processes. ``on_write`` sees each new partition state, for the checkers,
     and ``on_topic`` each new record of a topic."""
 
-    def __init__(self, world: SimWorld, on_write: Written, on_topic: Callable[[TopicRecord], None]) -> None:
+    def __init__(self, world: SimNetwork, on_write: Written, on_topic: Callable[[TopicRecord], None]) -> None:
         super().__init__(ZK, world)
         self.nodes: dict[TopicPartition, VersionedState] = {}
         self.topics: dict[str, TopicRecord] = {}

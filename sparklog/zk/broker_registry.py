@@ -5,7 +5,7 @@ Registration is one multi: create ``/brokers/ids/<id>`` (ephemeral) and set ``/b
 version afterwards is the incarnation. So two registrations can never share one, and others can bind a write to it.
 The caller holds the lock of the log directory the broker id lives in. A registration of a process of this host that has
 ended is a leftover and is replaced at once; one of a process that lives is another broker's, whose directory and this
-one are copies of each other: the broker that registers ends then (``holders``).
+one are copies of each other: the broker that registers ends then (``registration_holder``).
 
 A log directory that has not heard of the last incarnation is not the one that incarnation wrote in (emptied while its
 broker was down, or an older copy): what is missing in it may have been acknowledged, so the registration is untrusted.
@@ -35,7 +35,7 @@ from sparklog.zk.errors import (
     ZkNoNode,
     ZkUnreachable,
 )
-from sparklog.zk.holders import is_over, pid_namespace, same_host, start_time
+from sparklog.zk.registration_holder import is_over, pid_namespace, same_host, start_time
 from sparklog.zk.session import PAUSE_S, Create, Delete, Node, Op, SessionState, SetData, ZkSession
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""One ZooKeeper session, seen from one asyncio loop. It alone knows kazoo, with ``kazoo_parts``.
+"""One ZooKeeper session, seen from one asyncio loop. It alone knows kazoo, with ``kazoo_patches``.
 
 kazoo works in threads of its own; its callbacks do nothing but hand a fact to the loop (``call_soon_threadsafe``,
 several facts a wake-up). Every request returns a future at once, so requests pipeline: start many, then await them.
@@ -27,7 +27,6 @@ from kazoo.protocol.states import KazooState
 from sparklog.errors import ClusterError
 from sparklog.protocol.proof import KeyRing
 from sparklog.zk import paths
-from sparklog.zk.company import Company
 from sparklog.zk.errors import (
     ZkBadVersion,
     ZkError,
@@ -38,7 +37,8 @@ from sparklog.zk.errors import (
     ZkNotEmpty,
     ZkUnreachable,
 )
-from sparklog.zk.kazoo_parts import CLOSED, OPEN_TO_ALL, Connections, Handler, Multi, acl_bytes
+from sparklog.zk.kazoo_patches import CLOSED, OPEN_TO_ALL, Connections, Handler, Multi, acl_bytes
+from sparklog.zk.multi_batcher import MultiBatcher
 from sparklog.zk.ops import Check, Create, Delete, Op, SetData
 
 #: Requests inside kazoo at a time. kazoo wakes its thread with one byte a request over a blocking socket pair that
@@ -110,7 +110,7 @@ class ZkSession:
         self._listeners: list[Callable[[SessionState], None]] = []
         self._connected = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._company = Company(self.multi)
+        self._company = MultiBatcher(self.multi)
         handler = Handler()
         # Not kazoo's default back-off: it grows to a minute and has lost sessions that ZooKeeper still held.
         delay_s = session_timeout_ms / 10_000
@@ -313,7 +313,7 @@ class ZkSession:
 
     def multi_in_company(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
         """As ``multi``, for one of many small ones: they travel together, and each has its own result. Sent in the
-        order they were handed over, but requests of other kinds may overtake them. See ``Company``."""
+        order they were handed over, but requests of other kinds may overtake them. See ``MultiBatcher``."""
         return self._company.multi(ops)
 
     def _commit(self, ops: Sequence[Op]) -> Any:

@@ -24,7 +24,7 @@ from sparklog.record.projection import RUN_BYTES, projected_schema
 from sparklog.record.schema import schema_message
 from sparklog.storage.disk import read_ahead
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.segment import DATA_SUFFIX
 from tests.storage.batches import SCHEMA, SCHEMAS, TOPIC_ID, TP, append, batch, config, create_log, open_directory
 

@@ -21,8 +21,8 @@ from sparklog.errors import ErrorCode, StorageError
 from sparklog.model import LeaderAndIsr
 from sparklog.replica.events import Decided, LeaderAnswered
 from sparklog.replica.replica import Replica
-from sparklog.storage.cutting import CutJob
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
+from sparklog.storage.truncation_job import TruncationJob
 from sparklog.testing.sim_disk import SimDisk
 from tests.broker.staged import until
 from tests.broker.support import broker_state
@@ -37,7 +37,7 @@ class _Noting:
     """Surroundings of a partition that has a broker to itself."""
 
     def __init__(self) -> None:
-        self.jobs: list[CutJob] = []
+        self.jobs: list[TruncationJob] = []
         self.fetching: list[tuple[int, int]] = []
         #: who carries the jobs out, and what the leader answers whenever it is asked
         self.upkeep: LogMaintenance | None = None
@@ -46,7 +46,7 @@ class _Noting:
     def now_ms(self) -> int:
         return 1
 
-    def prepare_cut(self, partition: Partition, job: CutJob) -> None:
+    def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
         self.jobs.append(job)
         if self.upkeep is not None:
             self.upkeep.prepare_cut(partition, job)
@@ -112,7 +112,7 @@ class _Follower:
         self.around.upkeep, self.around.answer = at_work, answer
         at_work.prepare_cut(self.partition, self.around.jobs[-1])
 
-    def prepare(self, job: CutJob) -> None:
+    def prepare(self, job: TruncationJob) -> None:
         """What the broker does with it."""
         job.run()
         self.partition.cut_prepared(job)
@@ -274,7 +274,7 @@ def test_the_loop_goes_on_while_a_cut_is_prepared(tmp_path: Path) -> None:
             cut.append(job)
 
     async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
-        job = cast(CutJob, Slow())
+        job = cast(TruncationJob, Slow())
         at_work.prepare_cut(cast(Partition, Cut()), job)
         await until(began.is_set)
         assert not cut
@@ -315,7 +315,7 @@ def test_a_copy_that_fails_in_an_unforeseen_way_is_made_anew(
     assert "short of it" in caplog.text and str(TP) in caplog.text
 
 
-def _without_room() -> tuple[_Follower, CutJob]:
+def _without_room() -> tuple[_Follower, TruncationJob]:
     """A cut is ordered, and the disk is full."""
     follower = _Follower()
     follower.parted()
@@ -458,7 +458,7 @@ def test_a_replica_that_cannot_be_followed_after_its_cut_fails(monkeypatch: pyte
 def test_checkpoints_do_not_wait_for_copies(tmp_path: Path) -> None:
     begun, let_go = threading.Semaphore(0), threading.Event()
 
-    class Long(CutJob):
+    class Long(TruncationJob):
         def run(self) -> None:
             begun.release()
             let_go.wait()

@@ -37,7 +37,7 @@ from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.replica.events import Ticked
 from sparklog.replica.fetch_session import FULL, SESSIONLESS, SessionCache
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from tests.broker.staged import until
 from tests.broker.support import broker_state, rows
 

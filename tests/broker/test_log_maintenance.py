@@ -22,7 +22,7 @@ from sparklog.config import broker_config
 from sparklog.errors import StorageError
 from sparklog.model import TopicPartition
 from sparklog.storage.checkpoints import RESERVE_FILE
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.partition_file import read_partition_file
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (

@@ -34,7 +34,7 @@ from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.replica.fetch_session import SessionCache
 from sparklog.replica.purgatory import NEVER
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from tests.broker.staged import until
 from tests.broker.support import broker_state, rows
 

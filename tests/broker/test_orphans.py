@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 import pytest
 
-from sparklog.cluster.generation import REPORT, Course, Directive, GenerationReport
-from sparklog.cluster.seat import DriverSeat
+from sparklog.cluster.driver_registration import DriverRegistration
+from sparklog.cluster.generation import REPORT, Directive, GenerationReport, Phase
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore
@@ -33,7 +33,7 @@ def test_an_orphan_goes_where_a_living_driver_goes_without_it_and_none_goes_with
     cluster: ProcessCluster,
 ) -> None:
     create_topic(cluster, "orphaned")
-    driver = DriverSeat.take(cluster.zookeeper, keys=cluster.keys)
+    driver = DriverRegistration.take(cluster.zookeeper, keys=cluster.keys)
     with ExitStack() as supervisors:
         try:
             _begin_generation(cluster, driver)
@@ -67,9 +67,9 @@ def test_an_orphan_goes_where_a_living_driver_goes_without_it_and_none_goes_with
     assert {broker_id: cluster.pid(broker_id) for broker_id in cluster.slots} == pids
 
 
-def _begin_generation(cluster: ProcessCluster, driver: DriverSeat) -> None:
+def _begin_generation(cluster: ProcessCluster, driver: DriverRegistration) -> None:
     """As its tasks do, once their brokers serve."""
-    driver.direct(Directive(driver.epoch, 1, Course.RUN))
+    driver.direct(Directive(driver.epoch, 1, Phase.RUN))
 
     async def report(store: ClusterStore) -> None:
         await store.session.create(REPORT, codecs.encode(GenerationReport(driver.epoch, 1, (), ())))

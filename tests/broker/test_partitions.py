@@ -23,7 +23,7 @@ from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, Partit
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.replica.events import Event
 from sparklog.replica.purgatory import NEVER
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from tests.broker.staged import until
 from tests.broker.support import broker_state
 

@@ -15,7 +15,7 @@ from sparklog.broker.lifecycle.shutdown_flush import ShutdownFlush
 from sparklog.broker.state import BrokerState
 from sparklog.config import broker_config
 from sparklog.errors import BrokerError
-from sparklog.storage import clean_stop
+from sparklog.storage import clean_shutdown
 from sparklog.storage.checkpoints import read_checkpoint
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import LOG_DIR, TP, create_log, fill, open_directory
@@ -37,7 +37,7 @@ class _SlowDisk(SimDisk):
 
 @pytest.fixture(autouse=True)
 def one_log_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean_stop, "_MANY_LOGS", 1)
+    monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
 
 
 def _broker(led: int) -> BrokerState:

@@ -31,7 +31,7 @@ from sparklog.protocol.messages import (
     VerifyTransactionReply,
 )
 from sparklog.record.codec import encode_batch
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import rows
 from tests.broker.test_transactions import key_at, running_cluster  # noqa: F401 - a fixture

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from sparklog.cli.options import confirm, point_in_time, topic_names
-from sparklog.cli.topic_output import Health
+from sparklog.cli.topic_output import PartitionFilter
 from sparklog.client.admin.descriptions import PartitionDescription, TopicDescription
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
@@ -57,22 +57,22 @@ def described(*isrs: tuple[int, ...], leader: int | None = 0, min_isr: str = "")
 @pytest.mark.parametrize(
     ("health", "expected"),
     [
-        (Health(under_replicated=True), [1, 2, 3]),
-        (Health(under_min_isr=True), [2, 3]),
-        (Health(at_min_isr=True), [1]),
-        (Health(unavailable=True), []),
+        (PartitionFilter(under_replicated=True), [1, 2, 3]),
+        (PartitionFilter(under_min_isr=True), [2, 3]),
+        (PartitionFilter(at_min_isr=True), [1]),
+        (PartitionFilter(unavailable=True), []),
     ],
 )
-def test_filters(health: Health, expected: list[int]) -> None:
+def test_filters(health: PartitionFilter, expected: list[int]) -> None:
     topic = described((0, 1, 2), (0, 1), (0,), ())
     assert [part.partition for part in health.only(topic, "2").partitions] == expected
 
 
 def test_filters_go_by_the_topics_own_minimum_and_what_its_replicas_allow() -> None:
     own = described((0, 1), min_isr="3")
-    assert len(Health(under_min_isr=True).only(own, "1").partitions) == 1
-    assert not Health(under_min_isr=True).only(described((0, 1, 2)), "5").partitions
-    assert len(Health(unavailable=True).only(described((0,), leader=None), "1").partitions) == 1
+    assert len(PartitionFilter(under_min_isr=True).only(own, "1").partitions) == 1
+    assert not PartitionFilter(under_min_isr=True).only(described((0, 1, 2)), "5").partitions
+    assert len(PartitionFilter(unavailable=True).only(described((0,), leader=None), "1").partitions) == 1
 
 
 def test_filters_of_a_cluster_that_is_well(cli: Cli, fake: FakeCluster) -> None:

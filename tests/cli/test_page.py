@@ -151,7 +151,7 @@ def sparklog(words: list[str]) -> str:
 
 
 def zookeeper_of(data_dir: Path) -> str:
-    from sparklog.cluster.driver_note import noted_driver
+    from sparklog.cluster.driver_pidfile import noted_driver
 
     found = noted_driver(data_dir)
     assert found is not None

@@ -15,9 +15,9 @@ from sparklog.cli.sinks import Format, format_of, open_sink
 from sparklog.cli.text_values import _stored, _stored_type
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
-from sparklog.record.fit import fit_table
 from sparklog.record.rows import ColumnOfValues
 from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.record.schema_cast import fit_table
 from tests.cli.in_process import Cli
 from tests.cli.rows import table_of
 from tests.client.fake_cluster import FakeCluster

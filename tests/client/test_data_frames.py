@@ -15,7 +15,7 @@ import pytest
 
 from sparklog.client.producer.data_frames import to_table
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.record.fit import fit_table
+from sparklog.record.schema_cast import fit_table
 
 STAMP = pa.timestamp("us", "UTC")
 NOON = dt.datetime(2024, 1, 1, 12)

@@ -40,10 +40,10 @@ from sparklog.protocol.messages import (
     TopicMetadata,
 )
 from sparklog.spark.read_options import parse_read_options
+from sparklog.spark.read_task import RangeRead
 from sparklog.spark.reader import BatchReader, plan_read
 from sparklog.spark.stream import StreamReader
 from sparklog.spark.stream_offset import Position, StreamOffset
-from sparklog.spark.task import RangeRead
 from sparklog.spark.topics import TopicView
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 

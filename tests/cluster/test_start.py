@@ -17,10 +17,10 @@ from sparklog.broker.lifecycle import logging_setup
 from sparklog.cluster import embedded_zookeeper, start
 from sparklog.cluster.barrier import Generations
 from sparklog.cluster.cluster_driver import ClusterDriver
+from sparklog.cluster.driver_registration import DriverRegistration
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.options import ClusterOptions, Sizing
 from sparklog.cluster.process import send_signal
-from sparklog.cluster.seat import DriverSeat
 from sparklog.errors import ClusterError
 from sparklog.zk.broker_registry import BrokerRegistry
 from tests.zk.support import broker, opened
@@ -175,7 +175,7 @@ def test_a_driver_that_is_refused_writes_nothing_into_the_log_of_the_one_that_ru
 ) -> None:
     """What came before the driver has its seat stands in the log of one that gets it."""
     server = EmbeddedZookeeper.start(data_dir / "zookeeper") if is_refused else None
-    first = DriverSeat.take(server.connect) if server is not None else None
+    first = DriverRegistration.take(server.connect) if server is not None else None
     monkeypatch.setattr(start, "_REFUSAL_S", 30.0)
 
     def fail() -> SparkContext:

@@ -10,9 +10,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from sparklog.delta.archive_progress import ArchiveProgress, open_log, parse_seam
 from sparklog.delta.job import run_archives
 from sparklog.delta.options import ArchiveOptions
-from sparklog.delta.seam import Seam, open_log, parse_seam
 from sparklog.delta.table import quarantine_path, table_path
 from sparklog.testing.process_cluster import ProcessCluster
 
@@ -79,7 +79,7 @@ def places(table: pa.Table) -> list[tuple[int, int]]:
     return list(zip(table["_partition"].to_pylist(), table["_offset"].to_pylist(), strict=True))
 
 
-def seams(lake: str, topic: str) -> list[Seam]:
+def seams(lake: str, topic: str) -> list[ArchiveProgress]:
     """Of all commits of the table that are the archive's, in order."""
     log = open_log(table_path(lake, topic))
     found = [

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 
-from sparklog.delta.seam import Mode, Seam
+from sparklog.delta.archive_progress import ArchiveProgress, Mode
 from sparklog.spark.offsets import ByOffset
 from sparklog.spark.read_options import ReadOptions, Subscribe
 from sparklog.spark.reader import BatchReader, plan_read
@@ -28,7 +28,7 @@ class Archive:
         self._bootstrap = bootstrap
         self._topic = topic
         self._writer = WriterProperties(max_row_group_size=row_group, write_batch_size=row_group)
-        self.seam: Seam | None = None
+        self.seam: ArchiveProgress | None = None
 
     def archive(
         self,
@@ -37,7 +37,7 @@ class Archive:
         mode: Mode = "append",
         by: tuple[str, ...] = ("_date",),
         begins: Mapping[int, int] | None = None,
-    ) -> Seam:
+    ) -> ArchiveProgress:
         """Commit the records below ``upto`` (partitions that it does not name stay where they are; None: all there is)
         that were not archived yet. ``begins``: None: as in older tables, which do not say it."""
         before = self.seam.ends if self.seam is not None else {}
@@ -53,7 +53,7 @@ class Archive:
             columns = selected.columns(include_headers=True)
             reader = BatchReader(plan_read(view, options, schema=columns))
         batches = [batch for task in reader.partitions() for batch in reader.read(task)]
-        self.seam = Seam(
+        self.seam = ArchiveProgress(
             topic=self._topic,
             topic_id=topic_id,
             batch=self.seam.batch + 1 if self.seam is not None else 0,

@@ -24,10 +24,10 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from sparklog.delta.archive import TopicArchive
-from sparklog.delta.batches import BatchArchiver
+from sparklog.delta.archive_progress import ArchiveProgress
 from sparklog.delta.job import run_archives
+from sparklog.delta.micro_batch_archiver import BatchArchiver
 from sparklog.delta.options import ArchiveOptions, MaintenanceOptions
-from sparklog.delta.seam import Seam
 from sparklog.delta.table import PARTITION
 from sparklog.spark.configure import configure
 
@@ -43,14 +43,14 @@ class Stays(BatchArchiver):
     steps: dict[str, tuple[str, int]]
     reached: set[str]
 
-    def set_aside(self, bad: DataFrame, seam: Seam) -> int:
+    def set_aside(self, bad: DataFrame, seam: ArchiveProgress) -> int:
         if self._is_here("setting aside", seam.batch):
             self._quarantine.add(self._stuck(bad), seam)
         count = super().set_aside(bad, seam)
         self._stay("set aside", seam.batch)
         return count
 
-    def commit(self, good: DataFrame, seam: Seam) -> int:
+    def commit(self, good: DataFrame, seam: ArchiveProgress) -> int:
         if self._is_here("merging", seam.batch):
             self._freeze_while_merging(good.sparkSession)
         count = super().commit(self._stuck(good) if self._is_here("writing", seam.batch) else good, seam)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from sparklog.client.admin.descriptions import PartitionDescription, TopicDescription
-from sparklog.delta.seam import Mode, Seam
+from sparklog.delta.archive_progress import ArchiveProgress, Mode
 from sparklog.delta.table import quarantine_path, table_path
 from sparklog.delta.topic_description import PROPERTY, to_json
 
@@ -55,7 +55,7 @@ class Archived:
 
     def append(self, rows: pa.Table, ends: Mapping[int, int]) -> None:
         """One commit of the archive."""
-        seam = Seam(
+        seam = ArchiveProgress(
             topic=self.topic.name, topic_id=self.topic.topic_id, batch=self._batch, ends=dict(ends), mode=self._mode
         )
         is_new = self._batch == 0

@@ -19,12 +19,12 @@ from sparklog.client.admin.groups import group_offsets
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.producer.producer import Producer
 from sparklog.delta.archive import TopicArchive
+from sparklog.delta.archive_progress import ArchiveProgress
+from sparklog.delta.archive_reader import open_archive
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
-from sparklog.delta.archived_rows import open_archive
-from sparklog.delta.batches import BatchArchiver
+from sparklog.delta.micro_batch_archiver import BatchArchiver
 from sparklog.delta.quarantine import Quarantine, QuarantineMoved
 from sparklog.delta.restore import restore_topic
-from sparklog.delta.seam import Seam
 from sparklog.delta.table import quarantine_path, table_path
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.model import TopicPartition
@@ -199,7 +199,7 @@ class _DiesBeforeCommit(BatchArchiver):
 
     expects_bad_rows = True
 
-    def commit(self, good: DataFrame, seam: Seam) -> int:
+    def commit(self, good: DataFrame, seam: ArchiveProgress) -> int:
         raise ArchiveRefused("interrupted")
 
 
@@ -246,7 +246,7 @@ def test_a_quarantine_that_outlives_its_table_and_its_own_commits(
 ) -> None:
     columns = ddl("_partition int, _offset bigint, _timestamp timestamp, reason string, record struct<a: int>")
     path = quarantine_path(lake, topic)
-    seam = Seam(topic=topic, topic_id="first", batch=0, ends={0: 6}, mode="append", attempt="a")
+    seam = ArchiveProgress(topic=topic, topic_id="first", batch=0, ends={0: 6}, mode="append", attempt="a")
 
     def bad(offset: int) -> DataFrame:
         return plain_spark.createDataFrame([(0, offset, DAY, "bad", (1,))], columns)
@@ -308,7 +308,7 @@ def test_two_archives_of_one_topic(
             return super().archive(*arguments)
 
     class BeforeItsCommit(BatchArchiver):
-        def commit(self, good: DataFrame, seam: Seam) -> int:
+        def commit(self, good: DataFrame, seam: ArchiveProgress) -> int:
             overtake()
             return super().commit(good, seam)
 
@@ -373,7 +373,7 @@ def test_two_commits_of_one_number_at_the_same_time(spark: SparkSession, lake: s
     def commit(attempt: str) -> None:
         table = ArchiveTable(spark, path)
         table.look()
-        seam = Seam(topic=topic, topic_id="id", batch=0, ends={0: 1}, mode="append", attempt=attempt)
+        seam = ArchiveProgress(topic=topic, topic_id="id", batch=0, ends={0: 1}, mode="append", attempt=attempt)
         try:
             met.wait(60)
             table.append(spark.range(1).selectExpr("cast(id as int) a"), seam)

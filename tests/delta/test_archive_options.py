@@ -14,12 +14,13 @@ from pyspark.sql.types import DataType, IntegerType, LongType, StructField, Stru
 
 from sparklog.delta import job
 from sparklog.delta.archive import explained
+from sparklog.delta.archive_progress import ArchiveProgress
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused
-from sparklog.delta.batches import BatchArchiver
 from sparklog.delta.casting import Casting
 from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.job import is_lasting, maintain
 from sparklog.delta.maintenance import Maintenance
+from sparklog.delta.micro_batch_archiver import BatchArchiver
 from sparklog.delta.options import (
     ArchiveOptions,
     interval_s,
@@ -30,7 +31,6 @@ from sparklog.delta.options import (
     parse_trigger,
 )
 from sparklog.delta.quarantine import QuarantineMoved
-from sparklog.delta.seam import Seam
 from sparklog.delta.session import PACKAGE, submit_arguments
 from sparklog.delta.stream_ends import BatchEnds, read_batch_ends
 from sparklog.delta.table import own_columns, quarantine_path, table_columns, table_path
@@ -150,11 +150,11 @@ class _NoTable:
 
 def test_a_batch_that_does_not_follow_is_refused() -> None:
     """The one before it was not archived, or partitions that came later have lost their first records."""
-    seam = Seam(topic="t", topic_id="id", batch=3, ends={0: 5}, mode="append")
+    seam = ArchiveProgress(topic="t", topic_id="id", batch=3, ends={0: 5}, mode="append")
     table: Any = _NoTable()
     nothing: Any = None
 
-    def archiver(seam: Seam) -> BatchArchiver:
+    def archiver(seam: ArchiveProgress) -> BatchArchiver:
         return BatchArchiver(
             table, nothing, nothing, seam=seam, fail_on_data_loss=True, store=lambda _: None, sizes=FileSizes(1)
         )
@@ -163,7 +163,7 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
     for begun in ({0: 7, 1: 0}, {0: 5, 1: 1}):
         with pytest.raises(ArchiveRefused, match="are gone from the log"):
             archiver(seam)._next(BatchEnds("id", {0: 9, 1: 2}, begun))
-    new = Seam(topic="t", topic_id="id", batch=-1, ends={}, mode="append")
+    new = ArchiveProgress(topic="t", topic_id="id", batch=-1, ends={}, mode="append")
     first = archiver(new)._next(BatchEnds("id", {0: 9}, {0: 7}))
     assert (first.lost, first.begins) == ({}, {0: 7})
     assert archiver(first)._next(BatchEnds("id", {0: 12, 1: 2}, {0: 9, 1: 0})).begins == {0: 7, 1: 0}

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sparklog.delta.seam import Seam
+from sparklog.delta.archive_progress import ArchiveProgress
 from sparklog.delta.snapshot import DataFile, Snapshot, _spans
 from sparklog.delta.table import META_COLUMNS, statistics, table_columns
 from sparklog.errors import ConfigError
@@ -26,7 +26,7 @@ _MB = 1024 * 1024
 
 def both(seam: int, log: tuple[int, int], first: int | None = 0) -> BothEnds:
     snapshot = Snapshot(
-        "lake/t", 7, Seam(topic="t", topic_id="x", batch=3, ends={0: seam}, mode="append"), frozenset(), ()
+        "lake/t", 7, ArchiveProgress(topic="t", topic_id="x", batch=3, ends={0: seam}, mode="append"), frozenset(), ()
     )
     return BothEnds(snapshot, {_A: LogEnds(*log, 5)}, {} if first is None else {0: first})
 
@@ -125,7 +125,7 @@ def test_files_are_shared_among_tasks_by_size_and_left_out_by_statistics() -> No
 def test_columns_of_a_topic_without_a_schema_that_its_table_has_under_other_names() -> None:
     """The time of its records is `_timestamp` in the table, where `Timestamp` is somebody's own."""
     topic = SelectedTopic("x", TopicShape(DEFAULT_SCHEMA, "timestamp"))
-    seam = Seam(topic="t", topic_id="x", batch=3, ends={}, mode="append")
+    seam = ArchiveProgress(topic="t", topic_id="x", batch=3, ends={}, mode="append")
 
     def check(*own: str) -> None:
         _check_columns(Snapshot("lake/t", 7, seam, frozenset({*own, *META_COLUMNS.names}), ()), topic)

@@ -21,11 +21,11 @@ from sparklog.delta.rows import ArchiveFileGone
 from sparklog.delta.topic_description import to_json
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.model import TopicPartition
-from sparklog.spark.history_task import FilesRead
+from sparklog.spark.history_read_task import FilesRead
 from sparklog.spark.read_history import find_moment
 from sparklog.spark.read_options import parse_read_options, parse_schema_options
+from sparklog.spark.read_task import DataLoss, RangeRead
 from sparklog.spark.reader import BatchReader, plan_read
-from sparklog.spark.task import DataLoss, RangeRead
 from sparklog.spark.topics import TopicView
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.cli.in_process import in_process

@@ -17,12 +17,12 @@ from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
-from sparklog.spark.history_task import FilesRead
+from sparklog.spark.history_read_task import FilesRead
 from sparklog.spark.read_options import parse_read_options
+from sparklog.spark.read_task import DataLoss, RangeRead
 from sparklog.spark.schema import DEFAULT_COLUMNS
 from sparklog.spark.stream import StreamReader
 from sparklog.spark.stream_offset import parse_stream_offset
-from sparklog.spark.task import DataLoss, RangeRead
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.delta.history_tables import Archive
 

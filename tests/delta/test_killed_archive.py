@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
-from sparklog.delta.seam import read_seam
+from sparklog.delta.archive_progress import read_seam
 from sparklog.delta.session import submit_arguments
 from sparklog.delta.table import table_path
 from sparklog.model import TopicPartition

@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 from sparklog.cli.starting import started
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
+from sparklog.delta.archive_progress import open_log, read_seam
 from sparklog.delta.archive_table import ArchiveTable
 from sparklog.delta.maintenance import RETENTION, VACUUMED, Maintenance
 from sparklog.delta.options import MaintenanceOptions
-from sparklog.delta.seam import open_log, read_seam
 from sparklog.delta.table import table_path
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.delta.archives import RunningArchives, asked, places, rows, seams

@@ -21,10 +21,10 @@ from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import ClientTimeout
 from sparklog.client.producer.producer import Producer
 from sparklog.client.producer.restore_produce import restore_batches
-from sparklog.delta.archived_rows import open_archive
+from sparklog.delta.archive_reader import open_archive
 from sparklog.delta.compare import RestoreDiffersError, compare
-from sparklog.delta.placing import Placing
 from sparklog.delta.restore import Restored, restore_topic
+from sparklog.delta.restore_batches import RestoreBatches
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.model import TopicPartition
 from sparklog.record.schema import DEFAULT_SCHEMA
@@ -294,7 +294,7 @@ def test_what_stands_in_the_way_is_told(cluster: ProcessCluster, admin: Admin, t
         restored(cluster, archived)
     with pytest.raises(BrokerError, match=r"INVALID_CONFIG.*restoring=true is for topics that are made by a restore"):
         admin.alter_topic("mine", {"restoring": "true"})
-    batches = Placing(DEFAULT_SCHEMA, 0, "timestamp", 1 << 20).nothing(1, 5)
+    batches = RestoreBatches(DEFAULT_SCHEMA, 0, "timestamp", 1 << 20).nothing(1, 5)
     with (
         BlockingCluster(cluster.bootstrap) as link,
         pytest.raises(BrokerError, match=r"INVALID_REQUEST.*only its leader"),

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
-from sparklog.delta.archived_rows import open_archive
+from sparklog.delta.archive_reader import open_archive
 from sparklog.delta.job import run_archives
 from sparklog.delta.restore import restore_topic
 from sparklog.delta.table import table_path

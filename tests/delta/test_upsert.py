@@ -17,9 +17,9 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
+from sparklog.delta.archive_progress import ArchiveProgress
 from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveTable
 from sparklog.delta.casting import TOMBSTONE
-from sparklog.delta.seam import Seam
 from sparklog.delta.table import META_COLUMNS, table_path
 from sparklog.delta.upsert import PROPERTIES, newest, upsert
 from sparklog.testing.process_cluster import ProcessCluster
@@ -142,8 +142,8 @@ def empty(spark: SparkSession, path: str) -> ArchiveTable:
     return table
 
 
-def numbered(topic: str, number: int, ends: dict[int, int]) -> Seam:
-    return Seam(topic=topic, topic_id="id", batch=number, ends=ends, mode="upsert", attempt="a")
+def numbered(topic: str, number: int, ends: dict[int, int]) -> ArchiveProgress:
+    return ArchiveProgress(topic=topic, topic_id="id", batch=number, ends=ends, mode="upsert", attempt="a")
 
 
 def latest(records: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -202,7 +202,9 @@ def test_any_history_comes_to_what_a_dictionary_holds(spark: SparkSession, lake:
                 upsert(table, older, seam, keys=("k",))  # the number was there
             else:
                 with pytest.raises(ArchiveFenced):
-                    other = Seam(topic=topic, topic_id="id", batch=number, ends={}, mode="upsert", attempt="b")
+                    other = ArchiveProgress(
+                        topic=topic, topic_id="id", batch=number, ends={}, mode="upsert", attempt="b"
+                    )
                     upsert(table, older, other, keys=("k",))
         found = [tuple(row) for row in spark.read.format("delta").load(path).orderBy("k").collect()]
         in_utc = [(*row[:4], row[4].astimezone(UTC)) for row in found]

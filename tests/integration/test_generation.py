@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sparklog.cluster.barrier_task import alone, supervise
+from sparklog.cluster.driver_registration import DriverRegistration
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
-from sparklog.cluster.generation import Course, Directive, GenerationReport, GenerationSpec
+from sparklog.cluster.generation import Directive, GenerationReport, GenerationSpec, Phase
 from sparklog.cluster.process import identify, send_signal
-from sparklog.cluster.seat import DriverSeat
 from sparklog.errors import ClusterError
 from sparklog.zk import codecs, paths
 from sparklog.zk.errors import ZkError, ZkNoNode, ZkUnreachable
@@ -35,7 +35,7 @@ class Host:
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
         self.zookeeper = EmbeddedZookeeper.start(data_dir / "zookeeper")
-        self.seat = DriverSeat.take(self.zookeeper.connect)
+        self.seat = DriverRegistration.take(self.zookeeper.connect)
 
     def spec(self, generation: int, **changes: object) -> GenerationSpec:
         return spec(
@@ -52,11 +52,11 @@ class Host:
             },
         )
 
-    async def say(self, generation: int, course: Course) -> None:
+    async def say(self, generation: int, course: Phase) -> None:
         await asyncio.to_thread(self.seat.direct, Directive(self.seat.epoch, generation, course))
 
     async def begin(self, generation: int, **changes: object) -> tuple[asyncio.Task[str], GenerationReport]:
-        await self.say(generation, Course.RUN)
+        await self.say(generation, Phase.RUN)
         task = self.submit(generation, **changes)
         return task, await self.reported(generation, task)
 
@@ -100,9 +100,9 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
 
         # The next generation may be there before the last has ended: it waits for the claims, and adopts.
         second = host.submit(2)
-        await host.say(1, Course.REGROUP)
+        await host.say(1, Phase.REGROUP)
         assert await asyncio.wait_for(first, PATIENCE_S) == "regroup"  # before the node of directives says another
-        await host.say(2, Course.RUN)
+        await host.say(2, Phase.RUN)
         report = await host.reported(2, second)
         assert [(broker.pid, broker.adopted) for broker in report.brokers] == [(pid, True) for pid in pids]
 
@@ -122,7 +122,7 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
         await eventually(lambda: (1, 1) not in registrations(), timeout_s=PATIENCE_S)
         await eventually(lambda: (1, 2) in registrations())
 
-        await host.say(3, Course.STOP)
+        await host.say(3, Phase.STOP)
         assert await asyncio.wait_for(third, PATIENCE_S) == "stop"
         assert host.seat.live_brokers() == ()
         assert all(identify(pid) is None for pid in pids)
@@ -130,7 +130,7 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
         fourth, report = await host.begin(4)
         assert [broker.adopted for broker in report.brokers] == [False, False, False]
         assert [broker.port for broker in report.brokers] == [FirstPort.GENERATIONS + k for k in range(3)]
-        await host.say(4, Course.STOP)
+        await host.say(4, Phase.STOP)
         assert await asyncio.wait_for(fourth, PATIENCE_S) == "stop"
 
     asyncio.run(story())
@@ -138,9 +138,9 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
 
 def test_a_second_driver_is_refused_while_the_first_lives(host: Host) -> None:
     with pytest.raises(ClusterError, match=rf"another driver runs this cluster: .* driver epoch {host.seat.epoch}"):
-        DriverSeat.take(host.zookeeper.connect)
+        DriverRegistration.take(host.zookeeper.connect)
     host.seat.close()
-    second = DriverSeat.take(host.zookeeper.connect)
+    second = DriverRegistration.take(host.zookeeper.connect)
     assert second.epoch == host.seat.epoch + 1
     second.close()
 
@@ -183,7 +183,7 @@ def test_more_brokers_than_log_directories_is_a_short_report(host: Host) -> None
     async def story() -> None:
         task, report = await host.begin(1, log_dirs=(str(host.data_dir / "slot-7"),))
         assert len(report.brokers) == 1
-        await host.say(1, Course.STOP)
+        await host.say(1, Phase.STOP)
         await task
 
     asyncio.run(story())

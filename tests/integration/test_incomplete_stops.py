@@ -14,20 +14,20 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from sparklog.cluster import claims, embedded_zookeeper
+from sparklog.cluster import directory_locks, embedded_zookeeper
 from sparklog.cluster.barrier import Generations
 from sparklog.cluster.barrier_task import STOPPED_IN_PART, alone, supervise
 from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.cluster_secret import driver_keys
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
-from sparklog.cluster.generation import Course, Directive, GenerationSpec
+from sparklog.cluster.generation import Directive, GenerationSpec, Phase
 from sparklog.cluster.local import LocalCluster
 from sparklog.cluster.options import ClusterOptions, Sizing
 from sparklog.cluster.process import boot_id
 from sparklog.cluster.runtime_directory import noted_process
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerRegistration
-from sparklog.storage.meta import Claim, claim_directory
+from sparklog.storage.directory_meta import Claim, claim_directory
 from sparklog.zk.broker_registry import BrokerRegistry
 from tests.cluster.support import eventually, kill_noted
 from tests.ports import FirstPort
@@ -59,10 +59,10 @@ class Drivers:
         spec = driver._spec("local[1]")
         return msgspec.structs.replace(spec, brokers=brokers, brokers_per_task=brokers, generation=generation)
 
-    async def run(self, driver: ClusterDriver, course: Course, *, generation: int = 1, brokers: int = 2) -> str:
+    async def run(self, driver: ClusterDriver, course: Phase, *, generation: int = 1, brokers: int = 2) -> str:
         """A generation that forms and is then told ``course``; how it ended."""
         seat, spec = driver.seat, self.spec(driver, generation=generation, brokers=brokers)
-        await asyncio.to_thread(seat.direct, Directive(seat.epoch, generation, Course.RUN))
+        await asyncio.to_thread(seat.direct, Directive(seat.epoch, generation, Phase.RUN))
         task = asyncio.create_task(supervise(spec, task=0, gather=alone))
         await eventually(lambda: task.done() or seat.report(generation) is not None, timeout_s=PATIENCE_S)
         await asyncio.to_thread(seat.direct, Directive(seat.epoch, generation, course))
@@ -85,7 +85,7 @@ class Drivers:
 
 @pytest.fixture
 def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drivers]:
-    monkeypatch.setattr(claims, "LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(directory_locks, "LOCK_TIMEOUT_S", 0.2)
     drivers = Drivers(tmp_path)
     try:
         yield drivers
@@ -109,7 +109,7 @@ def test_a_stop_that_is_refused_a_directory_says_so_and_keeps_zookeeper_until_th
     drivers: Drivers,
 ) -> None:
     first = drivers.take()
-    asyncio.run(drivers.run(first, Course.REGROUP))
+    asyncio.run(drivers.run(first, Phase.REGROUP))
     assert drivers.running == ["slot-0", "slot-1"]
     server, claim = zookeeper_of(first), held(first, "slot-1")
     assert first.stop().startswith("brokers run on that could not be stopped from here: 1: ")
@@ -124,18 +124,18 @@ def test_a_stop_that_is_refused_a_directory_says_so_and_keeps_zookeeper_until_th
 
 def test_a_generation_that_was_refused_a_directory_has_not_stopped_its_broker(drivers: Drivers) -> None:
     driver = drivers.take()
-    asyncio.run(drivers.run(driver, Course.REGROUP))
+    asyncio.run(drivers.run(driver, Phase.REGROUP))
     claim = held(driver, "slot-1")
-    assert asyncio.run(drivers.run(driver, Course.STOP, generation=2)) == STOPPED_IN_PART
+    assert asyncio.run(drivers.run(driver, Phase.STOP, generation=2)) == STOPPED_IN_PART
     claim.release()
-    assert asyncio.run(drivers.run(driver, Course.STOP, generation=3)) == "stop"
+    assert asyncio.run(drivers.run(driver, Phase.STOP, generation=3)) == "stop"
     assert drivers.running == []
 
 
 def test_a_cluster_of_fewer_brokers_stops_those_that_an_earlier_one_has_left(drivers: Drivers) -> None:
     driver = drivers.take()
-    asyncio.run(drivers.run(driver, Course.REGROUP))
-    assert asyncio.run(drivers.run(driver, Course.STOP, generation=2, brokers=1)) == STOPPED_IN_PART
+    asyncio.run(drivers.run(driver, Phase.REGROUP))
+    assert asyncio.run(drivers.run(driver, Phase.STOP, generation=2, brokers=1)) == STOPPED_IN_PART
     assert drivers.running == ["slot-1"]
     assert driver._generations is not None
     driver._generations.generation = 2
@@ -247,7 +247,7 @@ def test_a_local_cluster_that_cannot_stop_raises_and_keeps_its_directory(
         cluster._driver._options, port=FirstPort.INCOMPLETE_STOPS
     )
     drivers.attach(cluster._driver)
-    asyncio.run(drivers.run(cluster._driver, Course.REGROUP))
+    asyncio.run(drivers.run(cluster._driver, Phase.REGROUP))
     claim = held(cluster._driver, "slot-1")
     if is_failing:
         cluster.__exit__(KeyError, KeyError("the user's"), None)

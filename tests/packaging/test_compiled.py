@@ -28,8 +28,8 @@ pytestmark = pytest.mark.timeout(900)
 #: Tests of what every record's safety hangs on; half a minute in all.
 _PASSED_BY_BOTH = (
     "tests/protocol",
-    "tests/record/test_few_checks.py",
-    "tests/record/test_few_records.py",
+    "tests/record/test_small_batch_validator.py",
+    "tests/record/test_small_batch_encoder.py",
     "tests/record/test_validate_batch.py",
     "tests/replica",
     "tests/storage/test_recovery.py",

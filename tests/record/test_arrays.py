@@ -58,7 +58,7 @@ from sparklog.client.producer.partitioning import fit_to_topic
 from sparklog.coordinator.group_topics import pattern_error
 from sparklog.record.arrays import empty_batch
 from sparklog.record.codec import _copied
-from sparklog.record.fit import fit_table
+from sparklog.record.schema_cast import fit_table
 from sparklog.record.marker import Marker, encode_marker
 from sparklog.record.schema import DEFAULT_SCHEMA
 

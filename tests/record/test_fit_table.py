@@ -13,8 +13,8 @@ import pytest
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.codec import decode_batch
-from sparklog.record.fit import fit_table
 from sparklog.record.schema import DEFAULT_SCHEMA, plain_schema
+from sparklog.record.schema_cast import fit_table
 from tests.record.batches import NESTED_SCHEMA, encoded, nested_batch
 
 UTC = pa.timestamp("us", "UTC")
@@ -212,7 +212,7 @@ def test_a_pandas_frame() -> None:
 
 
 def test_long_columns_of_large_strings_are_cast_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparklog.record.fit._CAST_AT_ONCE_BYTES", 100)
+    monkeypatch.setattr("sparklog.record.schema_cast._CAST_AT_ONCE_BYTES", 100)
     values = [f"value {index}" for index in range(100)]
     table = pa.table({"a": pa.array(values, pa.large_string())})
     result = fit_table(table, pa.schema([("a", pa.string())]))

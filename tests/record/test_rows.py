@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BrokerError
-from sparklog.record.fit import fit_table
 from sparklog.record.rows import ColumnOfValues, RowColumns, ValueRefusedError
+from sparklog.record.schema_cast import fit_table
 
 UTC = dt.timezone.utc
 STAMP = pa.timestamp("us", "UTC")

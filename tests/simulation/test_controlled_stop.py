@@ -7,7 +7,7 @@ import pytest
 from sparklog.model import LeaderAndIsr, TopicPartition
 from sparklog.replica.replica import ReplicaSettings
 from sparklog.testing.sim_cluster import SimCluster
-from sparklog.testing.sim_world import FINE, ZK
+from sparklog.testing.sim_network import FINE, ZK
 
 TP = TopicPartition("t", 0)
 STOP_MS = 1000

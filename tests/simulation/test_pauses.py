@@ -6,8 +6,8 @@ import pytest
 
 from sparklog.testing.sim_case import Case
 from sparklog.testing.sim_faults import Faults
+from sparklog.testing.sim_network import FINE, SimNetwork
 from sparklog.testing.sim_process import SimProcess
-from sparklog.testing.sim_world import FINE, SimWorld
 
 #: a leader that is paused when the faults stop wakes later, refuses a write that has no place in its log, and
 #: only then hears that others have gone on without it
@@ -22,7 +22,7 @@ SLEEPER = Case(
 
 def test_a_pause_within_a_pause_does_not_cut_it_short() -> None:
     """Else what comes after its end would be done before what has waited since the first."""
-    world = SimWorld(0, weather=FINE)
+    world = SimNetwork(0, weather=FINE)
     process = SimProcess("p", world)
     process.begin()
     done: list[str] = []

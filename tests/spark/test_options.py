@@ -9,6 +9,7 @@ from sparklog.model import Span, TopicPartition
 from sparklog.spark.limits import TriggerLimits
 from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime
 from sparklog.spark.options import BOOTSTRAP_VARIABLE
+from sparklog.spark.read_filter import Bounds
 from sparklog.spark.read_options import (
     Assign,
     ReadOptions,
@@ -17,7 +18,6 @@ from sparklog.spark.read_options import (
     parse_read_options,
     parse_schema_options,
 )
-from sparklog.spark.where import Bounds
 
 BOOTSTRAP = {"bootstrap.servers": "one:9092"}
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)

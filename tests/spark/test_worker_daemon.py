@@ -204,7 +204,7 @@ def test_workers_draw_random_numbers_of_their_own(plain_spark: SparkSession) -> 
 @pytest.mark.integration
 def test_workers_have_what_they_need_and_threads_of_their_own(plain_spark: SparkSession) -> None:
     def seen(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        loaded = {"pandas", "sparklog.spark.write_task", "sparklog.spark.task"} <= set(sys.modules)
+        loaded = {"pandas", "sparklog.spark.write_task", "sparklog.spark.read_task"} <= set(sys.modules)
         status = Path(f"/proc/{os.getppid()}/status").read_text()
         threads = int(status.split("Threads:")[1].split()[0])
         table = pa.table({"n": [n % 7 for n in range(100_000)]})

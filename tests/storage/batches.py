@@ -17,7 +17,7 @@ from sparklog.record.marker import Marker, encode_marker
 from sparklog.record.schema import schema_message
 from sparklog.storage.disk import Disk
 from sparklog.storage.log import Log, LogSlice
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 
 TP = TopicPartition("flights", 0)
 TOPIC_ID = "t-1"

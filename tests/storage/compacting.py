@@ -15,7 +15,7 @@ from sparklog.record.header import unpack_headers
 from sparklog.record.schema import schema_message
 from sparklog.storage.cleaning import CleaningRules, CleanJob
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from tests.storage.batches import TOPIC_ID, Batch, append, config
 
 TP = TopicPartition("table", 0)

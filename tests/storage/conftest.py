@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import SMALL, create_log, open_directory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog.storage.cleaning_plan import CleanerState, Due, SegmentFacts, due, due_again_us, groups
+from sparklog.storage.cleaning_plan import CleanerState, CleaningCandidate, SegmentFacts, due, due_again_us, groups
 from tests.storage.batches import config
 
 SECOND_US = 1_000_000
@@ -31,7 +31,7 @@ def test_the_dirty_ratio_decides() -> None:
     state = CleanerState(end=20)
     half = config(cleanup_policy="compact", min_cleanable_dirty_ratio="0.5")
     assert due(segments(100, 100, 199), state, now_us=NOW_US, config=half) is None
-    assert due(segments(100, 100, 200), state, now_us=NOW_US, config=half) == Due(3, 0.5, 200, 0)
+    assert due(segments(100, 100, 200), state, now_us=NOW_US, config=half) == CleaningCandidate(3, 0.5, 200, 0)
     assert due(segments(100, 100, 1), state, now_us=NOW_US, config=half, at_once=True) is not None
     assert due(segments(100, 100), state, now_us=NOW_US, config=half, at_once=True) is None
     assert due([], state, now_us=NOW_US, config=half, at_once=True) is None

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.storage import cutting
-from sparklog.storage.cutting import CutJob
+from sparklog.storage import truncation_job
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
+from sparklog.storage.truncation_job import TruncationJob
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import SMALL, commit_and_seal, create_log, fill, open_directory, read_numbers
 
@@ -31,7 +31,7 @@ def _log(disk: SimDisk, *, batches: int = 10) -> tuple[LogDirectory, Log]:
     return directory, create_log(directory, segment_bytes=SMALL)
 
 
-def _begun(log: Log, offset: int) -> CutJob:
+def _begun(log: Log, offset: int) -> TruncationJob:
     log.set_high_watermark(min(log.high_watermark, offset))
     job = log.cuts.begin(offset)
     assert job is not None
@@ -106,7 +106,7 @@ def test_another_cut_throws_away_what_was_copied_for_the_one_before() -> None:
 
 @pytest.mark.parametrize("piece_bytes", [1, 100, 1 << 20])
 def test_a_copy_is_made_in_pieces(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(truncation_job, "_PIECE_BYTES", piece_bytes)
     disk = CountingDisk()
     _, log = _log(disk)
     log.durability.flush()
@@ -124,7 +124,7 @@ def test_a_copy_is_made_in_pieces(piece_bytes: int, monkeypatch: pytest.MonkeyPa
 class LettingGoDisk(CountingDisk):
     """On which a cut is cancelled, by whomever, in the ``at``-th piece that is copied or fsynced of it."""
 
-    job: CutJob | None = None
+    job: TruncationJob | None = None
     operation, at = "", 0
 
     def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
@@ -146,7 +146,7 @@ def test_a_job_that_is_cancelled_ends_with_the_piece_at_which_it_is(
     operation: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that stopped waited for gigabytes to be copied and fsynced, or was ended for taking too long."""
-    monkeypatch.setattr(cutting, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(truncation_job, "_PIECE_BYTES", 100)
     disk = LettingGoDisk()
     _, log = _log(disk)
     disk.job = job = _begun(log, 9)

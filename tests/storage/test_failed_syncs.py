@@ -15,7 +15,7 @@ from sparklog.model import TopicPartition
 from sparklog.storage.checkpoints import CHECKPOINT_FILE, RUNNING_FILE, read_checkpoint
 from sparklog.storage.disk import RealDisk
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (
     LOG_DIR,

@@ -8,7 +8,7 @@ import pytest
 
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (
     SMALL,

@@ -9,7 +9,7 @@ from sparklog.model import EpochEnd, OffsetRange
 from sparklog.record.codec import NO_TIMESTAMP
 from sparklog.record.header import Flag, unpack_headers
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (
     LOG_DIR,

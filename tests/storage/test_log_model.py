@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import EpochEnd
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (
     append,

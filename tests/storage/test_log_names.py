@@ -11,7 +11,7 @@ from sparklog.storage.checkpoints import CHECKPOINT_FILE, RUNNING_FILE, BootMark
 from sparklog.storage.disk import read_file, replace_file
 from sparklog.storage.formats import decode_state, encode_state
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.partition_file import PARTITION_FILE, directory_name
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import LOG_DIR, SCHEMAS, TOPIC_ID, TP, config, fill, open_directory

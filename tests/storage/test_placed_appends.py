@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import ErrorCode
-from sparklog.record.cleaned import offsets_of
+from sparklog.record.compacted_batch import offsets_of
 from sparklog.record.header import unpack_headers
-from sparklog.record.placed import place_batch, place_nothing
+from sparklog.record.restored_batch import place_batch, place_nothing
 from sparklog.storage.disk import read_file
 from sparklog.storage.log import Log
 from sparklog.testing.sim_disk import SimDisk

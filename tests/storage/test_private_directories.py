@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sparklog.broker.lifecycle.logging_setup import bounded_file
+from sparklog.storage.directory_meta import BROKER_LOCK, SUPERVISOR_LOCK, claim_directory
 from sparklog.storage.disk import RealDisk
-from sparklog.storage.meta import BROKER_LOCK, SUPERVISOR_LOCK, claim_directory
 from tests.storage.batches import SMALL, TP, commit_and_seal, create_log, fill, open_directory
 
 #: The user "nobody" where there is one; any other user than root serves.

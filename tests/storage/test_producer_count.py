@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.producer_count import ProducerCount
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import SCHEMAS, append, batch, config, follow, marker, open_directory

@@ -10,7 +10,7 @@ import pytest
 from sparklog.record.header import HEADER_BYTES, unpack_headers
 from sparklog.storage.disk import read_file
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.partition_file import PARTITION_FILE
 from sparklog.storage.set_aside import MARK_FILE, SET_ASIDE, SetAsideEntry
 from sparklog.testing.sim_disk import ProcessDied, SimDisk

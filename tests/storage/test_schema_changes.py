@@ -17,7 +17,7 @@ from sparklog.model import TopicSchema
 from sparklog.record.schema import schema_message
 from sparklog.storage.disk import read_file, replace_file, sync_file
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.partition_file import PARTITION_FILE, read_partition_file
 from sparklog.testing.sim_disk import ProcessDied, SimDisk
 from tests.storage.batches import (

@@ -16,7 +16,7 @@ import pytest
 
 from sparklog.errors import StorageError
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.testing.sim_disk import ProcessDied, SimDisk
 from tests.storage.batches import (
     SMALL,

@@ -8,8 +8,8 @@ import pytest
 from sparklog.record.header import HEADER_BYTES
 from sparklog.storage.epochs import EPOCHS_FILE
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
-from sparklog.storage.recovered_state import load_producers
+from sparklog.storage.log_directory import LogDirectory
+from sparklog.storage.rebuild_state import load_producers
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import SMALL, TP, append, batch, commit_and_seal, create_log, fill, open_directory
 

@@ -9,7 +9,7 @@ import pytest
 from sparklog.controller.rebuild import rebuild_cluster
 from sparklog.errors import StorageError
 from sparklog.model import SeenNumbers
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.survey import survey
 from tests.golden.test_release_0_1_0 import expected, unpack
 from tests.storage.batches import create_log, fill

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import LOG_DIR, TP, create_log, fill, open_directory
 

@@ -9,7 +9,7 @@ from kazoo.exceptions import BadVersionError, RolledBackError
 from kazoo.protocol import serialization
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from sparklog.zk.kazoo_parts import Multi
+from sparklog.zk.kazoo_patches import Multi
 from sparklog.zk.ops import Check, Create, Delete, Op, SetData
 
 OPS: list[Op] = [

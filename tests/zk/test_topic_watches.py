@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparklog.broker.lifecycle.zk_registration import ZkRegistration
-from sparklog.cluster.topic_watches import TopicWatches
+from sparklog.cluster.topic_watcher import TopicWatcher
 from sparklog.zk import paths
 from sparklog.zk.session import Node, ZkSession
 from tests.zk.support import opened, until
@@ -31,7 +31,7 @@ def test_a_topic_that_is_gone_leaves_no_watch(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:
             root = store.session._root
-            watches = TopicWatches(
+            watches = TopicWatcher(
                 store.session, found=lambda name, node: found.append((name, node.data)), gone=gone.append
             )
             await other.session.create(paths.topic("kept"), b"1")
@@ -62,7 +62,7 @@ def test_a_topic_made_anew_before_anybody_has_listed_topics_is_found(
         async with opened(connect) as store, opened(connect) as other:
             session, path = store.session, paths.topic("t")
             await other.session.create(path, b"1")
-            watches = TopicWatches(session, found=lambda _, node: found.append(node.data), gone=gone.append)
+            watches = TopicWatcher(session, found=lambda _, node: found.append(node.data), gone=gone.append)
             await until(lambda: found == [b"1"], "it is found")
             list_names, waiting = session.children, asyncio.Event()
 

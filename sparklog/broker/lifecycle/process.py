@@ -54,7 +54,7 @@ from sparklog.protocol.proof import KeyRing, Secret
 from sparklog.replica.fetch_session import SessionCache
 from sparklog.storage.checkpoints import read_boot_id
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.open_files import descriptors_for_clients
 
 _log = logging.getLogger(__name__)

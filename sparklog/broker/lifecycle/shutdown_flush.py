@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from sparklog.broker.state import BrokerState
 from sparklog.errors import StorageError
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 
 
 class ShutdownFlush:

@@ -20,11 +20,11 @@ from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode, StorageError
 from sparklog.record.marker import Marker, encode_marker
 from sparklog.replica.purgatory import NEVER
-from sparklog.storage.cutting import CutJob
 from sparklog.storage.flushing import FlushJob
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.partition_file import PartitionFileJob
 from sparklog.storage.sealing import SealJob
+from sparklog.storage.truncation_job import TruncationJob
 
 _log = logging.getLogger(__name__)
 
@@ -139,12 +139,12 @@ class LogMaintenance:
         finally:
             del self._seals[partition]
 
-    def prepare_cut(self, partition: Partition, job: CutJob) -> None:
+    def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
         """A process that ends leaves its logs as they are."""
         if not self._closed:
             self._broker.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
 
-    async def _prepare_cut(self, partition: Partition, job: CutJob) -> None:
+    async def _prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
         """The log stays as it is meanwhile, and nobody else has the replica go on. Where there is no copy its leader is
         asked anew: where that begins later by then, there may be nothing left to copy."""
         if self._closed:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sparklog.broker.replication.partition import Partition
 from sparklog.model import TopicPartition
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 
 #: Later than any time.
 _NEVER_US = 2**63

@@ -60,8 +60,8 @@ from sparklog.replica.events import (
 )
 from sparklog.replica.purgatory import NEVER
 from sparklog.replica.replica import Replica
-from sparklog.storage.cutting import CutJob
 from sparklog.storage.log import Log
+from sparklog.storage.truncation_job import TruncationJob
 
 _log = logging.getLogger(__name__)
 _role_lines = Lines(_log)
@@ -136,7 +136,7 @@ class PartitionHost(Protocol):
 
     def cut_accepted(self, partition: Partition) -> None: ...
 
-    def prepare_cut(self, partition: Partition, job: CutJob) -> None:
+    def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
         """Run it in a thread, then ``cut_prepared``; later ``cut_failed`` where it has no room or failed unforeseen."""
 
     def role_changed(self, partition: Partition) -> None: ...
@@ -186,7 +186,7 @@ class Partition:
         self._verdict: FetchVerdict = _UNJUDGED
         self._next_ticket = 0
         #: what a cut that was ordered waits for, and where it cuts
-        self._cut: tuple[CutJob, int] | None = None
+        self._cut: tuple[TruncationJob, int] | None = None
         self._refused = False  #: the controller has been told, or is about to be, that a cut is refused
         self.failed_cuts = 0  #: one after the other, in this role: the pause after the next one grows with them
 
@@ -263,7 +263,7 @@ class Partition:
         """A cut was ordered and is being prepared: no answer of the leader is of use before it is done."""
         return self._cut is not None
 
-    def cut_prepared(self, job: CutJob) -> None:
+    def cut_prepared(self, job: TruncationJob) -> None:
         """``job.run`` has returned: cut the log, unless the role that ordered it is no more, and fetch on."""
         if self._cut is None or self._cut[0] is not job or self.stopped:
             return
@@ -276,7 +276,7 @@ class Partition:
         except Exception as error:  # as that of a step
             self._fail(error)
 
-    def cut_failed(self, job: CutJob) -> None:
+    def cut_failed(self, job: TruncationJob) -> None:
         """No copy could be made, some time ago: forget the cut and ask the leader anew, unless the role has changed."""
         if self._cut is not None and self._cut[0] is job and not self.stopped:
             self._forget_cut()
@@ -429,7 +429,7 @@ class Partition:
             self._cut = job, effect.offset
             self._surroundings.prepare_cut(self, job)
 
-    def _cut_at(self, offset: int, job: CutJob | None) -> Truncated:
+    def _cut_at(self, offset: int, job: TruncationJob | None) -> Truncated:
         before = self.log.log_end_offset
         end_offset = self.log.truncate(offset, job)
         _cut_lines.info("%s: log truncated from %d to %d", self.tp, before, end_offset)

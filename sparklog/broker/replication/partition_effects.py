@@ -9,7 +9,7 @@ from sparklog.broker.replication.log_maintenance import LogMaintenance
 from sparklog.broker.replication.partition import Partition
 from sparklog.broker.state import BrokerState
 from sparklog.replica.effects import RefuseCut, WriteIsr
-from sparklog.storage.cutting import CutJob
+from sparklog.storage.truncation_job import TruncationJob
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class PartitionEffects:
     def cut_accepted(self, partition: Partition) -> None:
         self._broker.registry.accept_cut(partition)
 
-    def prepare_cut(self, partition: Partition, job: CutJob) -> None:
+    def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
         self._upkeep.prepare_cut(partition, job)
 
     def role_changed(self, partition: Partition) -> None:

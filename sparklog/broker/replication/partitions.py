@@ -27,7 +27,7 @@ from sparklog.replica.purgatory import NEVER
 from sparklog.replica.replica import Replica
 from sparklog.replica.view import ReplicaSettings
 from sparklog.storage.log import Log
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from sparklog.protocol.messages import (
     Request,
     SetAsideLog,
 )
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.set_aside import SetAsideEntry
 
 _log = logging.getLogger(__name__)

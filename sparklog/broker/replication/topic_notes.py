@@ -16,7 +16,7 @@ import msgspec
 from sparklog.broker.state import BrokerState
 from sparklog.model import TopicNote
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision
-from sparklog.storage.log_set import LogDirectory
+from sparklog.storage.log_directory import LogDirectory
 
 _log = logging.getLogger(__name__)
 

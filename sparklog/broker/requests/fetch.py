@@ -315,7 +315,7 @@ class Fetches:
         max_bytes: int,
         isolation: int,
     ) -> PartitionRead:
-        """As that of ``fetch_look``: what one follower is told, the next one is told that waits at the same place."""
+        """As that of ``fetch_read``: what one follower is told, the next one is told that waits at the same place."""
         seen = self._seen
         if seen is not None and verdict is None and seen[0] == wanted and seen[1] == max_bytes:
             return seen[2]

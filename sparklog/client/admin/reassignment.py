@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sparklog.client.admin.descriptions import BrokerDescription, MoveDescription
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
-from sparklog.controller.targets import Targets
+from sparklog.controller.replica_targets import ReplicaTargets
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition
 from sparklog.protocol.messages import (
@@ -193,7 +193,7 @@ def replicas_of(reply: MetadataReply, moves: Iterable[MoveDescription]) -> dict[
 def with_factor(
     brokers: Sequence[BrokerEndpoint], replicas: Replicas, topic: str, replication_factor: int
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """Targets that give each partition of ``topic`` so many replicas; those that have them are left out.
+    """ReplicaTargets that give each partition of ``topic`` so many replicas; those that have them are left out.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICATION_FACTOR.
@@ -201,7 +201,7 @@ def with_factor(
     wanted = {tp: held for tp, held in replicas.items() if tp.topic == topic}
     if not wanted:
         raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic!r} is not known")
-    targets = Targets(brokers, replicas)
+    targets = ReplicaTargets(brokers, replicas)
     found = {tp: targets.of(tp, held, replication_factor) for tp, held in wanted.items()}
     return {tp: target for tp, target in found.items() if target != tuple(wanted[tp])}
 
@@ -209,10 +209,10 @@ def with_factor(
 def draining(
     brokers: Sequence[BrokerEndpoint], replicas: Replicas, broker_id: int
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """Targets that leave ``broker_id`` with nothing, each partition with as many replicas as it has.
+    """ReplicaTargets that leave ``broker_id`` with nothing, each partition with as many replicas as it has.
 
     Raises:
         BrokerError: INVALID_REPLICATION_FACTOR when there are not enough other brokers.
     """
-    targets = Targets(brokers, replicas, without={broker_id})
+    targets = ReplicaTargets(brokers, replicas, without={broker_id})
     return {tp: targets.of(tp, held, len(held)) for tp, held in replicas.items() if broker_id in held}

@@ -1,6 +1,6 @@
 """Asking the coordinator of a group or a transaction: one broker, found, remembered, and another at any time.
 
-Over blocking connections; ``async_coordination`` is the same for a producer's loop.
+Over blocking connections; ``loop_coordinator`` is the same for a producer's loop.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import pyarrow as pa
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import AbortedRange, FetchedPartition
-from sparklog.record.cleaned import offsets_of
 from sparklog.record.codec import decode_batch
+from sparklog.record.compacted_batch import offsets_of
 from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_headers
 from sparklog.record.projection import Projection, plan_projection, projected_schema, read_columns
 

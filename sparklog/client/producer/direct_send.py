@@ -29,7 +29,7 @@ from sparklog.net.async_client import Answer, AsyncConnection
 from sparklog.protocol.connection import PreparedRequest
 from sparklog.protocol.messages import ProduceReply
 from sparklog.record.codec import EncodedBatch
-from sparklog.record.few_records import alone_body, alone_header
+from sparklog.record.small_batch_encoder import alone_body, alone_header
 
 #: A larger one is encoded as all others are: there, room for it is waited for.
 _MOST_BYTES = 64 * 1024

@@ -23,13 +23,13 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import TopicMetadata
 from sparklog.record.arrays import array_of, scalar_of
 from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
-from sparklog.record.few_records import FewRecord, encode_few_records
 from sparklog.record.header import Flag
 from sparklog.record.keys import partitions_of
 from sparklog.record.message import counted_bytes, read_batch_message
 from sparklog.record.partitioner import NO_PARTITION, partition_for_key
 from sparklog.record.rows import RowColumns
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, fit_table, parse_schema
+from sparklog.record.small_batch_encoder import SmallBatchRecord, encode_few_records
 
 #: Column of a table that says where its rows go; it is not stored.
 PARTITION_COLUMN = "_partition"
@@ -201,7 +201,7 @@ def encode_parts(
 
 
 def encode_few(
-    topic: ProducerTopic, records: Sequence[FewRecord], destination: int | None, *, size: int, batch_bytes: int
+    topic: ProducerTopic, records: Sequence[SmallBatchRecord], destination: int | None, *, size: int, batch_bytes: int
 ) -> list[EncodedPart] | None:
     """What ``encode_parts`` gives without compression for records of a default topic, when they are so few that they
     cost less one by one; else None. ``size``: bytes of keys and values, at least."""
@@ -224,7 +224,7 @@ def encode_few(
 
 
 def _assign_few(
-    topic: ProducerTopic, records: Sequence[FewRecord], destination: int | None
+    topic: ProducerTopic, records: Sequence[SmallBatchRecord], destination: int | None
 ) -> Mapping[int, Sequence[int]] | None:
     """As ``_assign``: the numbers of the records that go to each partition; None where these are too many keys to hash
     one by one."""

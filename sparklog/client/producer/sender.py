@@ -2,7 +2,7 @@
 
 One function, ``_pump``, looks at everything and starts what can be started. It runs when something was handed over,
 when an answer or a connection came, when metadata changed, and when the earliest delay ends; it never waits. All
-decisions about order, retries and sequences are the accumulator's; requests under way are ``produce_requests``'.
+decisions about order, retries and sequences are the accumulator's; requests under way are ``inflight_requests``'.
 """
 
 from __future__ import annotations

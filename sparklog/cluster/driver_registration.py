@@ -1,0 +1,249 @@
+"""The driver's seat: its claim on the cluster in ZooKeeper, and its voice there.
+
+One driver at a time: it holds the ephemeral ``/driver`` and a driver epoch that no driver before had. Through the seat
+it says what a generation is to do and reads what its tasks report. Owner: the driver; any of its threads may call,
+the work is done in one thread with an event loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from sparklog.cluster.generation import DIRECTIVE, REPORT, Directive, GenerationReport
+from sparklog.cluster.process import ProcessIdentity, boot_id, identify
+from sparklog.errors import ClusterError
+from sparklog.model import BrokerRegistration
+from sparklog.protocol.proof import KeyRing
+from sparklog.zk import codecs, paths
+from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.protection import is_fresh, protect
+from sparklog.zk.registration_holder import pid_namespace
+from sparklog.zk.session import Check, Create, SessionState, ZkSession
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class DriverRegistration:
+    """Life cycle: ``take``, use, ``close``. ``lost`` once another driver has the cluster."""
+
+    def __init__(
+        self, zookeeper: str, *, session_timeout_ms: int, keys: KeyRing | None = None, owns_zookeeper: bool = False
+    ) -> None:
+        self._keys = KeyRing() if keys is None else keys
+        self._owns_zookeeper = owns_zookeeper
+        self._zookeeper = zookeeper
+        self._session_timeout_ms = session_timeout_ms
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sparklog-seat", daemon=True)
+        self._thread.start()
+        self._session: ZkSession | None = None
+        self._reclaiming: asyncio.Task[None] | None = None
+        self.cluster_id = ""
+        self.epoch = 0
+        self.lost = threading.Event()
+
+    @classmethod
+    def take(
+        cls,
+        zookeeper: str,
+        *,
+        session_timeout_ms: int = 6000,
+        keys: KeyRing | None = None,
+        owns_zookeeper: bool = False,
+    ) -> DriverRegistration:
+        """Connect, and become the driver. ``keys``: the cluster's secrets. A ZooKeeper that this driver owns is closed
+        to those that do not know them, unless brokers of release 0.1.0 may need it.
+
+        Raises:
+            ClusterError: no ZooKeeper answers; another driver lives (names it).
+        """
+        seat = cls(zookeeper, session_timeout_ms=session_timeout_ms, keys=keys, owns_zookeeper=owns_zookeeper)
+        try:
+            seat._call(seat._take())
+        except BaseException:
+            seat.close()
+            raise
+        return seat
+
+    def close(self) -> None:
+        """Give the seat up. Idempotent."""
+        if self._loop.is_closed():
+            return
+        self._call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def direct(self, directive: Directive) -> None:
+        """Say what a generation is to do. Raises ZkError when ZooKeeper is away."""
+        self._call(self._direct(directive))
+
+    def live_brokers(self) -> tuple[BrokerRegistration, ...]:
+        return self._call(self._store.live_brokers())
+
+    def report(self, generation: int) -> GenerationReport | None:
+        """What this driver's ``generation`` reported; None while it has not, or ZooKeeper is away."""
+        return self._call(self._report(generation))
+
+    # --- in the loop ---------------------------------------------------------------------------------------------
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    @property
+    def _zk(self) -> ZkSession:
+        assert self._session is not None
+        return self._session
+
+    @property
+    def _store(self) -> ClusterStore:
+        return ClusterStore(self._zk)
+
+    async def _take(self) -> None:
+        self._session = await ZkSession.open(
+            self._zookeeper, session_timeout_ms=self._session_timeout_ms, keys=self._keys
+        )
+        await self._protect()
+        await self._store.prepare()
+        self.cluster_id = await self._store.cluster_id()
+        self.epoch = await self._claim()
+        self._session.add_listener(self._session_moved)
+        log.info("driver epoch %d of cluster %s", self.epoch, self.cluster_id)
+
+    async def _protect(self) -> None:
+        if not self._keys or not self._owns_zookeeper:
+            return
+        # While brokers of 0.1.0 take part they write there, too, and know no secret.
+        if await self._zk.exists(paths.PROOF_REQUIRED) or await is_fresh(self._zk):
+            await protect(self._zk, self._keys)
+
+    async def _claim(self) -> int:
+        """Outlast the node of a driver that was killed: its session ends by itself, and sooner if it ran here."""
+        deadline = time.monotonic() + self._session_timeout_ms / 1000 + 2
+        own = _own_process()
+        while True:
+            try:
+                return await self._store.claim_driver(
+                    socket.gethostname(),
+                    own.pid,
+                    start_time=own.start_time,
+                    boot_id=own.boot_id,
+                    pid_namespace=pid_namespace(),
+                )
+            except ClusterError:
+                if await self._holder_is_alive_here() or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
+
+    async def _holder_is_alive_here(self) -> bool:
+        """True: a living driver on this host holds the seat. A dead one's node is removed. A pid alone would be another
+        process's by now: after a boot, or in a container, often the new driver's own."""
+        try:
+            node = await self._zk.get(paths.DRIVER)
+        except ZkNoNode:
+            return False
+        holder = codecs.decode(paths.DRIVER, node.data, codecs.DriverNode)
+        if holder.host != socket.gethostname():
+            return False
+        if holder.boot_id and holder.boot_id != boot_id():
+            return False  # of an earlier boot, or of another host that has the name: its session will tell
+        if holder.pid_namespace and holder.pid_namespace != pid_namespace():
+            return False  # in another container its pid says nothing: as above
+        found = identify(holder.pid)
+        noted = ProcessIdentity(holder.pid, holder.start_time, holder.boot_id) if holder.boot_id else found
+        if found is not None and found == noted:
+            return True
+        with contextlib.suppress(ZkNoNode, ZkBadVersion):
+            await self._zk.delete(paths.DRIVER, node.version)
+        return False
+
+    def _session_moved(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED and (self._reclaiming is None or self._reclaiming.done()):
+            self._reclaiming = self._loop.create_task(self._reclaim())
+
+    async def _reclaim(self) -> None:
+        """After a new session the seat's node is gone; take it again, unless a newer driver has been there."""
+        own = _own_process()
+        holder = codecs.DriverNode(
+            self.epoch,
+            socket.gethostname(),
+            own.pid,
+            start_time=own.start_time,
+            boot_id=own.boot_id,
+            pid_namespace=pid_namespace(),
+        )
+        node = codecs.encode(holder)
+        while not self.lost.is_set():
+            try:
+                await self._zk.connected()
+                counter = await self._zk.get(paths.DRIVER_EPOCH)
+                if codecs.decode(paths.DRIVER_EPOCH, counter.data, codecs.CounterNode).value != self.epoch:
+                    log.error("another driver has taken the cluster over; this one lets go of it")
+                    self.lost.set()
+                    return
+                await self._zk.multi(
+                    [Check(paths.DRIVER_EPOCH, counter.version), Create(paths.DRIVER, node, ephemeral=True)]
+                )
+                return
+            except ZkUnreachable:
+                if self._zk.state is SessionState.CLOSED:
+                    return
+            except ZkMultiFailed as error:
+                if isinstance(error.cause, ZkNodeExists) and await self._holds_it():
+                    return
+            except ZkError as error:  # nothing else would try again, and without its node anybody may take the seat
+                log.error("cannot take the driver's seat again, trying on: %s", error)
+            await asyncio.sleep(0.2)
+
+    async def _holds_it(self) -> bool:
+        """Whether the node is of the present session. False as well when it went meanwhile, or ZooKeeper did."""
+        try:
+            return (await self._zk.get(paths.DRIVER)).ephemeral_owner == self._zk.session_id
+        except (ZkNoNode, ZkUnreachable):
+            return False
+
+    async def _direct(self, directive: Directive) -> None:
+        await self._zk.connected(timeout_ms=self._session_timeout_ms)
+        encoded = codecs.encode(directive)
+        with contextlib.suppress(ZkNodeExists):
+            await self._zk.create(DIRECTIVE, encoded)
+            return
+        node = await self._zk.get(DIRECTIVE)
+        found = codecs.decode(DIRECTIVE, node.data, Directive)
+        if found.driver_epoch > self.epoch:
+            self.lost.set()
+            raise ClusterError(f"driver epoch {found.driver_epoch} has taken over from {self.epoch}")
+        await self._zk.set(DIRECTIVE, encoded, node.version)
+
+    async def _report(self, generation: int) -> GenerationReport | None:
+        try:
+            node = await self._zk.get(REPORT)
+        except (ZkNoNode, ZkUnreachable):
+            return None
+        found = codecs.decode(REPORT, node.data, GenerationReport)
+        return found if (found.driver_epoch, found.generation) == (self.epoch, generation) else None
+
+    async def _end(self) -> None:
+        if self._reclaiming is not None:
+            self._reclaiming.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reclaiming
+        if self._session is not None:
+            await self._session.close()
+
+
+def _own_process() -> ProcessIdentity:
+    own = identify(os.getpid())
+    assert own is not None
+    return own

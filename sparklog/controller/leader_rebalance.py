@@ -1,0 +1,98 @@
+"""Leaders that stand and are to be followed by better ones: preferred leaders, and what somebody asked for.
+
+Elections that must be, because a leader fell, are in ``election.py``. Here nothing must be; what is not done now is
+seen again at the next look. Mutable, owned by one ``Controller``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sparklog.controller import election, reassignments
+from sparklog.controller.cluster_state import ClusterState, Partition
+from sparklog.controller.election_requests import ElectionRequests
+from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionAsked, ElectionsRead, Loaded
+from sparklog.controller.rebalance import MAX_MOVED, Rebalance
+
+
+class LeaderRebalance:
+    """``rebalance_interval_ms`` 0: leaderships go back to the preferred leaders only on request."""
+
+    def __init__(self, *, rebalance_interval_ms: int) -> None:
+        self._requests = ElectionRequests()
+        self._rebalance = Rebalance(rebalance_interval_ms)
+        #: Partitions to be given back to their preferred leaders at the next look, in the order of the look.
+        self._wandered: dict[Partition, None] = {}
+
+    @property
+    def deadline_ms(self) -> int | None:
+        return self._rebalance.deadline_ms
+
+    @property
+    def idle(self) -> bool:
+        """Nothing that was asked for is open."""
+        return self._requests.idle
+
+    def start(self, now_ms: int) -> None:
+        self._rebalance.start(now_ms)
+
+    def asked(self, event: Loaded | ElectionsRead, state: ClusterState) -> list[Partition]:
+        """Take all requests there are. Returns the partitions to look at."""
+        requests = event.elections if isinstance(event, Loaded) else event.requests
+        return self._requests.read(requests, _finder(state))
+
+    def wandered(self, partitions: Iterable[Partition], standing: election.IsrLiveness, now_ms: int) -> list[Partition]:
+        """Every so often: leaderships to be given back, as many as a round may move."""
+        if not self._rebalance.due(now_ms):
+            return []
+        for partition in partitions:
+            if partition.busy or partition.stored is None:
+                continue
+            if election.prefer(partition.replicas, partition.stored, standing, partition.unfit) is not None:
+                self._wandered[partition] = None
+                if len(self._wandered) >= MAX_MOVED:
+                    break
+        self._rebalance.looked(now_ms, moved=len(self._wandered))
+        return list(self._wandered)
+
+    def may_be_unclean(self, partition: Partition) -> bool:
+        return partition.topic.unclean or self._requests.wants(partition, UNCLEAN)
+
+    def better(self, partition: Partition, standing: election.IsrLiveness) -> election.Decision | None:
+        """Another leader for a partition whose leader stands: because it moves, or because that was asked for."""
+        stored, move = partition.stored, partition.move
+        wandered = partition in self._wandered
+        self._wandered.pop(partition, None)
+        decision = None
+        if stored is not None and move is not None:
+            decision = reassignments.next_leader(
+                move, stored, standing, unfit=partition.unfit, min_isr=partition.topic.min_isr
+            )
+        if stored is not None and decision is None and (wandered or self._requests.wants(partition, PREFERRED)):
+            decision = election.prefer(partition.replicas, stored, standing, partition.unfit)
+        if decision is None:
+            # An unclean election waits until it is known whether a member of the in-sync set comes back to lead.
+            held = stored is not None and election.held_up(stored, standing, partition.unfit)
+            self._requests.satisfied(partition, but=UNCLEAN if held else "")
+        return decision
+
+    def elected_uncleanly(self, partition: Partition) -> None:
+        """What was asked for once is done once."""
+        self._requests.satisfied(partition, only=UNCLEAN)
+
+    def forget(self, partition: Partition) -> None:
+        self._requests.satisfied(partition)
+        self._wandered.pop(partition, None)
+
+    def settled(self) -> list[str]:
+        """Requests that are carried out; each is returned once."""
+        return self._requests.settled()
+
+
+def _finder(state: ClusterState) -> Callable[[ElectionAsked], Iterable[Partition]]:
+    def find(request: ElectionAsked) -> Iterable[Partition]:
+        if request.partitions is None:
+            return state.partitions()
+        return (p for p in map(state.partition, request.partitions) if p is not None)
+
+    return find

@@ -1,0 +1,50 @@
+"""Moves found to be done in one look at the partitions: put together into one write a topic."""
+
+from __future__ import annotations
+
+from sparklog.controller import election, reassignments
+from sparklog.controller.cluster_state import Partition, Topic
+from sparklog.controller.effects import CREATE, StateWrite, WriteTopic
+
+
+class ReassignmentCompletion:
+    """Lives for one look."""
+
+    def __init__(self) -> None:
+        self._found: dict[Topic, dict[Partition, StateWrite | None]] = {}
+
+    def look(self, partition: Partition, standing: election.IsrLiveness) -> None:
+        """Note the partition if it has moved, with the state that leaves it in; None: the one it is in. While its
+        topic is being written it is left: it will be looked at again after that."""
+        move, topic = partition.move, partition.topic
+        if move is None or topic.pending is not None or topic.rereading:
+            return
+        if reassignments.only_reorders(partition.replicas, move):
+            self._found.setdefault(topic, {})[partition] = None
+        elif partition.stored is not None:
+            end = reassignments.finish(move, partition.stored, standing, unfit=partition.unfit, min_isr=topic.min_isr)
+            if end is not None:
+                self._found.setdefault(topic, {})[partition] = state_write(partition, end)
+
+    def orders(self) -> list[tuple[Topic, WriteTopic]]:
+        """One write for each topic, of so many partitions at most."""
+        orders = []
+        for topic, found in self._found.items():
+            ended = dict(list(found.items())[: reassignments.MAX_FINISHED])
+            numbers = tuple(partition.tp.partition for partition in ended)
+            record = reassignments.finished_record(topic.record, numbers)
+            writes = tuple(write for write in ended.values() if write is not None)
+            orders.append((topic, WriteTopic(record, topic.version, writes, numbers)))
+        return orders
+
+
+def state_write(partition: Partition, decision: election.Decision) -> StateWrite:
+    stored = partition.stored
+    return StateWrite(
+        partition.tp,
+        partition.topic.record.topic_id,
+        decision.state,
+        decision.leader_incarnation,
+        CREATE if stored is None else stored.version,
+        decision.reason,
+    )

@@ -1,0 +1,85 @@
+"""Cuts that replicas refuse: the leader lacks committed records that its follower holds. Mutable, owned by one
+``Controller``.
+
+A refusal proves that the leader has lost its log, or was given an old copy of it, and nothing has noticed. The replica
+that refuses is elected if its log is sound. Where a leader that was elected so meets another refusal, the copies
+contradict each other: the partition is disputed, and nobody leads it before an operator has decided. A second replica
+that holds the same records up to a higher offset is no contradiction: it leads then, and the marks rise, so that this
+ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sparklog.controller import election
+from sparklog.controller.cluster_state import ClusterState, Partition
+from sparklog.controller.effects import Report
+from sparklog.controller.events import CutRefused
+from sparklog.model import NO_LEADER, VersionedState
+
+
+class Settled(NamedTuple):
+    """What becomes of a partition with a refused cut, and what people are told."""
+
+    decision: election.Decision
+    report: Report
+
+
+class RefusedTruncations:
+    """The refusals that stand, by partition. They are a level: a replica withdraws its own."""
+
+    def __init__(self) -> None:
+        self._by_partition: dict[Partition, list[CutRefused]] = {}
+
+    def read(self, refusals: Iterable[CutRefused], state: ClusterState) -> list[Partition]:
+        """Take note of all refusals that stand; return the partitions they concern."""
+        self._by_partition = {}
+        for refusal in refusals:
+            partition = state.partition(refusal.tp)
+            if partition is not None and partition.topic.record.topic_id == refusal.topic_id:
+                self._by_partition.setdefault(partition, []).append(refusal)
+        return list(self._by_partition)
+
+    def forget(self, partition: Partition) -> None:
+        """The partition's topic is gone."""
+        self._by_partition.pop(partition, None)
+
+    def settle(self, partition: Partition, standing: election.IsrLiveness) -> Settled | None:
+        """Return what follows from the refusals of the present leader's cuts, or None where there are none."""
+        stored, refusals = partition.stored, self._by_partition.get(partition)
+        if stored is None or not refusals or stored.state.leader == NO_LEADER:
+            return None
+        state = stored.state
+        counted = [
+            refusal
+            for refusal in refusals
+            if refusal.leader_epoch == state.leader_epoch
+            and standing.live.get(refusal.broker_id) == refusal.incarnation
+            and refusal.broker_id in partition.replicas
+        ]
+        if not counted:
+            return None
+        refusal = max(counted, key=lambda found: (found.broker_id not in partition.unfit, found.high_watermark))
+        epoch, mark = partition.restored
+        contradicts = epoch == state.leader_epoch and refusal.high_watermark <= mark
+        sound = refusal.broker_id not in partition.unfit and not contradicts
+        decision = election.settle(stored, standing, refusal.broker_id, sound=sound)
+        if sound:
+            partition.restored = (decision.state.leader_epoch, refusal.high_watermark)
+        return Settled(decision, Report("controller.cuts.refused", _words(stored, refusal, sound=sound), 1, grave=True))
+
+
+def _words(stored: VersionedState, refusal: CutRefused, *, sound: bool) -> str:
+    leader, tp = stored.state.leader, refusal.tp
+    found = (
+        f"{tp}: broker {leader} leads and lacks committed records from offset {refusal.offset} to "
+        f"{refusal.high_watermark}, which broker {refusal.broker_id} holds"
+    )
+    if sound:
+        return f"{found} and does not cut: broker {refusal.broker_id} leads now"
+    return (
+        f"{found}, and neither log can be taken for the whole one: the partition is offline until you stop the brokers "
+        f"whose copies are to be given up and run 'sparklog topics elect-leaders {tp.topic}:{tp.partition} --unclean'"
+    )

@@ -1,0 +1,86 @@
+"""Partitions whose whole in-sync set lost its page cache: who is asked, who has answered, when it is decided.
+
+After a power cut no member can vouch for its tail, and electing just anyone would throw away what another still has.
+So all members are asked what their logs end with, and the greatest (leader epoch of the last batch, log end offset)
+leads. Where all members have lost the log itself, the other live replicas are asked as well. Members that are away are
+waited for without limit: their logs may be whole. Replicas that are here but do not answer are waited for up to
+``unclean.recovery.timeout.ms``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from sparklog.controller.cluster_state import Partition
+
+_ASK_EVERY_MS = 500
+
+
+@dataclass(slots=True)
+class _Search:
+    members: tuple[int, ...]
+    deadline_ms: int
+    ends: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class UncleanRecovery:
+    """Mutable, owned by one ``Controller``."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self._searches: dict[Partition, _Search] = {}
+        self._ask_at_ms: int | None = None
+
+    @property
+    def deadline_ms(self) -> int | None:
+        return self._ask_at_ms
+
+    def search(self, partition: Partition, members: tuple[int, ...], now_ms: int) -> None:
+        """Begin, or go on, looking for the greatest of ``members``."""
+        found = self._searches.get(partition)
+        if found is None:
+            self._searches[partition] = _Search(members, now_ms + self._timeout_ms)
+            self._ask_at_ms = now_ms
+        elif found.members != members:
+            found.members = members
+            found.ends = {member: end for member, end in found.ends.items() if member in members}
+            self._ask_at_ms = now_ms
+
+    def give_up(self, partition: Partition) -> None:
+        """It is not, or no longer, a case for this."""
+        if self._searches:
+            self._searches.pop(partition, None)
+
+    def forget(self, broker_id: int) -> None:
+        """The broker is another incarnation now: what it said does not hold."""
+        for search in self._searches.values():
+            search.ends.pop(broker_id, None)
+
+    def told(self, broker_id: int, partition: Partition, end: tuple[int, int]) -> None:
+        search = self._searches.get(partition)
+        if search is not None and broker_id in search.members:
+            search.ends[broker_id] = end
+
+    def decided(self, partition: Partition, now_ms: int) -> Mapping[int, tuple[int, int]] | None:
+        """What to elect from: every member's answer, or after the time-out those there are."""
+        search = self._searches.get(partition)
+        if search is None or not search.ends:
+            return None
+        complete = len(search.ends) == len(search.members)
+        return search.ends if complete or now_ms >= search.deadline_ms else None
+
+    def overdue(self, now_ms: int) -> list[Partition]:
+        return [partition for partition, search in self._searches.items() if now_ms >= search.deadline_ms]
+
+    def to_ask(self, live: Collection[int], now_ms: int) -> dict[int, list[Partition]]:
+        """Whom to ask for what, now."""
+        if self._ask_at_ms is None or now_ms < self._ask_at_ms:
+            return {}
+        questions: dict[int, list[Partition]] = {}
+        for partition, search in self._searches.items():
+            for member in search.members:
+                if member in live and member not in search.ends:
+                    questions.setdefault(member, []).append(partition)
+        self._ask_at_ms = now_ms + _ASK_EVERY_MS if self._searches else None
+        return questions

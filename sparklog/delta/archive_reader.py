@@ -1,0 +1,220 @@
+"""The rows of a topic's Delta table at one version, by partition and ascending offset, in whatever files. No JVM.
+
+Read window by window: so many offsets that their rows, at most as many, take about ``WINDOW_BYTES``. A file that
+several windows need a part of is read several times, but for row groups that hold nothing of it. So memory is bounded
+by the window, whatever compaction has made of the files. Rows of the quarantine, which could not be cast, stand among
+the others with the values they had; also those of a batch whose other rows the archive has not come to commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.delta.archive_progress import ArchiveProgress, read_seam
+from sparklog.delta.restore_batches import Numbers, Rows
+from sparklog.delta.rows import place_of, read_rows
+from sparklog.delta.snapshot import DataFile, check_kind, data_files
+from sparklog.delta.table import OFFSET, PARTITION, RECORD, TIMESTAMP, quarantine_path
+from sparklog.delta.time_index import ends_of_rows
+from sparklog.delta.topic_description import PROPERTY, ArchivedTopic, from_json
+from sparklog.errors import ConfigError, SparklogError
+from sparklog.model import Span
+from sparklog.record.schema import DEFAULT_EVENT_TIME, fit_table
+
+WINDOW_BYTES = 64 << 20
+_FIRST_WINDOW = 20_000
+_LARGEST_WINDOW = 1 << 21
+_PLACE = (PARTITION, OFFSET, TIMESTAMP)
+
+
+class ArchiveDamagedError(SparklogError):
+    """A table holds what no archive writes: the same offset twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """One version of a topic's table and of its quarantine. Made by ``open_archive``."""
+
+    table: str
+    version: int
+    #: Delta's own id of the table: of two at the same path one after the other, each has its own
+    table_id: str
+    topic: ArchivedTopic
+    seam: ArchiveProgress
+    files: tuple[DataFile, ...]
+    #: By partition, where its log ended as far as the table and the quarantine tell. A log that began below a row of
+    #: the quarantine would give its offset to another record, which the archive would then take for the one it has.
+    ends: Mapping[int, int]
+    quarantine: str = ""
+    quarantined: tuple[DataFile, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What a topic's setting ``restored.from`` says of it."""
+        return f"{self.seam.topic_id}/{self.table_id}@{self.version}"
+
+    def end(self, partition: int) -> int:
+        """Where the log of a partition ended."""
+        return self.ends.get(partition, 0)
+
+    @property
+    def partitions(self) -> int:
+        return max([self.topic.partitions, *(partition + 1 for partition in self.ends)])
+
+    def first_offset(self, partition: int) -> int:
+        """Of the first record that is left of a partition; where there is none, where its log ended."""
+        rows = next(self.rows(partition), None)
+        return self.end(partition) if rows is None else int(rows.offsets[0])
+
+    def rows(self, partition: int, start: int = 0) -> Iterator[Rows]:
+        """All rows of a partition at or above ``start``, below where its log ended.
+
+        Raises:
+            ArchiveFileGone: a file was vacuumed.
+            ArchiveDamagedError: an offset is there twice.
+            BrokerError: SCHEMA_MISMATCH for values that the topic's columns cannot hold.
+        """
+        end = self.end(partition)
+        whole = Span(start, end)
+        files = [file for file in self.files if file.may_hold(partition, whole)]
+        extra = [file for file in self.quarantined if file.may_hold(partition, whole)]
+        size = _FIRST_WINDOW
+        while start < end:
+            held = [file.offsets for file in (*files, *extra) if file.may_hold(partition, Span(start, end))]
+            if not held:
+                return
+            start = max(start, min(span.low for span in held))
+            window = Span(start, _window_end(held, start, min(start + size, end)))
+            rows = self._window(partition, window, files, extra)
+            start = window.high
+            if rows is not None:
+                bytes_per_row = max(rows.records.nbytes / len(rows.offsets), 1)
+                size = int(min(WINDOW_BYTES / bytes_per_row, 8 * size, _LARGEST_WINDOW)) or 1
+                yield rows
+            else:  # nothing but a gap: nothing is known of the rows behind it
+                size = min(2 * size, _LARGEST_WINDOW)
+
+    def _window(self, partition: int, window: Span, files: list[DataFile], extra: list[DataFile]) -> Rows | None:
+        columns = [name for name in self.topic.columns.names if not (self.topic.is_default and name == "timestamp")]
+        found: list[Rows] = []
+        for file in files:
+            if file.may_hold(partition, window):
+                ranges = {partition: window}
+                found += map(self._rows, read_rows(self.table, file, [*columns, *_PLACE], ranges=ranges))
+        bad: list[Rows] = []
+        for file in extra:
+            if file.may_hold(partition, window):
+                batches = read_rows(self.quarantine, file, [RECORD, *_PLACE], ranges={partition: window})
+                bad += (self._rows(_unpacked(batch)) for batch in batches)
+        return _sorted(found, bad, f"{self.table} at version {self.version}, partition {partition}")
+
+    def _rows(self, batch: pa.RecordBatch) -> Rows:
+        """Rows with the topic's own columns and types; columns that a file does not have yet are null."""
+        _, offsets, times = place_of(batch)
+        own = batch.select([name for name in batch.schema.names if name not in _PLACE])
+        if self.topic.is_default:
+            own = own.append_column(DEFAULT_EVENT_TIME, batch.column(TIMESTAMP))
+        return Rows(fit_table(own, self.topic.columns), offsets, times)
+
+
+def open_archive(table: str, version: int | None = None) -> Archive:
+    """A topic's table at a version, None: the newest.
+
+    Raises:
+        ConfigError: ``table`` is no archive, does not hold all that its topic's records were, or is of a kind that is
+            not understood.
+        SeamError: its progress cannot be read.
+    """
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(table):
+        raise ConfigError(f"there is no Delta table at {table}")
+    found = DeltaTable(table, version=version)
+    check_kind(table, found)
+    said = read_seam(table, found.version())
+    described = found.metadata().configuration.get(PROPERTY)
+    if not described:
+        raise ConfigError(f"{table} was not written by an archive, or by one that did not say what its topic is")
+    topic = from_json(described)
+    _check_columns(table, found, topic)
+    files = data_files(table, found)
+    quarantine = _quarantine_of(table)
+    bad = DeltaTable(quarantine) if DeltaTable.is_deltatable(quarantine) else None
+    bad_files = data_files(quarantine, bad) if bad is not None else ()
+    seam = said.seam if said is not None else _seam_of_rows(table, topic, files)
+    ends = dict(seam.ends)
+    # The quarantine is the newest one: of an older version of the table it has rows that later batches came upon.
+    if version is None or read_seam(table) == said:
+        for partition, end in ends_of_rows(quarantine, bad_files).items():
+            ends[partition] = max(end, ends.get(partition, 0))
+    return Archive(
+        table,
+        found.version(),
+        str(found.metadata().id),
+        topic,
+        seam,
+        files,
+        ends,
+        quarantine if bad is not None else "",
+        bad_files,
+    )
+
+
+def _seam_of_rows(table: str, topic: ArchivedTopic, files: Sequence[DataFile]) -> ArchiveProgress:
+    """Where Delta has cleaned away the commits of the archive since it ended: logs ended behind the last rows, or later
+    by offsets that no record had."""
+    ends = {**dict.fromkeys(range(topic.partitions), 0), **ends_of_rows(table, files)}
+    return ArchiveProgress(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends, mode="append")
+
+
+def _quarantine_of(table: str) -> str:
+    to, _, name = table.rstrip("/").rpartition("/")
+    return quarantine_path(to or ".", name)
+
+
+def _check_columns(table: str, found: object, topic: ArchivedTopic) -> None:
+    """Raises ConfigError when records were taken apart as they were archived: what they were is not in the table."""
+    there = {field.name for field in found.schema().fields}  # type: ignore[attr-defined]
+    wanted = {"key", "value"} if topic.is_default else set(topic.columns.names)
+    if missing := sorted(wanted - there):
+        raise ConfigError(
+            f"{table} does not hold the records of topic {topic.name} as they were: it has no column {missing[0]}"
+        )
+
+
+def _window_end(held: list[Span], start: int, end: int) -> int:
+    """Where files end, if one does in the second half of the window: then it need not be read again."""
+    ends = [span.high for span in held if start + (end - start) // 2 <= span.high <= end]
+    return max(ends, default=end)
+
+
+def _unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of a quarantine with the columns of their records."""
+    record = batch.column(RECORD)
+    names = [record.type.field(at).name for at in range(record.type.num_fields)]
+    columns = [*record.flatten(), *(batch.column(name) for name in _PLACE)]
+    return pa.RecordBatch.from_arrays(columns, names=[*names, *_PLACE])
+
+
+def _sorted(found: list[Rows], bad: list[Rows], where: str) -> Rows | None:
+    """All of them by offset. Quarantines may name a row twice, and one that went into the table after all."""
+    parts = [*found, *bad]
+    if not parts:
+        return None
+    offsets: Numbers = np.concatenate([part.offsets for part in parts])
+    order = np.argsort(offsets, kind="stable")
+    offsets = offsets[order]
+    is_again = np.concatenate([[False], offsets[1:] == offsets[:-1]])
+    in_table = sum(len(part.offsets) for part in found)
+    if (twice := is_again & (order < in_table)).any():
+        raise ArchiveDamagedError(f"{where}: offset {int(offsets[np.argmax(twice)])} is there twice")
+    order, offsets = order[~is_again], offsets[~is_again]
+    records = parts[0].records if len(parts) == 1 else pa.concat_batches([part.records for part in parts])
+    if not np.array_equal(order, np.arange(len(records))):
+        records = records.take(pa.array(order))
+    times: Numbers = np.concatenate([part.times for part in parts])[order]
+    return Rows(records, offsets, times)

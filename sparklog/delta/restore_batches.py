@@ -1,0 +1,147 @@
+"""Archived rows of one partition as the batches that a log gets back: their offsets, their times, small enough. Pure.
+
+What readers take for a record's time is its event time, and for a record without one the greatest of its batch
+(the leader's clock, where no record of the batch had one). So rows may share a batch only where that comes out as it
+stands in the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, event_time_range
+from sparklog.record.compacted_batch import MAX_SPAN
+from sparklog.record.restored_batch import place_batch, place_nothing
+
+Numbers = npt.NDArray[np.int64]
+
+#: A batch is made of about so many bytes of records.
+_BATCH_BYTES = 1 << 20
+#: What a batch may need beside the bytes of its records, for its message and the ends of its buffers.
+_ROOM_BYTES = 4096
+#: Offsets in front of a batch's first record that it covers itself.
+_LONGEST_GAP = MAX_SPAN // 2
+
+
+class Rows(NamedTuple):
+    """Rows of one partition by ascending offset: records with the topic's columns, offsets, times in us."""
+
+    records: pa.RecordBatch
+    offsets: Numbers
+    times: Numbers
+
+    def part(self, start: int, end: int) -> Rows:
+        return Rows(self.records.slice(start, end - start), self.offsets[start:end], self.times[start:end])
+
+
+class RestoreBatches(NamedTuple):
+    """What the topic asks of its batches. ``event_time``: the column that times go by, None where they are the log's
+    own. ``compression`` as in ``encode_batch``."""
+
+    schema: pa.Schema
+    schema_id: int
+    event_time: str | None
+    max_message_bytes: int
+    compression: str | None = None
+
+    def batches(self, rows: Rows, begin: int) -> Iterator[EncodedBatch]:
+        """Batches that cover the offsets from ``begin``, at or below the first row's, to behind the last row's, each
+        with the gap in front of its first record.
+
+        Raises:
+            BrokerError: a row that cannot be encoded.
+        """
+        starts = [*time_cuts(rows, self.event_time), len(rows.offsets)]
+        for start, end in itertools.pairwise(starts):
+            for piece in self._pieces(rows.part(start, end)):
+                first = int(piece.offsets[0])
+                if first - begin > _LONGEST_GAP:
+                    yield from self.nothing(begin, first)
+                    begin = first
+                yield self._placed(piece, begin)
+                begin = int(piece.offsets[-1]) + 1
+
+    def nothing(self, begin: int, end: int) -> list[EncodedBatch]:
+        """Batches for offsets that no record has."""
+        return place_nothing(self.schema, begin=begin, end=end, schema_id=self.schema_id)
+
+    def _pieces(self, rows: Rows) -> Iterator[Rows]:
+        count = len(rows.offsets)
+        limit = self.max_message_bytes - _ROOM_BYTES
+        target = min(_BATCH_BYTES, limit)
+        step = max(1, int(count * target // max(rows.records.nbytes, 1)))
+        for start in range(0, count, step):
+            yield from self._small_enough(rows.part(start, min(start + step, count)), limit)
+
+    def _small_enough(self, rows: Rows, limit: int) -> Iterator[Rows]:
+        """Halves of halves, until one is below ``limit``; a single record is as large as it is."""
+        count = len(rows.offsets)
+        is_wide = int(rows.offsets[-1]) - int(rows.offsets[0]) >= _LONGEST_GAP
+        if count > 1 and (rows.records.nbytes > limit or is_wide):
+            yield from self._small_enough(rows.part(0, count // 2), limit)
+            yield from self._small_enough(rows.part(count // 2, count), limit)
+        else:
+            yield rows
+
+    def _placed(self, rows: Rows, begin: int) -> EncodedBatch:
+        return place_batch(
+            rows.records,
+            rows.offsets,
+            begin=begin,
+            end=int(rows.offsets[-1]) + 1,
+            times=_times(rows, self.event_time),
+            schema_id=self.schema_id,
+            compression=self.compression,
+        )
+
+
+def time_cuts(rows: Rows, event_time: str | None) -> list[int]:
+    """Where batches have to begin, 0 first, so that each record comes out with its time."""
+    lacking = _lacking(rows, event_time)
+    times = rows.times
+    changes = (lacking[1:] != lacking[:-1]) | (lacking[1:] & (times[1:] != times[:-1]))
+    starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
+    if event_time is None:
+        return starts
+    cuts = [0]
+    stamp: int | None = None  # what records without an event time show, in the batch that grows
+    latest: int | None = None  # the greatest event time in it
+    for start, end in zip(starts, [*starts[1:], len(times)], strict=True):
+        if lacking[start]:
+            time = int(times[start])
+            fits = stamp == time if stamp is not None else latest is None or latest <= time
+            stamp, latest = time, latest if fits else None
+        else:
+            greatest = event_time_range(rows.records.slice(start, end - start), event_time)[1]
+            fits = stamp is None or greatest <= stamp
+            stamp, latest = (stamp, max(latest or greatest, greatest)) if fits else (None, greatest)
+        if not fits:
+            cuts.append(start)
+    return cuts
+
+
+def _times(rows: Rows, event_time: str | None) -> tuple[int, int]:
+    """Least and greatest time of the header, in us."""
+    lacking = _lacking(rows, event_time)
+    found = event_time_range(rows.records, event_time)
+    if not lacking.any():
+        return found
+    stamp = int(rows.times[int(np.argmax(lacking))])
+    has_times = found != (NO_TIMESTAMP, NO_TIMESTAMP)
+    return (min(found[0], stamp) if has_times else stamp), stamp
+
+
+def _lacking(rows: Rows, event_time: str | None) -> npt.NDArray[np.bool_]:
+    """Which records have no event time."""
+    if event_time is None:
+        return np.ones(len(rows.times), dtype=bool)
+    column = rows.records.column(event_time)
+    if not column.null_count:
+        return np.zeros(len(column), dtype=bool)
+    return column.is_null().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

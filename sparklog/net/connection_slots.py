@@ -1,0 +1,114 @@
+"""Places for connections: how many a server accepts, of whom, and how long one may be silent.
+
+A connection is *unknown* until its hello, and until the proof that its hello offers. Then it is a client's or a peer's.
+A peer is a broker of the cluster or its controller. Clients leave some places free for peers. Where all are taken, the
+unknown connection that has waited longest gives its place to the next one. Unknown connections are closed after a
+short time, and a client's that is idle after a long one, unless it waits for an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from enum import Enum
+from typing import Protocol
+
+_log = logging.getLogger(__name__)
+
+
+class ConnectionStanding(Enum):
+    """Whose a connection is, as far as is known. ``UNKNOWN``: no hello came, or the proof that it offers did not."""
+
+    UNKNOWN = "unknown"
+    CLIENT = "client"
+    PEER = "peer"
+
+
+class Connected(Protocol):
+    """A connection that has a place."""
+
+    #: Monotonic time: when it was accepted, then when its last request came.
+    used_s: float
+
+    @property
+    def standing(self) -> ConnectionStanding: ...
+
+    @property
+    def awaits_answers(self) -> bool: ...
+
+    def abort(self) -> None:
+        """Close it without a word: its peer says nothing."""
+
+    def close(self) -> None: ...
+
+
+class ConnectionSlots:
+    """Owner: the server, on its event loop."""
+
+    def __init__(self, limit: int, *, kept: int = 0, hello_s: float = 10.0, idle_s: float = 600.0) -> None:
+        """``limit``: of all connections. ``kept``: of these, for peers."""
+        self.limit = limit
+        self.client_limit = limit - kept
+        self._hello_s = hello_s
+        self._idle_s = idle_s
+        self.connections: set[Connected] = set()
+        #: The oldest first.
+        self._unknown: dict[Connected, None] = {}
+        self._clients: set[Connected] = set()
+        #: Between two looks.
+        self.interval_s = max(0.05, min(5.0, hello_s / 4, idle_s / 4))
+
+    def __len__(self) -> int:
+        return len(self.connections)
+
+    def accept(self, connection: Connected, *, spare: int = 0) -> bool:
+        """Give the connection a place, if need be that of the unknown one that has said nothing for longest. ``spare``:
+        places that are to be left free."""
+        while len(self.connections) >= self.limit - spare and self._unknown and not spare:
+            oldest = next(iter(self._unknown))
+            self.leave(oldest)
+            oldest.abort()
+        if len(self.connections) >= self.limit - spare:
+            return False
+        self.connections.add(connection)
+        self._unknown[connection] = None
+        return True
+
+    def greeted(self, connection: Connected) -> bool:
+        """Note whose the connection is, after hello and after a proof. Returns whether there is a place for it."""
+        match connection.standing:
+            case ConnectionStanding.UNKNOWN:
+                return True
+            case ConnectionStanding.PEER:
+                self._unknown.pop(connection, None)
+                return True
+            case ConnectionStanding.CLIENT:
+                self._unknown.pop(connection, None)
+                self._clients.add(connection)
+                return len(self._clients) <= self.client_limit
+
+    def leave(self, connection: Connected) -> None:
+        self.connections.discard(connection)
+        self._unknown.pop(connection, None)
+        self._clients.discard(connection)
+
+    def look(self, now_s: float) -> None:
+        """Close those that have been silent for too long."""
+        silent = [one for one in self._unknown if now_s - one.used_s >= self._hello_s]
+        for connection in silent:
+            self.leave(connection)
+            connection.abort()
+        if silent:
+            _log.warning("%d connections closed: no hello, or no proof, came within %g s", len(silent), self._hello_s)
+        idle = list(self._idle(self._clients, now_s))
+        for connection in idle:
+            connection.close()
+        if idle:
+            _log.info("%d connections closed: no request came within %g s", len(idle), self._idle_s)
+
+    def _idle(self, connections: Iterable[Connected], now_s: float) -> Iterable[Connected]:
+        for connection in connections:
+            if connection.awaits_answers:
+                connection.used_s = now_s
+            elif now_s - connection.used_s >= self._idle_s:
+                yield connection

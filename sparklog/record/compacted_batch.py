@@ -1,0 +1,217 @@
+"""Batches from which records were taken out: the rest keeps its offsets, in an array of deltas behind the body.
+
+::
+
+    body (one RecordBatch message) | u32 offset delta of each record | zeros up to a multiple of 8
+
+A cleaned batch covers all the offsets that its sources covered, so that batches still follow each other without a gap.
+Neighbours are put together, since a batch a record is what small producers leave behind: never over a leader epoch, and
+never with one that has to stand alone (the last of a producer, which tells its sequences; a marker). Records of a
+transaction that is over are plain records from here on.
+
+A record without an event time shows the greatest time of its batch, from before it was cleaned as after: so that time
+stays, and such records are put together with those alone that show the same. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_PRODUCER
+from sparklog.record.arrays import empty_batch
+from sparklog.record.checksum import Buffer, crc32c
+from sparklog.record.codec import NO_TIMESTAMP, decode_batch, encode_batch
+from sparklog.record.header import BatchHeader, Flag
+
+#: Offsets that one batch covers at most; the header has 32 bits for it.
+MAX_SPAN = 2**31
+_CODECS = int(Flag.LZ4 | Flag.ZSTD)
+
+
+class CompactedBatch(NamedTuple):
+    """Ready for a place in a file: ``header`` lacks position, running maximum, and whether it is a segment's first."""
+
+    header: BatchHeader
+    body: Buffer
+
+
+class Source(NamedTuple):
+    """A stored batch, and what is left of it. ``body`` is the stored one, for where all is left."""
+
+    header: BatchHeader
+    body: memoryview
+    records: pa.RecordBatch
+    offsets: npt.NDArray[np.int64]
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.offsets) == self.header.record_count
+
+    def stamp(self, event_time: str | None) -> int | None:
+        """The time of the records that have none in this column; None: each has one."""
+        at = self.records.schema.get_field_index(event_time) if event_time is not None else -1
+        return None if at >= 0 and not self.records.column(at).null_count else self.header.max_timestamp
+
+
+def offsets_of(header: BatchHeader, body: Buffer) -> npt.NDArray[np.int64]:
+    """The offset of each record of a stored batch.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE when there are fewer than records, they do not rise, or leave the batch.
+    """
+    if not header.flags & Flag.OFFSET_ARRAY:
+        return np.arange(header.base_offset, header.base_offset + header.record_count, dtype=np.int64)
+    array = memoryview(body)[header.length : header.length + header.offset_array_length]
+    deltas = np.frombuffer(array, dtype="<u4")[: header.record_count].astype(np.int64)
+    if len(deltas) < header.record_count or (
+        len(deltas) and (deltas[-1] >= header.offset_span or bool((np.diff(deltas) <= 0).any()))
+    ):
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"batch at offset {header.base_offset}: offset array does not fit {header.record_count} records"
+            f" over {header.offset_span} offsets",
+        )
+    return header.base_offset + deltas
+
+
+def cut_front(header: BatchHeader, body: memoryview, start: int, *, schema: pa.Schema) -> CompactedBatch:
+    """What a stored batch holds from offset ``start`` on, which lies inside it: for a follower whose log ends there."""
+    records = decode_batch(header, body[: header.length + header.offset_array_length], schema)
+    offsets = offsets_of(header, body)
+    first = int(np.searchsorted(offsets, start))
+    merger = BatchMerger(schema, target_bytes=0, event_time=None)
+    merger.begin_at = start
+    found = merger.add(Source(header, body, records.slice(first), offsets[first:]), alone=True)
+    assert len(found) == 1
+    return found[0]
+
+
+class BatchMerger:
+    """Puts what is left of the batches of one segment together. Used for one new segment, from front to end."""
+
+    def __init__(
+        self, schema: pa.Schema, *, target_bytes: int, event_time: str | None, keep_times: bool = True
+    ) -> None:
+        """``target_bytes``: uncompressed, of a batch made of several. ``event_time``: the column that records have
+        their times in; None: those of the sources are theirs. ``keep_times``: False where nobody is shown those of
+        records without an event time, which may then be put together whenever they were written."""
+        self._schema = schema
+        self._target_bytes = target_bytes
+        self._event_time = event_time
+        self._keep_times = keep_times
+        self._parts: list[Source] = []
+        self._bytes = 0
+        #: ``Source.stamp`` of the parts
+        self._stamp: int | None = None
+        #: the first source since the last batch, which says codec and epoch
+        self._first: BatchHeader | None = None
+        self._begin = -1
+        #: offset that the next batch begins at; -1: where its first source does
+        self.begin_at = -1
+        self._end = -1
+
+    def add(self, source: Source, *, alone: bool) -> list[CompactedBatch]:
+        """Take the next batch, whatever is left of it; what is complete comes back. ``alone``: keep its producer's
+        word, and nothing else with it."""
+        header = source.header
+        made: list[CompactedBatch] = []
+        size = source.records.nbytes
+        stamp = source.stamp(self._event_time) if self._keep_times and len(source.offsets) else None
+        if self._first is not None and (
+            alone
+            or header.leader_epoch != self._first.leader_epoch
+            or header.next_offset - self._begin > MAX_SPAN
+            or (
+                self._parts
+                and len(source.offsets)
+                and (self._bytes + size > self._target_bytes or stamp != self._stamp)
+            )
+        ):
+            made += self.flush()
+        if self._first is None:
+            self._first = header
+            self._begin = header.base_offset if self.begin_at < 0 else self.begin_at
+        self._end = header.next_offset
+        if len(source.offsets):
+            self._parts.append(source)
+            self._bytes += size
+            self._stamp = stamp
+        if alone:
+            made.append(self._made(keep_producer=True))
+        return made
+
+    def flush(self) -> list[CompactedBatch]:
+        """What has been taken and not given back, as a batch; none when there is nothing."""
+        return [] if self._first is None else [self._made(keep_producer=False)]
+
+    def verbatim(self, header: BatchHeader, body: memoryview) -> list[CompactedBatch]:
+        """A batch that stays as it is, a marker."""
+        flags = header.flags & ~Flag.FIRST_OF_SEGMENT | Flag.CLEANED
+        return [*self.flush(), CompactedBatch(header._replace(flags=int(flags)), body)]
+
+    def _made(self, *, keep_producer: bool) -> CompactedBatch:
+        assert self._first is not None
+        first, parts, begin, end = self._first, self._parts, self._begin, self._end
+        self._first, self._parts, self._bytes, self.begin_at = None, [], 0, -1
+        body, shape = self._body(parts, first, self._stamp)
+        offsets = np.concatenate([part.offsets for part in parts]) if parts else np.empty(0, np.int64)
+        array = offset_array(offsets, begin)
+        whole = b"".join([body, array]) if array else body
+        sources = [part.header for part in parts] or [first]
+        flags = shape.flags & _CODECS | Flag.CLEANED | (Flag.OFFSET_ARRAY if array else 0)
+        producer = (first.producer_id, first.producer_epoch, first.first_sequence)
+        producer_id, producer_epoch, first_sequence = producer if keep_producer else (NO_PRODUCER, -1, -1)
+        header = shape._replace(
+            base_offset=begin,
+            append_time=max(header.append_time for header in sources),
+            producer_id=producer_id,
+            offset_span=end - begin,
+            record_count=len(offsets),
+            length=memoryview(body).nbytes,
+            body_crc=crc32c(whole),
+            leader_epoch=first.leader_epoch,
+            schema_id=first.schema_id,
+            first_sequence=first_sequence,
+            offset_array_length=len(array),
+            producer_epoch=producer_epoch,
+            flags=int(flags),
+        )
+        return CompactedBatch(header, whole)
+
+    def _body(self, parts: Sequence[Source], first: BatchHeader, stamp: int | None) -> tuple[Buffer, BatchHeader]:
+        """The message, and a header that has its codec and its times. ``stamp``: that of all ``parts``."""
+        if not parts:
+            body = empty_batch(self._schema).serialize()
+            shape = first._replace(flags=0, min_timestamp=NO_TIMESTAMP, max_timestamp=NO_TIMESTAMP)
+            return memoryview(body), shape
+        if len(parts) == 1 and parts[0].is_whole:
+            return parts[0].body[: parts[0].header.length], parts[0].header
+        records = parts[0].records if len(parts) == 1 else pa.concat_batches([part.records for part in parts])
+        flags = parts[0].header.flags
+        compression = "lz4" if flags & Flag.LZ4 else "zstd" if flags & Flag.ZSTD else None
+        shape, made = encode_batch(
+            records, schema_id=first.schema_id, compression=compression, event_time=self._event_time
+        )
+        if stamp is not None:
+            earliest = min(part.header.min_timestamp for part in parts)
+            shape = shape._replace(min_timestamp=earliest, max_timestamp=stamp)
+        elif shape.max_timestamp == NO_TIMESTAMP:
+            shape = shape._replace(
+                min_timestamp=min(part.header.min_timestamp for part in parts),
+                max_timestamp=max(part.header.max_timestamp for part in parts),
+            )
+        return memoryview(made), shape
+
+
+def offset_array(offsets: npt.NDArray[np.int64], base_offset: int) -> bytes:
+    """Empty where the records follow each other from the batch's first offset on."""
+    if not len(offsets) or offsets[-1] - base_offset == len(offsets) - 1:
+        return b""
+    deltas = (offsets - base_offset).astype("<u4").tobytes()
+    return deltas + bytes(-len(deltas) % 8)

@@ -1,0 +1,84 @@
+"""Batches whose records have their offsets already: a topic comes back from where it was archived to. Pure.
+
+As a cleaned batch, one of these may cover offsets that no record has: those before its first record, between its
+records, and behind the last (transaction markers, aborted records, what compaction took away). So batches follow each
+other without a gap, whatever is left between their records.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.record.arrays import empty_batch
+from sparklog.record.checksum import crc32c
+from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, encode_batch, header_times
+from sparklog.record.compacted_batch import MAX_SPAN, offset_array
+from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.message import ALIGNMENT
+
+
+def place_batch(
+    records: pa.RecordBatch,
+    offsets: npt.NDArray[np.int64],
+    *,
+    begin: int,
+    end: int,
+    times: tuple[int, int],
+    schema_id: int,
+    compression: str | None,
+) -> EncodedBatch:
+    """``records`` (one or more) at ``offsets``, which rise from ``begin`` or later to below ``end``; the batch covers
+    [begin, end). ``times``: the least and greatest of its records, in us; a record without an event time has the
+    greatest.
+
+    Raises:
+        BrokerError: as ``encode_batch``.
+    """
+    header, body = encode_batch(records, schema_id=schema_id, compression=compression, event_time=None)
+    array = offset_array(offsets, begin)
+    least, greatest = header_times(*times)
+    whole = pa.py_buffer(b"".join([body, array])) if array else body
+    placed = header._replace(
+        base_offset=begin,
+        offset_span=end - begin,
+        min_timestamp=least,
+        max_timestamp=greatest,
+        body_crc=crc32c(whole),
+        offset_array_length=len(array),
+        flags=int(header.flags | (Flag.OFFSET_ARRAY if array else 0)),
+    )
+    return EncodedBatch(placed, whole)
+
+
+def place_nothing(schema: pa.Schema, *, begin: int, end: int, schema_id: int) -> list[EncodedBatch]:
+    """Batches without a record that cover the offsets [begin, end); none where there are none."""
+    if begin >= end:
+        return []
+    body = empty_batch(schema).serialize()
+    assert body.size % ALIGNMENT == 0
+    header = BatchHeader(
+        base_offset=begin,
+        position=0,
+        max_timestamp=NO_TIMESTAMP,
+        running_max=0,
+        append_time=0,
+        producer_id=-1,
+        min_timestamp=NO_TIMESTAMP,
+        offset_span=0,
+        record_count=0,
+        length=body.size,
+        body_crc=crc32c(body),
+        leader_epoch=-1,
+        schema_id=schema_id,
+        first_sequence=-1,
+        offset_array_length=0,
+        producer_epoch=-1,
+        flags=0,
+    )
+    starts = range(begin, end, MAX_SPAN)
+    return [
+        EncodedBatch(header._replace(base_offset=start, offset_span=min(MAX_SPAN, end - start)), body)
+        for start in starts
+    ]

@@ -1,0 +1,300 @@
+"""Making a producer's columns fit a topic: order, types, missing nullable columns.
+
+Data frames come with the types of their library: categoricals, views, large strings, nanoseconds. They are cast to
+the topic's types when that loses nothing, and refused naming every column that does not fit. A column never changes
+its nature: text is not parsed into numbers, numbers are not taken for times. Timestamps without a time zone are UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.layout import is_list
+from sparklog.record.required_columns import misplaced_null
+
+#: Above this a column of large strings is cast in parts, because the offsets of ``string`` end at 2 GB.
+_CAST_AT_ONCE_BYTES = 1 << 30
+_MAX_NAMED = 20
+
+
+class _DoesNotFitError(Exception):
+    """A column cannot become what the topic asks for; the text says why."""
+
+
+#: Arrow's own errors include ValueError, OverflowError and TypeError of values that its message cannot show.
+_DOES_NOT_FIT = (_DoesNotFitError, pa.ArrowException, ValueError, OverflowError, TypeError)
+
+
+def fit_table(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
+    """``table`` with exactly the columns of ``schema``: a table for a table, a batch for a batch.
+
+    Columns are found by name; missing nullable ones are filled with nulls. Data that fit already are not copied.
+
+    Raises:
+        BrokerError: SCHEMA_MISMATCH naming each column that is missing, unknown, twice there, of another type, or
+            holds values or nulls that the topic's column cannot.
+    """
+    problems = _name_problems(table.schema, schema)
+    columns = []
+    for field in schema:
+        index = table.schema.get_field_index(field.name)
+        try:
+            columns.append(_missing(field, table) if index < 0 else _fit_column(table.column(index), field))
+        except _DOES_NOT_FIT as error:
+            reason = str(error).partition("\n")[0][:300]
+            found = f" ({table.schema.field(index).type})" if index >= 0 else ""
+            problems.append(f"column {field.name!r}{found} does not fit {field.type}: {reason}")
+    if problems:
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, "; ".join(problems[:_MAX_NAMED]))
+    make = pa.Table.from_arrays if isinstance(table, pa.Table) else pa.RecordBatch.from_arrays
+    return make(columns, schema=schema)
+
+
+def _name_problems(found: pa.Schema, expected: pa.Schema) -> list[str]:
+    names = set(found.names)
+    twice = [
+        f"column {name!r} occurs {found.names.count(name)} times"
+        for name in sorted(names)
+        if found.names.count(name) > 1
+    ]
+    unknown = [
+        f"column {field.name!r} ({field.type}) is not among the topic's columns {expected.names}"
+        for field in found
+        if expected.get_field_index(field.name) < 0
+    ]
+    return twice + unknown
+
+
+def _missing(field: pa.Field, table: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
+    if not field.nullable:
+        raise _DoesNotFitError("it is missing and may not be null")
+    nulls = _nulls(table.num_rows, field.type)
+    return pa.chunked_array([nulls]) if isinstance(table, pa.Table) else nulls
+
+
+def _fit_column(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    in_parts = isinstance(column, pa.ChunkedArray)
+    fitted: list[pa.Array] = []
+    rows = 0
+    for chunk in chunks:
+        try:
+            parts = _in_parts(chunk, field.type) if in_parts else [_convert(chunk, field.type)]
+        except _DOES_NOT_FIT as error:
+            raise _DoesNotFitError(_of_first_row(chunk, field.type, rows, error)) from None
+        for part in parts:
+            if path := misplaced_null(part, field):
+                row = rows + _first_row(part, lambda found: misplaced_null(found, field) is not None)
+                raise _DoesNotFitError(f"{path!r} holds nulls and may not, first in row {row}")
+            rows += len(part)
+        fitted += parts
+    return pa.chunked_array(fitted, type=field.type) if in_parts else fitted[0]
+
+
+def _of_first_row(array: pa.Array, target: pa.DataType, rows_before: int, error: Exception) -> str:
+    """Return why ``array`` cannot become ``target``, with the first row that cannot where this depends on values."""
+
+    def refusal(part: pa.Array) -> Exception | None:
+        try:
+            # A copy: a slice of lists has the values of all of them.
+            _convert(part.take(pa.array(np.arange(len(part)))), target)
+        except _DOES_NOT_FIT as found:
+            return found
+        return None
+
+    if refusal(array.slice(0, 0)) is not None:
+        return str(error)  # the types alone do not fit
+    row = _first_row(array, lambda part: refusal(part) is not None)
+    return f"row {rows_before + row}, {_shown(array[row])}: {refusal(array.slice(row, 1)) or error}"
+
+
+def _first_row(array: pa.Array, refused: Callable[[pa.Array], bool]) -> int:
+    """Return the first row of ``array`` that is ``refused``; one of them is."""
+    low, high = 0, len(array)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if refused(array.slice(low, middle - low)):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        text = str(value.as_py())
+    except (ValueError, OverflowError, pa.ArrowException):  # a time that Python cannot hold
+        text = str(pa.array([value], value.type)).replace("\n", "")
+    return text if len(text) <= 100 else text[:100] + "..."
+
+
+def _in_parts(array: pa.Array, target: pa.DataType) -> list[pa.Array]:
+    if array.type == target or array.nbytes < _CAST_AT_ONCE_BYTES or len(array) < 2:
+        return [_convert(array, target)]
+    half = len(array) // 2
+    return _in_parts(array.slice(0, half), target) + _in_parts(array.slice(half), target)
+
+
+def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """``array`` as ``target``, which is a type that topics may have; descends into nested types."""
+    source = array.type
+    if source == target:
+        return array
+    if isinstance(source, pa.BaseExtensionType):
+        return _convert(array.storage, target)
+    if types.is_dictionary(source):
+        # The values first: pyarrow cannot decode dictionaries of views, which polars' categoricals are.
+        return _convert(array.dictionary, target).take(array.indices)
+    if types.is_null(source):
+        return _nulls(len(array), target)
+    if types.is_struct(target):
+        return _convert_struct(array, target)
+    if types.is_map(target):
+        return _convert_map(array, target)
+    if is_list(target) or types.is_fixed_size_list(target):
+        return _convert_list(array, target)
+    return _convert_leaf(array, target)
+
+
+def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if not types.is_struct(array.type):
+        raise _DoesNotFitError("it is not a struct")
+    names = [array.type.field(index).name for index in range(array.type.num_fields)]
+    fields = [target.field(index) for index in range(target.num_fields)]
+    if unknown := sorted(set(names) - {field.name for field in fields}):
+        raise _DoesNotFitError(f"unknown fields {unknown}")
+    if len(set(names)) != len(names):
+        raise _DoesNotFitError(f"fields named twice among {names}")
+    children = []
+    for field in fields:
+        if field.name in names:
+            children.append(_convert(array.field(names.index(field.name)), field.type))
+        elif field.nullable:
+            children.append(_nulls(len(array), field.type))
+        else:
+            raise _DoesNotFitError(f"field {field.name!r} is missing and may not be null")
+    return pa.StructArray.from_arrays(children, fields=fields, mask=_null_mask(array))
+
+
+def _convert_map(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if not types.is_map(array.type):
+        raise _DoesNotFitError("it is not a map")
+    entries = pa.StructArray.from_arrays(
+        [_convert(array.keys, target.key_type), _convert(array.items, target.item_type)],
+        fields=[target.key_field, target.item_field],
+    )
+    return _with_children(array, target, entries)
+
+
+def _convert_list(array: pa.Array, target: pa.DataType) -> pa.Array:
+    source = array.type
+    if types.is_list_view(source) or types.is_large_list_view(source):
+        # pyarrow 26's cast from a list view can drop the last list, so it is put together from its sizes.
+        array = _list_of_view(array)
+    elif not (is_list(source) or types.is_fixed_size_list(source)):
+        raise _DoesNotFitError("it is not a list")
+    array = array.cast(_same_kind(target, array.type.value_field))
+    return _with_children(array, target, _convert(array.values, target.value_type))
+
+
+def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
+    source = array.type
+    if not _same_nature(source, target):
+        raise _DoesNotFitError("the types are not of one kind")
+    if types.is_integer(source) and types.is_decimal(target):
+        # Directly, pyarrow asks for the precision of the integer's type instead of that of its values.
+        array = array.cast(pa.decimal128(20, 0))
+        source = array.type
+    elif _is_half_float(source) and types.is_decimal(target):
+        array, source = array.cast(pa.float32()), pa.float32()
+    elif types.is_decimal(source) and _is_half_float(target):
+        return _convert_leaf(_convert_leaf(array, pa.float64()), target)
+    fitted = array.cast(target)
+    if _may_round(source, target):
+        back = fitted.cast(source)
+        import pyarrow.compute as pc  # takes longer to load than most who import this module work
+
+        changed = pc.not_equal(back, array)
+        if types.is_floating(source):
+            changed = pc.and_(changed, pc.invert(pc.is_nan(array)))
+        if pc.any(changed).as_py():
+            raise _DoesNotFitError("values would be rounded")
+    return fitted
+
+
+def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
+    """Tell whether Arrow's cast rounds in silence; it refuses what it loses between other types."""
+    if types.is_floating(source):
+        return bool(types.is_decimal(target) or (types.is_floating(target) and target.bit_width < source.bit_width))
+    if types.is_integer(source):
+        return _is_half_float(target)
+    return bool(types.is_decimal(source) and types.is_floating(target))
+
+
+def _is_half_float(kind: pa.DataType) -> bool:
+    return bool(types.is_float16(kind))
+
+
+def _same_nature(source: pa.DataType, target: pa.DataType) -> bool:
+    if _is_bytes(source) or _is_bytes(target):
+        return _is_bytes(source) and _is_bytes(target)
+    if _is_number(target):
+        return _is_number(source)
+    if types.is_timestamp(target):
+        return bool(types.is_timestamp(source) or types.is_date(source))
+    natures = (types.is_boolean, types.is_date, types.is_time, types.is_duration)
+    return any(nature(source) and nature(target) for nature in natures)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+
+
+def _same_kind(target: pa.DataType, value_field: pa.Field) -> pa.DataType:
+    """The list type of ``target``'s kind with the values of the source."""
+    if types.is_fixed_size_list(target):
+        return pa.list_(value_field, target.list_size)
+    return pa.large_list(value_field) if types.is_large_list(target) else pa.list_(value_field)
+
+
+def _with_children(array: pa.Array, target: pa.DataType, child: pa.Array) -> pa.Array:
+    """The lists or maps of ``array`` over other values of the same positions."""
+    own = array.buffers()[: 1 if types.is_fixed_size_list(target) else 2]
+    return pa.Array.from_buffers(target, len(array), own, array.null_count, array.offset, [child])
+
+
+def _list_of_view(array: pa.Array) -> pa.Array:
+    import pyarrow.compute as pc
+
+    sizes = np.asarray(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return pa.LargeListArray.from_arrays(
+        pa.array(offsets), array.flatten(), type=pa.large_list(array.type.value_field), mask=_null_mask(array)
+    )
+
+
+def _null_mask(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
+
+
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    """``count`` nulls. Not ``pa.nulls``: its lists have children of no rows and ``count`` rows' bytes, and every slice
+    of such a column is written with all of them. None are there without ``take``, which loads ``pyarrow.compute``."""
+    return pa.nulls(0, kind).take(pa.nulls(count, pa.int64())) if count else pa.nulls(0, kind)

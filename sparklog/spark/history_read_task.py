@@ -1,0 +1,73 @@
+"""What one task reads of an archive: ranges of offsets, out of some files of one version of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from sparklog.delta.snapshot import DataFile
+from sparklog.model import Span
+from sparklog.spark.coalesce_batches import gathered
+from sparklog.spark.columns import ColumnPlan
+from sparklog.spark.offsets import PartitionRange
+from sparklog.spark.read_task import RangeRead
+
+_ALL = Span()
+#: Of a batch for Spark: as in ``task``.
+_ENOUGH_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class FilesRead(InputPartition):
+    """The records of ``ranges`` (offsets by partition) and ``times`` (us) that ``files`` hold, as ``columns``."""
+
+    table: str
+    topic: str
+    files: tuple[DataFile, ...]
+    ranges: Mapping[int, Span]
+    columns: ColumnPlan
+    times: Span = _ALL
+
+
+def read_files(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
+    """Batches of the wanted columns.
+
+    Raises:
+        ArchiveFileGone: a file was vacuumed.
+        BrokerError: a value does not fit its column.
+    """
+    return gathered(_assembled(wanted), _ENOUGH_BYTES)
+
+
+def _assembled(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
+    from sparklog.delta.rows import read_rows
+
+    # Without any column a batch would not say how many rows it has.
+    names = wanted.columns.archived_columns or ("_offset",)
+    for file in wanted.files:
+        for batch in read_rows(wanted.table, file, names, ranges=wanted.ranges, times=wanted.times):
+            yield wanted.columns.assemble_archived(batch, topic=wanted.topic)
+
+
+def taken_over(wanted: RangeRead, position: int) -> tuple[int, Iterator[pa.RecordBatch]]:
+    """How far from ``position`` on the archive has the range by now, and these records. Retention that waits for the
+    archive may take from the log what a task is about to read.
+
+    Raises:
+        ConfigError, SeamError: as ``take_snapshot``.
+    """
+    from sparklog.delta.snapshot import take_snapshot
+    from sparklog.spark.history_plan import pack_files
+
+    assert wanted.archive is not None
+    table, origin = wanted.archive
+    snapshot = take_snapshot(table, wanted.partition.topic, origin)
+    end = min(wanted.end, snapshot.seam.ends.get(wanted.partition.partition, 0))
+    times = wanted.times or _ALL
+    files = pack_files(snapshot.files, [PartitionRange(wanted.partition, position, end)], times)
+    ranges = {wanted.partition.partition: Span(position, end)}
+    reads = [FilesRead(table, wanted.partition.topic, pack, ranges, wanted.columns, times) for pack in files]
+    return end, (batch for read in reads for batch in _assembled(read))

@@ -1,0 +1,143 @@
+"""What a micro-batch covers: where a query stands compared with what the logs hold now. Pure.
+
+A partition that the query has not seen is read from its beginning. What it has seen must still be there: a topic that
+is gone or was made anew, records that are gone, a log that is shorter than what was read, each is a loss, told apart
+from offsets that never had a record, which are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sparklog.errors import ConfigError
+from sparklog.model import NO_EPOCH, OffsetRange, TopicPartition
+from sparklog.spark.limits import spread
+from sparklog.spark.stream_offset import Position, StreamOffset
+
+
+class Withheld(NamedTuple):
+    """What a partition's log holds. Readers see offsets below ``readable``; ``end`` is that of all committed ones."""
+
+    topic_id: str
+    start: int
+    readable: int
+    end: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """Where the next batch begins in every partition, of those in ``begun`` not at the end of the last one; and what
+    was lost on the way there, in words."""
+
+    begins: Mapping[TopicPartition, Position]
+    begun: Mapping[TopicPartition, Position]
+    losses: tuple[str, ...]
+
+
+def first_standing(offsets: Mapping[TopicPartition, int], held: Mapping[TopicPartition, Withheld]) -> StreamPosition:
+    """The first batch of a query begins at ``offsets``."""
+    begun = {tp: Position(held[tp].topic_id, offset) for tp, offset in offsets.items()}
+    return StreamPosition(begun, begun, ())
+
+
+def stand(
+    last: Mapping[TopicPartition, Position],
+    held: Mapping[TopicPartition, Withheld],
+    *,
+    unseen: Collection[TopicPartition] = (),
+) -> StreamPosition:
+    """Compare the end of the last batch with the logs. ``unseen``: partitions that are known to be there though the
+    broker asked did not tell of them; they wait."""
+    begins, begun, losses = {}, {}, []
+    for tp in sorted(set(last) | set(held)):
+        before, now = last.get(tp), held.get(tp)
+        if now is None:
+            assert before is not None
+            if tp in unseen:
+                begins[tp] = before
+            else:
+                losses.append(f"{tp} is not there any more, or not read any more: read up to offset {before.offset}")
+            continue
+        found, loss = _begin(tp, before, now)
+        begins[tp] = found
+        if found != before:
+            begun[tp] = found
+        if loss:
+            losses.append(loss)
+    return StreamPosition(begins, begun, tuple(losses))
+
+
+def _begin(tp: TopicPartition, before: Position | None, now: Withheld) -> tuple[Position, str]:
+    earliest = Position(now.topic_id, now.start)
+    if before is None:
+        return earliest, f"{tp} is new, and its offsets 0 to {now.start} are gone" if now.start else ""
+    if before.topic_id != now.topic_id:
+        return earliest, f"{tp}: the topic was deleted and created again; read up to offset {before.offset}"
+    if before.offset < now.start:
+        return earliest, f"{tp}: offsets {before.offset} to {now.start} are gone"
+    if before.offset > now.end:
+        lost = f"{tp}: the log ends at {now.end}, read up to offset {before.offset}: it was cut"
+        return Position(now.topic_id, now.end, NO_EPOCH), lost
+    return before, ""
+
+
+def waiting(standing: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> dict[TopicPartition, OffsetRange]:
+    """What there is to read of each partition; nothing may be left where the end was held back."""
+    return {
+        tp: OffsetRange(begin.offset, max(begin.offset, held[tp].readable if tp in held else 0))
+        for tp, begin in standing.begins.items()
+    }
+
+
+def end_of_batch(
+    standing: StreamPosition, held: Mapping[TopicPartition, Withheld], *, limit: int | None
+) -> StreamOffset:
+    """The end of a batch of about ``limit`` offsets (None: all there is)."""
+    ends = spread(waiting(standing, held), limit)
+    positions = {}
+    for tp, begin in standing.begins.items():
+        moved = ends[tp] != begin.offset
+        positions[tp] = Position(begin.topic_id, ends[tp], held[tp].epoch if moved else begin.epoch)
+    return StreamOffset(positions, standing.begun)
+
+
+class BatchRange(NamedTuple):
+    """Offsets ``[begin.offset, end)`` of one partition, not empty."""
+
+    partition: TopicPartition
+    begin: Position
+    end: int
+
+
+def batch_ranges(start: StreamOffset | None, end: StreamOffset) -> list[BatchRange]:
+    """What a batch reads, from its two offsets alone, so that a replay reads the same. ``start`` None: the marker.
+
+    Raises:
+        ConfigError: the offsets do not belong together.
+    """
+    before = start.positions if start is not None else {}
+    ranges = []
+    for tp in sorted(end.positions):
+        begin, last = end.begun.get(tp) or before.get(tp), end.positions[tp]
+        if begin is None or begin.topic_id != last.topic_id or begin.offset > last.offset:
+            raise ConfigError(f"checkpoint: {tp} ends at {last}, which does not follow from a start of {begin}")
+        if begin.offset < last.offset:
+            ranges.append(BatchRange(tp, begin, last.offset))
+    return ranges
+
+
+def held_back(
+    held: Mapping[TopicPartition, Withheld], target: Mapping[TopicPartition, Withheld]
+) -> dict[TopicPartition, Withheld]:
+    """``held`` as if nothing had come since ``target``: later partitions and topics are not there yet."""
+    capped = {}
+    for tp, now in held.items():
+        then = target.get(tp)
+        if then is None:
+            continue
+        readable = min(now.readable, then.readable) if then.topic_id == now.topic_id else now.start
+        capped[tp] = now._replace(readable=readable)
+    return capped

@@ -1,0 +1,232 @@
+"""What one task reads: a range of offsets of one partition, in full or not at all.
+
+A range is bound to the topic's id and to the history of its log. When the topic was deleted or made anew, when records
+of the range are gone or the log was cut, the task fails; with failOnDataLoss=false it reads what there is and says what
+it left out. Offsets that no record has (markers, aborted transactions, cleaned batches) are no loss.
+The driver, which only makes ranges, does not load what reads them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.offsets import list_offsets
+from sparklog.client.cluster.replica_selector import LocalReads
+from sparklog.client.errors import LogTruncated
+from sparklog.delta.origin import Origin
+from sparklog.errors import BrokerError, ErrorCode, SparklogError
+from sparklog.model import NO_EPOCH, Span, TopicPartition
+from sparklog.record.arrays import array_of
+from sparklog.spark.coalesce_batches import gathered
+from sparklog.spark.columns import ColumnPlan, offset_run, plan_timestamps
+from sparklog.spark.gc_freeze import rest_what_is_loaded
+from sparklog.spark.options import CLIENT_ID
+
+if TYPE_CHECKING:
+    from sparklog.client.consumer.fetched_batches import FetchedBatch
+    from sparklog.record.header import BatchHeader
+
+_LOG = logging.getLogger(__name__)
+
+_GONE = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID}
+_LOSSES = {*_GONE, ErrorCode.OFFSET_OUT_OF_RANGE}
+#: Of a batch for Spark: from here on its rows are what takes time.
+_ENOUGH_BYTES = 256 * 1024
+
+
+class DataLoss(SparklogError):
+    """Records that were to be read are gone, or may be. With failOnDataLoss=false they are passed over."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"{detail}; with option failOnDataLoss=false they are passed over with a warning")
+
+
+def tell_losses(losses: Sequence[str], *, fail: bool) -> None:
+    """Raises DataLoss for the first, or warns of each."""
+    if losses and fail:
+        raise DataLoss(losses[0] + (f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""))
+    for loss in losses:
+        _LOG.warning("records may be missing: %s", loss)
+
+
+class ArchivePlace(NamedTuple):
+    """Where the topic's archive is, for what it has taken over from the log since a read of history was planned;
+    ``origin`` says whose archive it may be."""
+
+    table: str
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class RangeRead(InputPartition):
+    """Offsets ``[start, end)`` of one partition of the topic with this id, as ``columns``; pickled to its task.
+
+    ``last_epoch`` and ``local``: as for PartitionReader. ``times``: only records of these times (us). ``archive``: that
+    of a read of history.
+    """
+
+    bootstrap: str
+    partition: TopicPartition
+    topic_id: str
+    start: int
+    end: int
+    columns: ColumnPlan
+    isolation: int
+    fail_on_data_loss: bool
+    last_epoch: int = NO_EPOCH
+    times: Span | None = None
+    local: LocalReads = "auto"
+    archive: ArchivePlace | None = None
+
+
+def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """What a task of a planned read is given; nothing for Spark's stand-in for an empty list of them.
+
+    Raises as ``read_range`` or ``read_files``.
+    """
+    from sparklog.spark.history_read_task import FilesRead, read_files
+
+    if isinstance(partition, RangeRead):
+        yield from read_range(partition)
+    elif isinstance(partition, FilesRead):
+        yield from read_files(partition)
+    rest_what_is_loaded()
+
+
+def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
+    """The range as batches of the wanted columns. Of few columns many stored batches make one: each costs
+    the JVM as much time as thousands of rows.
+
+    Raises:
+        DataLoss: the range cannot be read in full.
+        BrokerError: a value does not fit its column; what retries could not heal.
+    """
+    return gathered(_assembled(wanted), _ENOUGH_BYTES)
+
+
+def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
+    """Each stored batch for itself. Raises as ``read_range``."""
+    position, end, epoch = wanted.start, wanted.end, wanted.last_epoch
+    assembler = _Assembler(wanted)
+    with BlockingCluster(wanted.bootstrap, client_id=CLIENT_ID) as link:
+        while position < end:
+            try:
+                for found in _fetched(link, wanted, position, end=end, last_epoch=epoch, keep=assembler.keep):
+                    offsets = _offsets(found)
+                    made = assembler.assemble(found, offsets)
+                    # Set first: what the consumer of the generator raises must not be read again.
+                    position = int(offsets[-1].as_py()) + 1
+                    if made.num_rows:
+                        yield made
+                return
+            except BrokerError as error:  # noqa: PERF203 - rarely more than once
+                if error.code not in _LOSSES:
+                    raise
+                if wanted.archive is not None and _is_trimmed(error):
+                    from sparklog.spark.history_read_task import taken_over
+
+                    found_end, batches = taken_over(wanted, position)
+                    if found_end > position:
+                        yield from batches
+                        position, epoch = found_end, NO_EPOCH
+                        continue
+                if wanted.fail_on_data_loss:
+                    raise DataLoss(f"offsets {position} to {end} of {wanted.partition}: {error}") from error
+                position, end = _behind_loss(link, wanted, position, end=end, error=error)
+                epoch = NO_EPOCH
+
+
+def _is_trimmed(error: BrokerError) -> bool:
+    """The log begins further on, or the partition is shorter than was thought."""
+    return error.code == ErrorCode.OFFSET_OUT_OF_RANGE and not isinstance(error, LogTruncated)
+
+
+def _fetched(
+    link: BlockingCluster,
+    wanted: RangeRead,
+    position: int,
+    *,
+    end: int,
+    last_epoch: int,
+    keep: Callable[[BatchHeader], bool] | None,
+) -> Iterator[FetchedBatch]:
+    from sparklog.client.consumer.partition_reader import PartitionReader
+
+    with PartitionReader(
+        link,
+        wanted.partition,
+        position,
+        end,
+        columns=_stored_columns(wanted),
+        keep=keep,
+        topic_id=wanted.topic_id,
+        last_epoch=last_epoch,
+        isolation=wanted.isolation,
+        local=wanted.local,
+    ) as reader:
+        yield from reader.fetched()
+
+
+def _stored_columns(wanted: RangeRead) -> list[str]:
+    """What is asked of the log: the columns themselves, and what rows are chosen by. Empty: headers are enough."""
+    needed = set(wanted.columns.stored_columns)
+    if wanted.times is not None:
+        needed.update(plan_timestamps(wanted.columns.shape).stored_columns)
+    return [name for name in wanted.columns.shape.schema.names if name in needed]
+
+
+def _behind_loss(
+    link: BlockingCluster, wanted: RangeRead, position: int, *, end: int, error: BrokerError
+) -> tuple[int, int]:
+    """The rest of the range that can still be read, after a warning."""
+    if error.code in _GONE:
+        low = high = end
+    else:
+        tp = wanted.partition
+        earliest = list_offsets(link, {tp: "earliest"})[tp]
+        latest = list_offsets(link, {tp: "latest"}, isolation=wanted.isolation, known={tp: end})[tp]
+        high = min(end, latest)
+        low = min(max(position, earliest), high)
+        if low == position and high == end and not isinstance(error, LogTruncated):
+            raise error  # nothing is missing: it would go round for ever
+    _LOG.warning(
+        "%s: of offsets %d to %d only %d to %d can be read, records were lost: %s",
+        *(wanted.partition, position, end, low, high, error),
+    )
+    return low, high
+
+
+def _offsets(found: FetchedBatch) -> pa.Array:
+    if found.offsets is None:
+        return offset_run(found.first_offset, found.batch.num_rows)
+    return array_of(found.offsets.astype("i8", copy=False), pa.int64())
+
+
+class _Assembler:
+    """Batches of the log into batches for Spark, without the records of other times."""
+
+    def __init__(self, wanted: RangeRead) -> None:
+        self._wanted = wanted
+        self._times = wanted.times
+        self._timestamps = plan_timestamps(wanted.columns.shape)
+        self.keep = None if wanted.times is None else self._keep
+
+    def _keep(self, header: BatchHeader) -> bool:
+        assert self._times is not None
+        return header.max_timestamp >= self._times.low and header.min_timestamp < self._times.high
+
+    def assemble(self, found: FetchedBatch, offsets: pa.Array) -> pa.RecordBatch:
+        tp = self._wanted.partition
+        made = self._wanted.columns.assemble(found.header, found.batch, partition=tp, offsets=offsets)
+        if self._times is None:
+            return made
+        times = self._timestamps.assemble(found.header, found.batch, partition=tp, offsets=offsets)
+        us = times.column(0).cast(pa.int64()).to_numpy()
+        return made.filter(pa.array((us >= self._times.low) & (us < self._times.high), pa.bool_()))

@@ -1,0 +1,77 @@
+"""How rows get into a topic, as ``route_plan`` has planned it. Loads no Arrow: a writer comes with its routes to the
+process that commits as well, which has no use for it, and would do little else but load Arrow and numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import StringType, StructType
+
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TOPIC_COLUMNS = ("topic", "_topic")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """How rows get into one topic: the columns sent, and the column that names the partition, if there is one.
+    ``topic_id``: of the topic as it was looked up."""
+
+    topic: str
+    payload: tuple[str, ...]
+    partition_column: str | None
+    topic_id: str = ""
+    #: The topic's names of the columns in ``payload``, in the same order; empty: they are the same.
+    stored_as: tuple[str, ...] = ()
+
+    def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        """The rows of ``batch`` by partition, in their order; None is for rows whose key or the producer decides."""
+        rows = batch.select(list(self.payload))
+        if self.stored_as:
+            rows = rows.rename_columns(list(self.stored_as))
+        if self.partition_column is None:
+            yield None, rows
+            return
+        for partition, part in rows_by_value(rows, batch.column(batch.schema.get_field_index(self.partition_column))):
+            if partition is not None and partition < 0:
+                raise BrokerError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"column {self.partition_column} is {partition} in a row for {self.topic}, 0 or more expected",
+                )
+            yield partition, part
+
+
+def find_topic_column(columns: StructType) -> str:
+    """The column that names each row's topic, where no option does.
+
+    Raises:
+        ConfigError: there is no such column, or it does not hold text.
+    """
+    names = columns.fieldNames()
+    name = next((name for name in reversed(TOPIC_COLUMNS) if name in names), None)
+    if name is None:
+        raise ConfigError(
+            "no topic to write to: set option topic, or add a column topic of strings; of CREATE TABLE ... AS SELECT "
+            "no option gets here: create the table without columns first, then INSERT INTO t WITH ('topic'='x')"
+        )
+    if not isinstance(columns[name].dataType, StringType):
+        raise ConfigError(f"column {name} is {columns[name].dataType.simpleString()}, string expected to name topics")
+    return name
+
+
+def rows_by_value(rows: pa.RecordBatch, values: pa.Array) -> Iterator[tuple[Any, pa.RecordBatch]]:
+    """``rows`` grouped by ``values``, in order of appearance; each group keeps its order. Null is a value."""
+    import pyarrow.compute as pc  # in tasks, which have it loaded
+
+    distinct = values.unique()
+    if len(distinct) == 1:
+        yield distinct[0].as_py(), rows
+        return
+    for value in distinct:
+        chosen = pc.equal(values, value) if value.is_valid else pc.is_null(values)
+        yield value.as_py(), rows.filter(chosen)

@@ -1,0 +1,128 @@
+"""Topics that a write goes to: looked up, and where the options say so made, or given the columns they lack.
+
+Tasks of one write may do this at the same time, and so may other writers: what somebody else has made meanwhile counts
+as made. A process that plans a write does little else: what makes topics is loaded when one is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.protocol.messages import Metadata, TopicMetadata
+from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.spark.options import CLIENT_ID
+from sparklog.spark.route import TopicRoute
+from sparklog.spark.route_plan import data_columns, plan_route, with_topic_names
+from sparklog.spark.schema import TopicShape, arrow_schema, topic_shape
+from sparklog.spark.write_options import NewTopic, WriteOptions
+
+_NO_COLUMNS = TopicShape(pa.schema([]))
+_DEFAULT_SHAPE = TopicShape(DEFAULT_SCHEMA, "timestamp")
+
+
+def look_up_route(topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
+    """As ``settle_route``, asking the cluster that the options name."""
+    with BlockingCluster(options.bootstrap, client_id=CLIENT_ID) as link:
+        return settle_route(link, topic, columns, options)
+
+
+def settle_route(link: BlockingCluster, topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
+    """How a DataFrame of ``columns`` gets into ``topic``, which is there with fitting columns when this returns.
+
+    Raises:
+        BrokerError: UNKNOWN_TOPIC_OR_PARTITION without ``createTopic``; SCHEMA_MISMATCH with what differs.
+        ConfigError: the topic is there, with other key columns than asked for.
+    """
+    found = _found(link, topic, columns, options)
+    if options.key_columns is not None and options.key_columns != found.key_columns:
+        raise ConfigError(
+            f"option keyColumns={','.join(options.key_columns)!r}: topic {topic} is there, its key columns are "
+            f"{', '.join(found.key_columns) or 'none'}"
+        )
+    shape = topic_shape(found)
+    given = columns
+    columns = with_topic_names(shape.schema.names, columns)
+    if options.merge_schema and not shape.is_default:
+        lacking = [column for column in data_columns(shape, columns).fields if column.name not in shape.schema.names]
+        if lacking:
+            from sparklog.client.admin import topics
+
+            # They may hold nulls, whatever the DataFrame promises: the rows that are there have no values.
+            added = [field.with_nullable(True) for field in arrow_schema(StructType(lacking))]
+            extended = replace(shape, schema=pa.schema([*shape.schema, *added]))
+            route = plan_route(topic, extended, columns)  # before anything is changed
+            topics.add_columns(link, topic, pa.schema(added), timeout_s=link.timeout_s)
+            return _under_own_names(replace(route, topic_id=found.topic_id), given, columns)
+    return _under_own_names(replace(plan_route(topic, shape, columns), topic_id=found.topic_id), given, columns)
+
+
+def _under_own_names(route: TopicRoute, given: StructType, columns: StructType) -> TopicRoute:
+    """Return ``route``, planned for ``columns``, for rows that have the names ``given`` at the same places."""
+    own_of = dict(zip(columns.fieldNames(), given.fieldNames(), strict=True))
+    payload = tuple(own_of[name] for name in route.payload)
+    return route if payload == route.payload else replace(route, payload=payload, stored_as=route.payload)
+
+
+def _found(link: BlockingCluster, topic: str, columns: StructType, options: WriteOptions) -> TopicMetadata:
+    # Not by asking for it: a topic that may just have been made is waited for.
+    if options.new_topic is not None and not _is_there(link, topic):
+        with _somebody_was_faster():
+            return _made(link, topic, columns, options.new_topic, keys=options.key_columns or ())
+    try:
+        return link.topic(topic, refresh=True)
+    except BrokerError as error:
+        if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise BrokerError(error.code, f"{error.detail}; createTopic=true makes it") from error
+        raise
+
+
+def _is_there(link: BlockingCluster, topic: str) -> bool:
+    reply = link.retrying("metadata", lambda: link.ask_metadata(Metadata(0, None, schemas=False)))
+    return any(found.name == topic and not found.code for found in reply.topics)
+
+
+@contextmanager
+def _somebody_was_faster() -> Iterator[None]:
+    try:
+        yield
+    except BrokerError as error:
+        if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+            raise
+
+
+def _made(
+    link: BlockingCluster, topic: str, columns: StructType, new: NewTopic, *, keys: tuple[str, ...]
+) -> TopicMetadata:
+    """Kafka's columns for a DataFrame of those, else the DataFrame's own, nullable as Spark makes tables: what is
+    computed without nulls today may have some tomorrow."""
+    from sparklog.client.admin import topics
+
+    kafka_like = _is_kafka_like(topic, columns) and keys in {(), ("key",)}
+    own = data_columns(_NO_COLUMNS, columns)
+    topics.create_topic(
+        link,
+        topic,
+        partitions=new.partitions,
+        replication_factor=new.replication_factor,
+        schema=None if kafka_like else pa.schema([field.with_nullable(True) for field in arrow_schema(own)]),
+        key=None if kafka_like else keys,
+        event_time=None,
+        config=None,
+        timeout_s=link.timeout_s,
+    )
+    return link.topic(topic, refresh=True)
+
+
+def _is_kafka_like(topic: str, columns: StructType) -> bool:
+    try:
+        plan_route(topic, _DEFAULT_SHAPE, columns)
+    except BrokerError:
+        return False
+    return True

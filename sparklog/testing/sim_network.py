@@ -1,0 +1,168 @@
+"""Simulated time and network: one queue of things to happen, and a seed for all that depends on chance.
+
+What befalls messages is drawn from a generator of the network's own, so that the same schedule of faults can be played
+in another weather (``salt``). Everything that happens later goes through ``put``. So a seed replays exactly, and a
+trace of it can be kept.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+#: names on the network
+ZK = "zk"
+CONTROLLERS = ("c1", "c2")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFaults:
+    """How bad the network is. Probabilities per message, delays in ms."""
+
+    loss: float = 0.03
+    duplicate: float = 0.05
+    slow: float = 0.05
+    delay_ms: int = 4
+    slow_ms: int = 250
+    #: more loss of what ZooKeeper answers: writes whose fate the writer does not know
+    zk_answer_loss: float = 0.0
+    #: a second copy of a message comes up to so late
+    duplicate_ms: int = 1500
+    #: chance that what a controller tells a broker comes later than all else, by up to ``slow_ms``
+    late_updates: float = 0.0
+
+    #: chance that a message is lost, late or doubled: one of them
+    bad: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bad", self.loss + self.slow + self.duplicate)
+
+
+FINE = NetworkFaults(loss=0.0, duplicate=0.0, slow=0.0)
+#: A seed takes one of these: what one hides another shows. Source: "Swarm Testing" (Groce et al.).
+WEATHERS = (
+    NetworkFaults(),
+    NetworkFaults(loss=0.0, duplicate=0.0, slow=0.02),
+    NetworkFaults(loss=0.15, duplicate=0.02, slow=0.02),
+    NetworkFaults(loss=0.02, duplicate=0.4, slow=0.1, duplicate_ms=2500),
+    NetworkFaults(loss=0.02, duplicate=0.05, slow=0.3, slow_ms=400),
+    NetworkFaults(loss=0.05, duplicate=0.02, slow=0.02, zk_answer_loss=0.5),
+)
+
+
+class ProcessEnded(Exception):
+    """The process died in the middle of what it did."""
+
+
+class Actor(Protocol):
+    """A process, as far as the order of time goes."""
+
+    alive: bool
+    #: counts starts and ends
+    process: int
+    paused_until_ms: int
+
+
+#: What is to be done, and by which process: as that one, when it is not paused, and never as a later one. None: by
+#: nobody in particular.
+Deed = tuple[Actor | None, int, Callable[[], None]]
+
+
+class SimNetwork:
+    """Mutable, single-threaded. ``now_ms`` moves only in ``run_until``."""
+
+    def __init__(self, seed: int, *, weather: NetworkFaults, salt: int = 0, trace_length: int = 400) -> None:
+        self.random = random.Random(seed)
+        self.weather = weather
+        self.now_ms = 0
+        self.events = 0
+        #: (from, to) pairs over which nothing gets through; names are those of ``send``
+        self.cut: set[tuple[object, object]] = set()
+        #: what befell the cluster, by kind
+        self.happened: Counter[str] = Counter()
+        self._chance = random.Random(f"net {seed} {salt}").random
+        #: by the time they are due, in the order they were put: times are whole milliseconds, so no heap is needed
+        self._due: dict[int, list[Deed]] = {}
+        #: when the last message of a pair arrives
+        self._last: dict[tuple[object, object], int] = {}
+        self.trace: deque[str] = deque(maxlen=trace_length)
+
+    def at(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self.put(self.now_ms + delay_ms, (None, 0, action))
+
+    def put(self, due_ms: int, deed: Deed) -> None:
+        """It is done at that time, after whatever was put there before."""
+        due = self._due.get(due_ms)
+        if due is None:
+            self._due[due_ms] = [deed]
+        else:
+            due.append(deed)
+
+    def send(self, source: object, target: object, deed: Deed, *, ordered: bool = False) -> None:
+        """Hand a message to the network: it may come late, twice, after a later one, or never. ``ordered``: over one
+        connection, which may break but neither doubles nor reorders."""
+        weather, pair = self.weather, (source, target)
+        if self.cut and pair in self.cut:
+            self.happened["message lost in a partition"] += 1
+            return
+        fate = self._chance()
+        due_ms = self.now_ms + 1 + int(self._chance() * weather.delay_ms)
+        twice = False
+        if fate < weather.bad:
+            if fate < weather.loss:
+                self.happened["message lost"] += 1
+                return
+            if fate < weather.loss + weather.slow:
+                due_ms += int(self._chance() * weather.slow_ms)
+                self.happened["message late"] += 1
+            else:
+                twice = not ordered
+        if source == ZK and self._chance() < weather.zk_answer_loss:
+            self.happened["message lost"] += 1
+            return
+        if weather.late_updates and source in CONTROLLERS and target != ZK and self._chance() < weather.late_updates:
+            due_ms += int(self._chance() * weather.slow_ms)
+        last_ms = self._last.get(pair, 0)
+        if due_ms >= last_ms:
+            self._last[pair] = due_ms
+        elif ordered:
+            due_ms = last_ms
+        else:
+            self.happened["message overtaken"] += 1
+        due = self._due.get(due_ms)  # as ``put``: every message comes by here
+        if due is None:
+            self._due[due_ms] = [deed]
+        else:
+            due.append(deed)
+        if twice:
+            self.happened["message doubled"] += 1
+            self.put(due_ms + int(self._chance() * weather.duplicate_ms), deed)
+
+    def run_until(self, end_ms: int) -> None:
+        for now_ms in range(self.now_ms, end_ms + 1):
+            due = self._due.get(now_ms)
+            if due is None:
+                continue
+            self.now_ms = now_ms
+            for deed in due:  # grows meanwhile
+                owner, process, action = deed
+                if owner is not None:
+                    if process != owner.process or not owner.alive:
+                        continue
+                    if owner.paused_until_ms > now_ms:
+                        self.put(owner.paused_until_ms, deed)
+                        continue
+                try:  # noqa: SIM105  everything comes by here
+                    action()
+                except ProcessEnded:
+                    pass
+            self.events += len(due)
+            del self._due[now_ms]
+        self.now_ms = end_ms
+
+    def note(self, line: str) -> None:
+        """A line of the trace: shown when the seed fails."""
+        self.trace.append(f"{self.now_ms:>6} {line}")

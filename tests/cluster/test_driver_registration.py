@@ -1,0 +1,124 @@
+"""The driver's seat where another driver's node is still there: who is waited for, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparklog.cluster.driver_registration import DriverRegistration
+from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.cluster.process import boot_id, identify
+from sparklog.errors import ClusterError
+from sparklog.zk import codecs, paths
+from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.session import ZkSession
+
+pytestmark = pytest.mark.integration
+
+SESSION_MS = 2000
+
+
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = EmbeddedZookeeper.start(tmp_path_factory.mktemp("zookeeper"))
+    yield server.connect
+    server.stop()
+
+
+async def claimed(connect: str, *, start_time: int, boot: str, pid_namespace: int = 0) -> ZkSession:
+    """The session of a driver that had this process's pid on a host of this name."""
+    session = await ZkSession.open(connect, session_timeout_ms=SESSION_MS)
+    store = ClusterStore(session)
+    await store.prepare()
+    await store.claim_driver(
+        socket.gethostname(), os.getpid(), start_time=start_time, boot_id=boot, pid_namespace=pid_namespace
+    )
+    return session
+
+
+def take(connect: str) -> DriverRegistration:
+    return DriverRegistration.take(connect, session_timeout_ms=SESSION_MS)
+
+
+def own_start() -> int:
+    own = identify(os.getpid())
+    assert own is not None
+    return own.start_time
+
+
+def test_a_killed_driver_whose_pid_is_anothers_by_now_is_followed_at_once(connect: str) -> None:
+    """In a container each driver has the same pid."""
+
+    async def story() -> None:
+        dead = await claimed(connect, start_time=own_start() - 1, boot=boot_id())
+        try:
+            seat = await asyncio.to_thread(take, connect)
+            assert seat.epoch > 0
+            assert dead.generation == 1 and not seat.lost.is_set(), "its session had not even to end"
+            await asyncio.to_thread(seat.close)
+        finally:
+            await dead.close()
+
+    asyncio.run(story())
+
+
+def own_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+@pytest.mark.parametrize("where", ["before the last boot", "in another container of this machine"])
+def test_a_driver_whose_process_cannot_be_looked_for_is_outlasted(connect: str, where: str) -> None:
+    """Or of another host of that name: nobody here can tell, but its session does."""
+
+    async def story() -> None:
+        if where == "before the last boot":
+            other = await claimed(connect, start_time=own_start(), boot="an earlier one")
+        else:
+            other = await claimed(
+                connect, start_time=own_start() - 1, boot=boot_id(), pid_namespace=own_namespace() + 1
+            )
+        taking = asyncio.create_task(asyncio.to_thread(take, connect))
+        await asyncio.wait({taking}, timeout=SESSION_MS / 2000)
+        assert not taking.done(), "while its session lives it has the seat"
+        await other.close()
+        seat = await taking
+        await asyncio.to_thread(seat.close)
+
+    asyncio.run(story())
+
+
+def test_a_living_driver_is_named_at_once(connect: str) -> None:
+    async def story() -> None:
+        living = await claimed(connect, start_time=own_start(), boot=boot_id())
+        try:
+            with pytest.raises(ClusterError, match=f"another driver runs this cluster: .* pid {os.getpid()}"):
+                await asyncio.wait_for(asyncio.to_thread(take, connect), 60)
+        finally:
+            await living.close()
+
+    asyncio.run(story())
+
+
+def test_a_seats_node_names_its_process_also_when_it_was_taken_again(connect: str) -> None:
+    seat = take(connect)
+
+    async def node() -> codecs.DriverNode:
+        return codecs.decode(paths.DRIVER, (await seat._zk.get(paths.DRIVER)).data, codecs.DriverNode)
+
+    async def node_taken_again() -> codecs.DriverNode:
+        await seat._zk.delete(paths.DRIVER)
+        await seat._reclaim()
+        return await node()
+
+    try:
+        found = seat._call(node())
+        assert (found.pid, found.start_time, found.boot_id) == (os.getpid(), own_start(), boot_id())
+        assert found.pid_namespace == own_namespace()
+        assert seat._call(node_taken_again()) == found
+    finally:
+        seat.close()

@@ -1,0 +1,237 @@
+"""The controller core: leaderships that leave a broker which stops go some at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from sparklog.controller import handover_notifications, pending_moves
+from sparklog.controller.cluster_state import Partition
+from sparklog.controller.effects import Effect, WriteStates
+from sparklog.controller.events import StoppingRead, UpdateAnswered, UpdateLost
+from sparklog.model import TopicPartition
+
+from .support import World, topic
+
+SIX = topic("t", *[(1, 2, 3)] * 6)
+
+
+@pytest.fixture(autouse=True)
+def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_moves, "_AT_ONCE", 2)
+
+
+def writes(orders: list[Effect]) -> Iterator[int]:
+    return (len(order.writes) for order in orders if isinstance(order, WriteStates))
+
+
+def led(world: World, broker_id: int) -> int:
+    return sum(node.state.leader == broker_id for node in world.nodes.values())
+
+
+def test_a_stopping_brokers_leaderships_go_in_batches_each_told_before_the_next() -> None:
+    world = World(SIX)
+    orders = world.ask_to_stop(1)
+    assert list(writes(orders)) == [2, 2, 2]
+    assert led(world, 1) == 0
+    assert world.controller.settled()
+    assert all(world.knows(broker)[TopicPartition("t", 5)].leader == 2 for broker in (1, 2, 3))
+
+
+def test_the_next_wait_until_the_ones_before_are_told() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    assert led(world, 1) == 4
+    assert not world.controller.settled()
+    world.answer_held()
+    assert led(world, 1) == 0
+    assert world.controller.settled()
+
+
+class Moved:
+    """All that is asked of a partition."""
+
+    pending = None
+
+
+def test_more_begin_once_half_are_told_and_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_moves, "_AT_ONCE", 4)
+    moves = pending_moves.PendingMoves()
+    partitions = [cast(Partition, Moved()) for _ in range(9)]
+    assert [moves.begin(partition, 0) for partition in partitions] == [True] * 4 + [False] * 5
+    told: set[Partition] = set()
+    assert moves.next_ones(1, told.__contains__) == []
+    told.add(partitions[0])
+    assert moves.next_ones(2, told.__contains__) == []
+    told.add(partitions[1])
+    assert moves.next_ones(3, told.__contains__) == partitions[4:6]
+    assert [moves.begin(partition, 3) for partition in partitions[4:6]] == [True, True]
+    told.update(partitions[:6])
+    assert moves.next_ones(4, told.__contains__) == partitions[6:]
+    assert moves.idle
+
+
+def test_a_broker_that_does_not_answer_stops_no_stop() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    seen = [led(world, 1)]
+    for _ in range(2):
+        world.advance(500)
+        seen.append(led(world, 1))
+    assert seen == [4, 2, 0]
+
+
+def test_no_more_are_decided_about_than_may_begin() -> None:
+    """Of thousands deciding about all took as long as some hundred writes, before the first of them."""
+    world = World(SIX)
+    world.hold_writes = True
+    world.ask_to_stop(1)
+    assert len(world.held_writes) == 2
+    assert not world.controller.settled()
+
+
+def test_what_its_stopping_leader_has_left_is_elected_for_at_once() -> None:
+    """By a process that is gone, or another one under its id: nothing is moved then, all have to have a leader."""
+    world = World(SIX)
+    world.retire(1)
+    world.feed(StoppingRead({1: 1}))
+    assert led(world, 1) == 0
+    assert world.controller.settled()
+
+
+def test_elections_that_must_be_do_not_wait() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.retire(1)
+    assert led(world, 1) == 0
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_forgotten() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.delete("t")
+    world.answer_held()
+    assert world.controller.settled()
+
+
+def told_of_moves(world: World) -> list[int]:
+    return [update.broker.broker_id for update in world.held_updates if update.update.partitions]
+
+
+def answer_next(world: World) -> None:
+    """The one update that is under way is taken in."""
+    [update], world.held_updates = world.held_updates, []
+    world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+
+
+def test_the_successor_is_told_first_then_who_follows_it_and_the_old_leader_when_both_have_been() -> None:
+    """Followers would ask a successor that does not know yet, in vain; an old leader would refuse records while nobody
+    else takes them."""
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    for broker_id in (2, 3, 1):
+        assert told_of_moves(world) == [broker_id]
+        assert {decision.state.leader for decision in world.held_updates[-1].update.partitions} == {2}
+        answer_next(world)
+    assert led(world, 1) == 2, "the next two"
+
+
+def test_all_are_told_though_the_successor_does_not_answer() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.advance(handover_notifications._PATIENCE_MS - 1)
+    assert told_of_moves(world) == [2]
+    world.advance(1)
+    assert sorted(told_of_moves(world)) == [1, 2, 3]
+    world.answer_held()
+    assert world.controller.settled()
+
+
+def test_the_old_leader_is_told_though_a_follower_does_not_answer() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.advance(1)
+    answer_next(world)
+    world.advance(handover_notifications._PATIENCE_MS - 2)
+    assert told_of_moves(world) == [3, 2], "and 2 of what leads next"
+    world.advance(1)
+    assert told_of_moves(world) == [3, 2, 1]
+    assert [decision.partition for decision in world.held_updates[-1].update.partitions] == [0, 1]
+
+
+def test_the_old_leader_does_not_wait_for_a_replica_that_is_not_in_sync() -> None:
+    world = World(topic("t", (1, 2, 3)))
+    world.leader_writes_isr(TopicPartition("t", 0), 1, 2)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    told: list[int] = []
+    while 1 not in told:
+        assert world.held_updates, "nobody but 3 has anything to answer"
+        held, world.held_updates = world.held_updates, []
+        for update in held:
+            if update.update.partitions:
+                told.append(update.broker.broker_id)
+            if update.broker.broker_id != 3:  # which hangs
+                world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+    assert told == [2, 1]
+
+
+def test_a_successor_that_has_heard_everything_has_heard_of_the_move() -> None:
+    """It was told everything, in vain, and is told again: others go on when it answers, not when patience ends."""
+    world = World(topic("t", (1, 2, 3), (1, 2, 3)))
+    world.hold_updates = True
+    world.register(2, 2)
+    [full] = [update for update in world.held_updates if update.update.full]
+    world.leader_writes_isr(TopicPartition("t", 0), 1, 2, 3)
+    world.ask_to_stop(1)
+    world.held_updates.remove(full)
+    world.feed(UpdateLost(2, full.update_id))
+    began_ms = world.now_ms
+    while led(world, 1) or not world.controller.settled():
+        assert world.now_ms - began_ms < handover_notifications._PATIENCE_MS / 2
+        world.advance(1)
+        world.hold_updates = True
+        held, world.held_updates = world.held_updates, []
+        for update in held:
+            world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+
+
+def test_all_hear_of_another_successor_when_the_first_is_gone() -> None:
+    """Which may have been told, or not."""
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.retire(2)
+    world.answer_held()
+    for broker_id in (1, 3):
+        assert all(world.knows(broker_id)[TopicPartition("t", number)].leader == 3 for number in range(6))
+    assert world.controller.settled()
+
+
+def test_what_a_successor_was_told_in_vain_is_not_taken_for_told() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    [lost], world.held_updates = world.held_updates, []
+    world.feed(UpdateLost(2, lost.update_id))
+    assert told_of_moves(world) == []
+    world.advance(50)
+    assert told_of_moves(world) == [2]
+
+
+def test_a_topic_deleted_before_the_others_were_told_is_not_told_of() -> None:
+    world = World(SIX)
+    world.hold_updates = True
+    world.ask_to_stop(1)
+    world.delete("t")
+    world.advance(handover_notifications._PATIENCE_MS)
+    assert told_of_moves(world) == [2]

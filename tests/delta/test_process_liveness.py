@@ -1,0 +1,35 @@
+"""Whether the process of another archive may still be there."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from sparklog.delta.process_liveness import may_run, patience_s, this_process
+from tests.waiting import wait_until
+
+
+def test_a_process_of_this_host_is_looked_up_and_one_of_another_may_run() -> None:
+    own = this_process()
+    host, boot, number, began = own.split("/")
+    assert number.isdecimal() and began.isdecimal()
+    assert not may_run(own), "what runs in this one is known"
+    assert not may_run(""), "of a table that is older than this"
+    for other in (
+        f"elsewhere/{boot}/{number}/{began}",
+        f"{host}/earlier/{number}/{began}",
+        "as a later version says it",
+    ):
+        assert may_run(other)
+    assert not may_run(f"{host}/{boot}/{number}/1"), "its number is another's by now"
+    with subprocess.Popen(["sleep", "600"]) as process:
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+        found = f"{host}/{boot}/{process.pid}/{stat.rpartition(')')[2].split()[19]}"
+        assert may_run(found)
+        process.kill()
+        wait_until(lambda: not may_run(found), "nobody has asked how it ended")
+    assert not may_run(found)
+
+
+def test_how_long_the_other_is_waited_for() -> None:
+    assert [patience_s(every_s) for every_s in (0.0, 2.0, 30.0, 3600.0)] == [10.0, 5.0, 47.0, 120.0]

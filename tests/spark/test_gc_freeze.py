@@ -1,0 +1,88 @@
+"""What a worker has loaded is gone through once by its garbage collector, and what comes later as ever."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from sparklog.spark.sink import Written
+from sparklog.spark.source import SparklogSource
+from sparklog.spark.write_options import WriteOptions
+from sparklog.spark.writer import BatchWriter, WritePlan
+
+_CODE = """
+import gc, sys, weakref
+from pyspark import TaskContext
+from sparklog.spark.gc_freeze import rest_what_is_loaded
+
+class Node:
+    def __init__(self):
+        self.itself = self
+
+rest_what_is_loaded()
+assert not gc.get_freeze_count(), "this is no task"
+TaskContext._setTaskContext(TaskContext())
+early, loaded = Node(), len(gc.get_objects())
+seen = weakref.ref(early)
+del early
+rest_what_is_loaded()
+assert seen() is None, "what was garbage is gone"
+frozen = gc.get_freeze_count()
+assert frozen > 0.9 * loaded and len(gc.get_objects()) < 0.1 * loaded
+count, gc.get_freeze_count = gc.get_freeze_count, None  # it goes through all that rests
+rest_what_is_loaded()
+assert count() == frozen
+late = Node()
+seen = weakref.ref(late)
+del late
+gc.collect()
+assert seen() is None, "what came later is collected"
+"""
+
+
+def test_what_is_loaded_rests_once_and_only_in_tasks() -> None:
+    subprocess.run([sys.executable, "-c", _CODE], check=True, timeout=60)
+
+
+def test_nothing_rests_where_a_source_is_made_by_hand() -> None:
+    code = "import gc; from sparklog.spark.source import SparklogSource as S; S({}); assert not gc.get_freeze_count()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.integration
+def test_what_is_loaded_rests_where_spark_plans_and_where_it_commits(plain_spark: SparkSession, tmp_path: Path) -> None:
+    def tell(step: str) -> None:
+        (tmp_path / step).write_text(str(gc.get_freeze_count()))
+
+    class Writer(BatchWriter):
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+            return Written(sum(batch.num_rows for batch in iterator))
+
+        def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+            super().commit(messages)
+            tell("commit")
+
+    class Telling(SparklogSource):
+        @classmethod
+        def name(cls) -> str:
+            return "telling"
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+            tell("plan")
+            options = WriteOptions("nowhere:1", None, None, exactly_once=False)
+            return Writer(WritePlan(options, schema, {}, None))
+
+    plain_spark.dataSource.register(Telling)
+    plain_spark.range(3).write.format("telling").mode("append").save()
+
+    for step in ("plan", "commit"):  # pyspark alone has several times as many; without it nothing rests at all
+        assert int((tmp_path / step).read_text()) > 10_000, step

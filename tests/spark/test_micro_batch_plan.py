@@ -1,0 +1,214 @@
+"""Streaming without Spark and brokers: checkpoint offsets, what a batch covers, limits, losses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
+from sparklog.errors import ConfigError
+from sparklog.model import NO_EPOCH, OffsetRange, TopicPartition
+from sparklog.spark.limits import TriggerClock, TriggerLimits, spread
+from sparklog.spark.micro_batch_plan import (
+    BatchRange,
+    Withheld,
+    batch_ranges,
+    end_of_batch,
+    first_standing,
+    held_back,
+    stand,
+    waiting,
+)
+from sparklog.spark.stream_offset import MARKER, Position, StreamOffset, is_marker, parse_stream_offset
+
+A0, A1, A10, B0 = (TopicPartition(*tp) for tp in (("a", 0), ("a", 1), ("a", 10), ("b", 0)))
+
+
+def held(start: int, readable: int, *, end: int = -1, topic_id: str = "A", epoch: int = 4) -> Withheld:
+    return Withheld(topic_id, start, readable, max(end, readable), epoch)
+
+
+# --- the text in the checkpoint ---
+
+
+def test_one_place_has_one_text() -> None:
+    offset = StreamOffset({A10: Position("A", 7), B0: Position("B", 9, 2), A1: Position("A", 5, 0)})
+    text = json.dumps(offset.to_json())
+    assert text == (
+        '{"topics": {"a": {"epochs": {"1": 0}, "id": "A", "offsets": {"1": 5, "10": 7}}, '
+        '"b": {"epochs": {"0": 2}, "id": "B", "offsets": {"0": 9}}}, "version": 1}'
+    )
+    assert parse_stream_offset(json.loads(text)) == offset
+    assert json.dumps(parse_stream_offset(json.loads(text)).to_json()) == text
+
+
+def test_what_a_batch_began_with_is_written_down() -> None:
+    offset = StreamOffset({A1: Position("A", 5)}, {A1: Position("A", 2)})
+    stored = json.loads(json.dumps(offset.to_json()))
+    assert list(stored) == ["from", "topics", "version"]
+    assert parse_stream_offset(stored) == offset
+
+
+def test_the_marker() -> None:
+    assert is_marker(json.loads(json.dumps(MARKER)))
+    assert not is_marker(StreamOffset({}).to_json())
+
+
+@pytest.mark.parametrize(
+    ("stored", "complaint"),
+    [
+        ({"version": 2, "shards": {}}, "has version 2, this version of sparklog reads up to 1"),
+        ({"version": 2, "start": "x"}, "has version 2, this version of sparklog reads up to 1"),
+        ({"a": {"0": 5}}, "is not one of this source: it has no version"),
+        ({"version": 1, "topics": {"a": {"offsets": {"0": 5}}}}, "is not one of this source: .*`id`"),
+        ({"version": 1, "topics": {"a": {"id": "A", "offsets": {"x": 5}}}}, "is not one of this source"),
+    ],
+)
+def test_what_something_else_wrote_is_refused(stored: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        if not is_marker(stored):
+            parse_stream_offset(stored)
+
+
+# --- what a batch covers ---
+
+
+def test_the_first_batch_carries_its_start_even_when_it_is_empty() -> None:
+    now = {A0: held(0, 10), A1: held(3, 3)}
+    end = end_of_batch(first_standing({A0: 10, A1: 3}, now), now, limit=None)
+    assert end.begun == {A0: Position("A", 10), A1: Position("A", 3)} == end.positions
+    assert batch_ranges(None, end) == []
+
+
+def test_a_replay_of_the_first_batch_begins_where_it_began() -> None:
+    now = {A0: held(0, 10)}
+    end = end_of_batch(first_standing({A0: 6}, now), now, limit=None)
+    assert end.positions == {A0: Position("A", 10, 4)}
+    replayed = parse_stream_offset(json.loads(json.dumps(end.to_json())))
+    assert batch_ranges(None, replayed) == [BatchRange(A0, Position("A", 6), 10)]
+    # The next batch goes on at its end; what the first began with is of no more concern.
+    standing = stand(replayed.positions, {A0: held(0, 12)})
+    assert standing.begun == {}
+    after = end_of_batch(standing, {A0: held(0, 12)}, limit=None)
+    assert batch_ranges(replayed, after) == [BatchRange(A0, Position("A", 10, 4), 12)]
+
+
+def test_nothing_new_is_the_same_place() -> None:
+    last = {A0: Position("A", 10, 2), A1: Position("A", 4)}
+    now = {A0: held(0, 10, epoch=9), A1: held(4, 4, epoch=9)}
+    end = end_of_batch(stand(last, now), now, limit=5)
+    assert end == StreamOffset(last)
+
+
+def test_new_partitions_and_topics_are_read_from_their_beginning() -> None:
+    last = StreamOffset({A0: Position("A", 10)})
+    now = {A0: held(0, 12), A1: held(0, 3), B0: held(0, 2, topic_id="B")}
+    standing = stand(last.positions, now)
+    assert standing.losses == ()
+    end = end_of_batch(standing, now, limit=None)
+    assert set(end.begun) == {A1, B0}
+    assert batch_ranges(last, end) == [
+        BatchRange(A0, Position("A", 10), 12),
+        BatchRange(A1, Position("A", 0), 3),
+        BatchRange(B0, Position("B", 0), 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("now", "loss", "begin"),
+    [
+        ({}, "a-0 is not there any more", None),
+        ({A0: held(0, 20, topic_id="other")}, "deleted and created again", Position("other", 0)),
+        ({A0: held(12, 20)}, "offsets 10 to 12 are gone", Position("A", 12)),
+        ({A0: held(0, 8)}, "the log ends at 8, read up to offset 10", Position("A", 8)),
+    ],
+)
+def test_losses(now: dict[TopicPartition, Withheld], loss: str, begin: Position | None) -> None:
+    standing = stand({A0: Position("A", 10, 1)}, now)
+    (told,) = standing.losses
+    assert loss in told
+    assert standing.begins.get(A0) == standing.begun.get(A0) == begin
+
+
+def test_what_is_gone_is_not_read() -> None:
+    last, now = StreamOffset({A0: Position("A", 10, 1)}), {A0: held(12, 20)}
+    end = end_of_batch(stand(last.positions, now), now, limit=None)
+    assert batch_ranges(last, end) == [BatchRange(A0, Position("A", 12), 20)]
+
+
+def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
+    (told,) = stand({}, {A0: held(5, 9)}).losses
+    assert "a-0 is new, and its offsets 0 to 5 are gone" in told
+
+
+def test_what_is_no_loss() -> None:
+    # Committed records that may not be read yet: a query that used to read uncommitted ones waits for them.
+    now = {A0: held(0, 8, end=15)}
+    standing = stand({A0: Position("A", 10, 1)}, now)
+    assert standing.losses == ()
+    assert waiting(standing, now) == {A0: OffsetRange(10, 10)}
+    # A broker that has not heard of a partition yet.
+    waits = stand({A0: Position("A", 10)}, {}, unseen={A0})
+    assert (waits.losses, waits.begins) == ((), {A0: Position("A", 10)})
+    assert end_of_batch(waits, {}, limit=None).positions == {A0: Position("A", 10)}
+
+
+def test_offsets_that_do_not_belong_together() -> None:
+    end = StreamOffset({A0: Position("A", 5)})
+    for start in (None, StreamOffset({A0: Position("B", 2)}), StreamOffset({A0: Position("A", 6)})):
+        with pytest.raises(ConfigError, match="does not follow from a start of"):
+            batch_ranges(start, end)
+
+
+def test_available_now_ends_where_it_was_when_it_began() -> None:
+    then = {A0: held(0, 10), A1: held(0, 5)}
+    now = {A0: held(0, 99), A1: held(2, 7, topic_id="again"), A10: held(0, 3), B0: held(0, 1)}
+    capped = held_back(now, then)
+    assert {tp: found.readable for tp, found in capped.items()} == {A0: 10, A1: 2}
+    assert capped[A0].end == 99
+
+
+def test_an_epoch_is_kept_while_nothing_is_read() -> None:
+    now = {A0: held(0, 12, epoch=9), A1: held(0, 5, epoch=9)}
+    end = end_of_batch(stand({A0: Position("A", 10, 2), A1: Position("A", 5, 2)}, now), now, limit=None)
+    assert (end.positions[A0].epoch, end.positions[A1].epoch) == (9, 2)
+    assert NO_EPOCH not in {found.epoch for found in end.positions.values()}
+
+
+# --- limits ---
+
+
+def test_limits_spread_by_what_each_partition_has() -> None:
+    there = {A0: OffsetRange(0, 900), A1: OffsetRange(50, 150), B0: OffsetRange(7, 7)}
+    assert spread(there, 100) == {A0: 90, A1: 60, B0: 7}
+    assert spread(there, None) == spread(there, 1000) == {A0: 900, A1: 150, B0: 7}
+    # The smallest ones get one each, even over the limit.
+    assert spread({A0: OffsetRange(0, 1000), A1: OffsetRange(0, 1)}, 10) == {A0: 9, A1: 1}
+
+
+@given(sizes=st.lists(st.integers(0, 10**12), min_size=1, max_size=8), limit=st.integers(1, 10**9))
+def test_a_limit_always_moves_on_and_never_past_the_end(sizes: list[int], limit: int) -> None:
+    there = {TopicPartition("a", at): OffsetRange(5, 5 + size) for at, size in enumerate(sizes)}
+    ends = spread(there, limit)
+    assert all((5 < ends[tp] <= found.end) if found.end > 5 else ends[tp] == 5 for tp, found in there.items())
+    assert sum(end - 5 for end in ends.values()) <= limit + len(sizes)
+
+
+def test_what_spark_is_told_of_limits() -> None:
+    assert TriggerLimits().default_read_limit() == ReadAllAvailable()
+    assert TriggerLimits(most=5, least=2).default_read_limit() == ReadMaxRows(5)
+    assert TriggerLimits(least=2).default_read_limit() == ReadMinRows(2)
+
+
+def test_a_batch_waits_for_enough_but_not_for_ever() -> None:
+    clock, limits = TriggerClock(), TriggerLimits(least=10, max_delay_ms=1000)
+    assert not clock.is_too_early(limits, 1, 0)  # the first of a run
+    assert clock.is_too_early(limits, 9, 500)
+    assert not clock.is_too_early(limits, 10, 600)
+    assert clock.is_too_early(limits, 9, 1500)
+    assert not clock.is_too_early(limits, 9, 1600)
+    assert not clock.is_too_early(TriggerLimits(), 1, 1601)

@@ -1,0 +1,182 @@
+"""A clean stop: what it makes durable, what of it ahead, and what a power cut finds after it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import BrokerError, StorageError
+from sparklog.model import TopicPartition
+from sparklog.storage import clean_shutdown
+from sparklog.storage.disk import read_file
+from sparklog.storage.log_directory import LogDirectory
+from sparklog.storage.partition_file import directory_name
+from sparklog.testing.sim_disk import SimDisk
+from tests.storage.batches import (
+    SCHEMAS,
+    TOPIC_ID,
+    append,
+    batch,
+    config,
+    create_log,
+    fill,
+    open_directory,
+)
+
+
+def found_after_power_cut(disk: SimDisk, tps: list[TopicPartition]) -> list[int]:
+    """Ends of these logs, all of which the clean stop before it has kept."""
+    disk.restart(page_cache_lost=True)
+    directory = open_directory(disk=disk)
+    assert directory.clean and directory.trusted
+    found = {log.tp: log for log in directory.logs()}
+    assert not any(log.findings for log in found.values())
+    assert all(log.recovery_point == log.log_end_offset for log in found.values())
+    assert all(log.durability.is_clean for log in found.values())
+    return [found[tp].log_end_offset for tp in tps]
+
+
+@pytest.mark.parametrize("few_batches", [0, 256], ids=["with state files", "without"])
+def test_many_logs_are_made_durable_together(disk: SimDisk, monkeypatch: pytest.MonkeyPatch, few_batches: int) -> None:
+    monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 3)
+    monkeypatch.setattr("sparklog.storage.log_durability._FEW_BATCHES", few_batches)
+    directory = open_directory(disk=disk)
+    tps = [TopicPartition("many", number) for number in range(4)]
+    for number, tp in enumerate(tps):
+        log = directory.create(tp, TOPIC_ID, schemas=SCHEMAS, config=config())
+        fill(log, 2 + number)
+        log.set_high_watermark(log.log_end_offset)
+    changes = disk.changes
+    directory.write_clean_marker()
+    assert disk.changes - changes < (30 if few_batches else 60), "no flush of each file"
+    assert found_after_power_cut(disk, tps) == [6, 9, 12, 15]
+
+
+def test_a_file_system_that_cannot_be_made_durable_leaves_no_clean_marker(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 2)
+    disk.fail_next("sync_file_system", errno.EIO)
+    with pytest.raises(StorageError):
+        directory.write_clean_marker()
+    disk.restart(page_cache_lost=False)
+    assert not open_directory(disk=disk).clean
+
+
+def sync_ahead(directory: LogDirectory, *, meanwhile: Callable[[], object] = lambda: None) -> None:
+    ahead = directory.sync_ahead()
+    assert ahead is not None
+    meanwhile()
+    ahead.run()
+    ahead.finished()
+
+
+def test_few_logs_are_not_made_durable_ahead_of_a_stop(disk: SimDisk) -> None:
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 2)
+    assert directory.sync_ahead() is None
+
+
+def test_what_was_made_durable_ahead_is_left_alone_by_the_stop(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what was written to, or cut, since the round began; what the disk wrote of that proves nothing."""
+    monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
+    directory = open_directory(disk=disk)
+    tps = [TopicPartition("many", number) for number in range(4)]
+    resting, before, after, cut = (directory.create(tp, TOPIC_ID, schemas=SCHEMAS, config=config()) for tp in tps)
+    for log in (resting, before, after, cut):
+        fill(log, 4)
+    sync_ahead(directory, meanwhile=lambda: fill(before, 1))
+    fill(after, 1)
+    cut.truncate(6)
+    fill(cut, 2)
+    assert [log.durability.is_clean for log in (resting, before, after, cut)] == [True, False, False, False]
+    assert [log.recovery_point for log in (resting, before)] == [12, 0]
+    directory.write_clean_marker()
+    assert found_after_power_cut(disk, tps) == [12, 15, 15, 12]
+
+
+def test_a_log_that_leaves_files_behind_is_not_done_ahead(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
+    monkeypatch.setattr("sparklog.storage.log_durability._FEW_BATCHES", 0)
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 2)
+    sync_ahead(directory)
+    assert not log.durability.is_clean
+
+
+def test_a_log_deleted_while_all_are_made_durable_stays_deleted(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
+    directory = open_directory(disk=disk)
+    log = create_log(directory)
+    fill(log, 2)
+    sync_ahead(directory, meanwhile=lambda: directory.delete(log.tp))
+    directory.write_clean_marker()
+    disk.restart(page_cache_lost=True)
+    assert not open_directory(disk=disk).logs()
+
+
+def test_what_a_disk_says_ahead_of_a_stop_keeps_the_stop_from_being_clean(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said once: the flush of the stop itself would succeed."""
+    monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 2)
+    disk.fail_next("sync_file_system", errno.EIO)
+    sync_ahead(directory)
+    with pytest.raises(BrokerError, match="offline"):
+        directory.write_clean_marker()
+    disk.restart(page_cache_lost=False)
+    assert not open_directory(disk=disk).clean
+
+
+def test_where_a_file_system_does_not_tell_of_failures_many_logs_are_made_durable_file_by_file(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 2)
+    monkeypatch.setattr("sparklog.storage.log_durability._FEW_BATCHES", 0)
+    monkeypatch.setattr(disk, "can_sync_file_system", lambda handle: False)
+    directory = open_directory(disk=disk)
+    tps = [TopicPartition("many", number) for number in range(3)]
+    for tp in tps:
+        log = directory.create(tp, TOPIC_ID, schemas=SCHEMAS, config=config())
+        append(log, batch(producer=7, sequence=0))
+    directory.write_clean_marker()
+    disk.restart(page_cache_lost=True)
+    directory = open_directory(disk=disk)
+    assert directory.clean and len(directory.logs()) == 3
+    for tp in tps:
+        names = disk.names(directory.path / directory_name(tp))
+        [snapshot] = [name for name in names if name.endswith(".producers")]
+        assert read_file(disk, directory.path / directory_name(tp) / snapshot), "fsynced before the marker"
+
+
+def test_a_file_system_is_made_durable_through_what_was_open_before_anything_was_written(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells a handle of the writes that failed since it was made, and another one maybe not."""
+    monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
+    opened: list[int | None] = []
+    synced: list[int | None] = []
+    lock, sync = disk.lock, disk.sync_file_system
+
+    def locked(path: Path) -> int | None:
+        opened.append(lock(path))
+        return opened[-1]
+
+    def synchronised(handle: int) -> None:
+        synced.append(handle)
+        sync(handle)
+
+    monkeypatch.setattr(disk, "lock", locked)
+    monkeypatch.setattr(disk, "sync_file_system", synchronised)
+    directory = open_directory(disk=disk)
+    fill(create_log(directory), 2)
+    directory.write_clean_marker()
+    assert synced == opened and len(opened) == 1
