@@ -121,7 +121,13 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "queued.max.bytes": Setting("queued_max_bytes", 256 * MIB, "request bytes in flight per broker", MIB, 2**40),
     "controlled.stop.timeout.ms": Setting("controlled_stop_timeout_ms", 8000, "wait for a successor", 0, 600_000),
     "log.checkpoint.interval.ms": Setting("checkpoint_interval_ms", 5000, "high watermark checkpoints", 100, 600_000),
-    "log.retention.check.interval.ms": Setting("retention_check_interval_ms", 30_000, "", 100, 86_400_000),
+    "log.retention.check.interval.ms": Setting(
+        "retention_check_interval_ms",
+        30_000,
+        "between two looks for segments that are old enough to go",
+        100,
+        86_400_000,
+    ),
     "log.set.aside.retention.ms": Setting(
         "set_aside_retention_ms",
         7 * 86_400_000,

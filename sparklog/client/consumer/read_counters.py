@@ -12,17 +12,23 @@ from sparklog.record.header import Flag
 class ReadCounters:
     """Counted per answer and partition. Bytes are those of bodies."""
 
+    #: Answers to fetches.
     fetches: int = 0
+    #: Bytes that were fetched.
     fetched_bytes: int = 0
+    #: Batches that were fetched.
     fetched_batches: int = 0
-    #: What the fetched batches take in the log: more than was fetched where only some columns were sent.
+    #: Bytes that the fetched batches take in the log: more than was fetched where only some columns were sent.
     stored_bytes: int = 0
+    #: Fetched batches of which only some columns were sent.
     projected_batches: int = 0
-    #: Fetched from a follower that is nearer than the leader.
+    #: Batches fetched from a follower that is nearer than the leader.
     follower_batches: int = 0
+    #: Batches that were decoded.
     decoded_batches: int = 0
-    #: Read from files of this host instead of being fetched; of bytes those that were looked at.
+    #: Batches read from files of this host instead of being fetched.
     local_batches: int = 0
+    #: Bytes of those batches that were read.
     local_bytes: int = 0
     #: Times that a reader went over from the files to fetching.
     local_fallbacks: int = 0
