@@ -19,7 +19,7 @@ def fast(session: nox.Session) -> None:
     session.install(".[spark,test]")
     session.run(
         *("python", "-m", "pytest", "-q", "-n", "2", "--no-loadscope-reorder"),
-        *("-m", "not integration and not alone", *session.posargs),
+        *("-m", "not integration and not alone and not extended and not long", *session.posargs),
         # The working tree comes before the installed copy, also in the processes that tests start.
         env={"PYTHONPATH": str(session.invoked_from)},
     )
