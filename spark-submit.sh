@@ -1,30 +1,30 @@
 #!/usr/bin/env bash
-# Sets sparklog up on first use, then submits a job: ./spark-submit.sh [Spark's options] [job] [the job's arguments]
+# Installs sparklog on first use, then submits a job: ./spark-submit.sh [Spark options] [job] [job arguments]
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-Usage: ./spark-submit.sh [Spark's options] [job] [the job's arguments]
-       ./spark-submit.sh --setup [extra]       only make .venv and install (extra: test, docs, bench, delta, compiled)
+Usage: ./spark-submit.sh [Spark options] [job] [job arguments]
+       ./spark-submit.sh --setup [extra]       only create .venv and install (extra: test, docs, bench, delta, compiled)
 
-Submits jobs/<job>.py with conf/. Without a job it is "cluster", which starts brokers and keeps them running.
-Options that Spark knows (--master, --conf, --deploy-mode, --packages, ...) go to Spark wherever they stand;
-after -- everything goes to the job. --pack sends this Python environment to the executors of a real cluster.
---delta gives a job of your own Delta Lake, as the job archive has it: its package, which Spark fetches from Maven
-Central when it is first wanted, and its settings.
+Submits jobs/<job>.py with conf/. The default job is "cluster", which starts brokers and keeps them running.
+Spark's options (--master, --conf, --deploy-mode, --packages, ...) are passed to Spark at any position; everything
+after -- is passed to the job. --pack sends this Python environment to the executors of a Spark cluster.
+--delta adds Delta Lake to your own job, as in the job archive: its settings, and its package, which Spark downloads
+from Maven Central on first use.
 
-  ./spark-submit.sh                                   three brokers on this machine, data under ./data
-  ./spark-submit.sh cluster --help                    what the job takes
-  ./spark-submit.sh demo                              real data in, kills, the same data out
-  ./spark-submit.sh pipeline                          several steps over topics, each exactly once
-  ./spark-submit.sh archive --topics a,b --to /lake   topics into Delta tables, as they grow
+  ./spark-submit.sh                                   start three brokers on this machine, data in ./data
+  ./spark-submit.sh cluster --help                    show the arguments of a job
+  ./spark-submit.sh demo                              write data, kill an executor and a broker, read the same data
+  ./spark-submit.sh pipeline                          run several exactly-once steps over topics
+  ./spark-submit.sh archive --topics a,b --to /lake   archive topics in Delta tables continuously
   ./spark-submit.sh --master spark://host:7077 --pack cluster --zookeeper zk1:2181/log --log-dirs /disk1/log
 
---setup compiled compiles what every request goes through, for which it wants a C compiler and two minutes; so do
-installs of changed sources from then on. It is the same Python; records on their own take less time.
+--setup compiled compiles the modules that handle requests. It needs a C compiler and two minutes, also for later
+installs of changed sources. The Python code is the same; sending single records takes less time.
 
-PYTHON names the Python (3.10 to 3.13) that .venv is made from; without it that is the newest in PATH that was built
-with optimisations. JAVA_HOME names a Java of 17 or newer.
+PYTHON sets the Python (3.10 to 3.13) for .venv; the default is the newest one in PATH that was built with
+optimisations. JAVA_HOME sets the Java, version 17 or newer.
 TEXT
 }
 
@@ -41,15 +41,15 @@ python=$venv/bin/python
 python_fits() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; }
 
 can_make_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
-# Built with a profile of itself, as distributions, conda and containers have it; pyenv does so only when told to.
-# Without it the same code takes half as long again, or longer.
+# Is this Python built with profile-guided optimisation? Distributions, conda and containers do that; pyenv only on
+# request. Without it the same code takes at least half as long again.
 is_optimised() {
     "$1" -c 'import sys, sysconfig
 told = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
 sys.exit(not (told or sys.base_prefix == "/usr"))' 2>/dev/null
 }
 
-# A line for each that fits, newest first.
+# Print the suitable Pythons, one per line, newest first.
 pythons_in_path() {
     local name candidate
     for name in python3.13 python3.12 python3.11 python3.10 python3 python; do
@@ -59,8 +59,8 @@ pythons_in_path() {
     done
 }
 
-# The first that is optimised: what a small request takes of brokers and clients is Python's time. Else the first that
-# can make environments, else the first.
+# Print the first optimised Python, because small requests mostly cost brokers and clients Python time. Otherwise print
+# the first that can create environments, otherwise the first.
 find_python() {
     local candidate found='' able=''
     if [ -n "${PYTHON:-}" ] && command -v "$PYTHON" >/dev/null 2>&1 && python_fits "$PYTHON"; then
@@ -72,18 +72,18 @@ find_python() {
         can_make_venv "$candidate" || continue
         able=${able:-$candidate}
         if is_optimised "$candidate"; then
-            [ "$candidate" = "$able" ] || say "taking $candidate: $able is built without optimisations (PYTHON names another)"
+            [ "$candidate" = "$able" ] || say "using $candidate, because $able is built without optimisations (set PYTHON to choose another)"
             printf '%s\n' "$candidate"
             return
         fi
     done < <(pythons_in_path)
     [ -n "$found" ] ||
-        fail "no Python 3.10 to 3.13 found${PYTHON:+ (PYTHON=$PYTHON does not fit)}: install one, or name it in PYTHON"
-    [ -z "$able" ] || say "$able is built without optimisations: brokers and clients take half as much time again"
+        fail "no Python 3.10 to 3.13 found${PYTHON:+ (PYTHON=$PYTHON is not suitable)}: install one, or set PYTHON to its path"
+    [ -z "$able" ] || say "$able is built without optimisations: brokers and clients use about 50 % more CPU time"
     printf '%s\n' "${able:-$found}"
 }
 
-# Content, not times: a checkout, a copy and a deleted file all change it, and touching a file does not.
+# Checksum of contents, not times: a checkout, a copy and a deleted file change it; touching a file does not.
 sources_sum() {
     (cd "$root" && { find sparklog -type f ! -path '*/__pycache__/*'; ls setup.py pyspark_sparklog.py README.md 2>/dev/null || true; } |
         LC_ALL=C sort | tr '\n' '\0' | xargs -0 cksum | cksum)
@@ -92,13 +92,14 @@ requirements_sum() { (cd "$root" && cksum setup.cfg pyproject.toml | cksum); }
 stamped() { [ -f "$venv/.sparklog-$1" ] && [ "$(<"$venv/.sparklog-$1")" = "$2" ]; }
 
 make_venv() {
-    say "making .venv with $("$1" --version 2>&1)"
+    say "creating .venv with $("$1" --version 2>&1)"
     "$1" -m venv --clear "$venv" >/dev/null 2>&1 ||
-        fail "$1 cannot make virtual environments: install its venv module (on Debian: apt-get install python3-venv)"
+        fail "$1 cannot create virtual environments: install its venv module (on Debian: apt-get install python3-venv)"
 }
 
-# Arguments for pip follow. Build files go to a scratch directory: what an old build/ holds of deleted modules would be
-# installed with the rest. Not editable: pyspark finds the data source by listing modules, and would not see that one.
+# The arguments are passed to pip. Build files go to a scratch directory, because modules that were deleted since an
+# earlier build would be installed from build/. The install is not editable, because pyspark finds the data source by
+# listing modules, which does not show editable ones.
 install_package() {
     local scratch status=0
     scratch=$(mktemp -d)
@@ -106,10 +107,10 @@ install_package() {
     DIST_EXTRA_CONFIG=$scratch/setup.cfg PIP_DISABLE_PIP_VERSION_CHECK=1 SPARKLOG_COMPILE=$optimised \
         quietly "$python" -m pip install --no-build-isolation "$@" || status=$?
     rm -rf "$scratch"
-    [ $status = 0 ] || fail "pip could not install $root: its last words stand above, all of them in $venv/install.log"
+    [ $status = 0 ] || fail "pip could not install $root: see the end of its output above, all of it in $venv/install.log"
 }
 
-optimised='' # how the next install is compiled; nothing: not at all
+optimised='' # compiler settings of the next install; empty: not compiled
 
 compiled() { [ -e "$venv/.sparklog-compiled" ]; }
 install_compiled() {
@@ -121,7 +122,7 @@ install_compiled() {
     touch "$venv/.sparklog-compiled"
 }
 
-# What .venv's package needs for the extras named, one a line, as setup.cfg has it.
+# Print the requirements of the given extras in setup.cfg, one per line.
 requirements_of() {
     "$python" -c 'import configparser, sys
 setup = configparser.ConfigParser()
@@ -130,17 +131,17 @@ for extra in filter(None, sys.argv[2].split(",")):
     print(setup["options.extras_require"][extra].strip())' "$root/setup.cfg" "$1"
 }
 
-# Only adds: what is installed keeps its version, as a cluster that runs from here may import it at any time.
+# Only add packages: installed ones keep their version, because a running cluster may import them at any time.
 install_extras() {
     local requirement constraints=$venv/.sparklog-constraints requirements=()
     while IFS= read -r requirement; do requirements+=("$requirement"); done < <(requirements_of "$1")
     "$python" -m pip list --disable-pip-version-check --format=freeze --exclude sparklog >"$constraints" 2>/dev/null ||
-        fail "pip could not list what is installed in $venv"
+        fail "pip could not list the packages installed in $venv"
     PIP_DISABLE_PIP_VERSION_CHECK=1 quietly "$python" -m pip install --constraint "$constraints" "${requirements[@]}" ||
-        fail "pip could not install $1: its last words stand above, all of them in $venv/install.log"
+        fail "pip could not install $1: see the end of its output above, all of it in $venv/install.log"
 }
 
-# Process ids of what runs from .venv, a cluster above all; not those that wait for the lock of set_up.
+# Print the ids of processes that run from .venv, such as a cluster, except those that wait for the lock of set_up.
 users_of_venv() {
     "$1" -c 'import os, pathlib, sys
 found, venv, own = [], os.fsencode(sys.argv[1]), {os.getpid(), os.getppid(), int(sys.argv[2])}
@@ -156,7 +157,7 @@ print(*sorted(found))' "$venv/" $$
 
 quietly() { "$@" >"$venv/install.log" 2>&1 || { tail -n 20 "$venv/install.log" >&2; return 1; }; }
 
-# $1: comma-separated extras. Nothing is started and nothing printed when all of it is there.
+# $1: comma-separated extras. Starts and prints nothing if all of them are installed.
 set_up() {
     local extras=$1 requirements sources
     requirements=$(requirements_sum) sources=$(sources_sum)
@@ -164,8 +165,8 @@ set_up() {
         { [[ ,$extras, != *,compiled,* ]] || compiled; }; then
         return
     fi
-    # Two first runs at once must not install over each other. The lock belongs to descriptor 9, so it outlives the
-    # Python that takes it (flock(1) is not everywhere) and ends with this block, however that ends.
+    # Two concurrent first runs must not overwrite each other's install. The lock belongs to descriptor 9, so it outlives
+    # the Python that takes it (flock(1) is not available everywhere) and is released at the end of this block.
     local found
     if [ -x "$python" ] && python_fits "$python"; then found=$python; else found=$(find_python); fi
     {
@@ -175,37 +176,37 @@ set_up() {
         users=$(users_of_venv "$found")
         if [[ ,$extras, != *,compiled,* ]] && [ "$extras" != "$base_extras" ] && ! stamped "extras-$extras" "$requirements" &&
             stamped "extras-$base_extras" "$requirements" && [ -f "$venv/.sparklog-sources" ]; then
-            say "installing what sparklog[${extras#"$base_extras",}] needs"
+            say "installing the requirements of sparklog[${extras#"$base_extras",}]"
             install_extras "${extras#"$base_extras",}"
             printf %s "$requirements" >"$venv/.sparklog-extras-$extras"
         fi
         if ! stamped "extras-$extras" "$requirements" || { [[ ,$extras, = *,compiled,* ]] && ! compiled; }; then
-            [ -z "$users" ] || fail "$venv has to be installed again and is in use, by process $users: end that first"
-            say "installing sparklog[$extras] and what it needs (pyspark is 400 MB: this takes a minute or two)"
+            [ -z "$users" ] || fail "$venv must be installed again, but process $users uses it: stop the process first"
+            say "installing sparklog[$extras] and its requirements (pyspark has 400 MB: this takes a minute or two)"
             quietly "$python" -m pip install --upgrade 'pip>=24' 'setuptools>=77' || fail "pip could not install setuptools"
-            rm -f "$venv/.sparklog-sources" # nothing that is cut short passes for whole
+            rm -f "$venv/.sparklog-sources" # an interrupted install must not count as complete
             install_package --upgrade "$root[$extras]"
-            # Now that all is there that its types come from.
+            # Compile only now: the compiler reads types from the installed requirements.
             if [[ ,$extras, = *,compiled,* ]] || compiled; then install_compiled; fi
             printf %s "$requirements" | tee "$venv/.sparklog-extras-$base_extras" >"$venv/.sparklog-extras-$extras"
             printf %s "$sources" >"$venv/.sparklog-sources"
         elif ! stamped sources "$sources" && [ -n "$users" ] && [ -f "$venv/.sparklog-sources" ]; then
-            say "going on with the sources installed before: $venv is in use, by process $users"
+            say "keeping the sources installed before, because process $users uses $venv"
         elif ! stamped sources "$sources"; then
             say "installing the changed sources"
             rm -f "$venv/.sparklog-sources"
-            # Once compiled, always: it would else be slow again without a word.
+            # Once compiled, always compile: otherwise sparklog would silently become slow again.
             if compiled; then install_compiled; else install_package --no-deps --force-reinstall "$root"; fi
             printf %s "$sources" >"$venv/.sparklog-sources"
         fi
-        # Else every Python process that Spark starts compiles pyspark anew; nothing but time depends on it.
+        # Otherwise every Python process that Spark starts would compile pyspark again. Failure only costs time.
         (cd "$venv" && quietly "$python" -m sparklog.spark.bytecode) || true
     } 9>"$root/.venv.lock"
 }
 
 # --- Java ------------------------------------------------------------------------------------------------------------
 
-# The major version of the Java in home $1; from its release file, as starting it would cost a third of a second.
+# Print the major version of the Java in home $1, from its release file, because starting Java takes 0.3 s.
 java_major() {
     local version=
     [ -x "$1/bin/java" ] || return 1
@@ -237,7 +238,7 @@ find_java() {
         say "no Java 17 or newer found: installing openjdk-17-jre-headless with apt-get"
         { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install openjdk-17-jre-headless; } >/dev/null 2>&1 || true
         use_java && return
-        fail "apt-get could not install openjdk-17-jre-headless: install a Java of 17 or newer and set JAVA_HOME"
+        fail "apt-get could not install openjdk-17-jre-headless: install Java 17 or newer and set JAVA_HOME"
     fi
     fail "no Java 17 or newer found in JAVA_HOME or PATH: install one (for example openjdk-17-jre-headless or temurin-17-jre)"
 }
@@ -249,7 +250,7 @@ spark_args=() job_args=() job='' job_known=false master='' deploy_mode=client pa
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) if $job_known; then job_args+=("$1"); else usage; exit 0; fi ;;
-        --setup) $job_known && fail "--setup stands alone: ./spark-submit.sh --setup [extra]"
+        --setup) $job_known && fail "--setup cannot be combined with a job: ./spark-submit.sh --setup [extra]"
             set_up "$base_extras${2:+,$2}"; exit 0 ;;
         --pack) pack=true ;;
         --delta) delta=true ;;
@@ -282,28 +283,28 @@ job=${job:-cluster}
 script=$root/jobs/$job.py
 [ -f "$script" ] || script=$job
 if [ "${script%.py}" = "$script" ] || [ ! -f "$script" ]; then
-    fail "no job '$job': there are $(cd "$root/jobs" && ls ./*.py | sed 's|^\./||; s|\.py$||' | tr '\n' ' ')and paths of .py files"
+    fail "no job '$job': expected one of $(cd "$root/jobs" && ls ./*.py | sed 's|^\./||; s|\.py$||' | tr '\n' ' ')or the path of a .py file"
 fi
 
 [ "$job" != archive ] || delta=true
 if $delta; then set_up "$base_extras,delta"; else set_up "$base_extras"; fi
 find_java
 
-# Another Spark's jars with this environment's pyspark fail in ways that do not name the cause.
+# The jars of another Spark version fail with this environment's pyspark, with errors that do not name the cause.
 if [ -n "${SPARK_HOME:-}" ] && ! ls "$SPARK_HOME"/jars/spark-core_*-4.2.0.jar >/dev/null 2>&1; then
-    say "SPARK_HOME=$SPARK_HOME is not Spark 4.2.0: the one in .venv is used"
+    say "SPARK_HOME=$SPARK_HOME is not Spark 4.2.0: using the Spark in .venv"
     unset SPARK_HOME
 fi
 if $delta; then
-    # In front: what the command line says of the same settings comes later and wins.
+    # These come first: the same settings on the command line come later and win.
     delta_args=()
     while IFS= read -r word; do delta_args+=("$word"); done < <("$python" -m sparklog.delta.session "$packages")
     spark_args=("${delta_args[@]}" ${spark_args[@]+"${spark_args[@]}"})
 elif [ -n "$packages" ]; then
     spark_args+=(--packages "$packages")
 fi
-# A Spark on this machine alone serves no other host and no other user (docs/adr/0024). The jobs here see to it
-# themselves, as they know which master they use.
+# A local Spark must not serve other hosts or other users (docs/adr/0024). The jobs in jobs/ configure this themselves,
+# because they choose the master.
 if [ "$script" != "$root/jobs/$job.py" ] && [[ $master = local || $master = local\[* ]]; then
     export SPARK_LOCAL_IP=${SPARK_LOCAL_IP:-127.0.0.1}
     spark_args=(
@@ -318,7 +319,7 @@ if $pack; then
     archive=$venv/sparklog-environment.tar.gz
     if [ ! -f "$archive" ] || [ "$venv/.sparklog-sources" -nt "$archive" ]; then
         say "packing .venv into $archive (the executors' hosts need the same Python at $(readlink -f "$python"))"
-        # Executors bring Spark's jars along; the rest must come from here.
+        # Executors have Spark's jars; the archive provides the rest.
         tar -cf - -C "$venv" --exclude='*/pyspark/jars' --exclude='*/pyspark/examples' --exclude=__pycache__ \
             bin lib pyvenv.cfg | gzip -1 >"$archive.new" || fail "cannot pack $venv"
         mv "$archive.new" "$archive"
@@ -330,8 +331,8 @@ else
 fi
 
 if [ "$deploy_mode" = client ]; then
-    # Python first, and Spark's JVM as its child: Ctrl-C and SIGTERM then reach the job while Spark still works, so that
-    # brokers can be stopped in order. Under Spark's own spark-submit the JVM would be gone first.
+    # Start Python first, with Spark's JVM as its child: Ctrl-C and SIGTERM then reach the job while Spark still works, so
+    # that brokers can be stopped cleanly. Under Spark's own spark-submit the JVM would stop first.
     export PYSPARK_DRIVER_PYTHON=$python
     PYSPARK_SUBMIT_ARGS=$(printf '%q ' ${spark_args[@]+"${spark_args[@]}"})
     [ ${#spark_args[@]} -gt 0 ] || PYSPARK_SUBMIT_ARGS=

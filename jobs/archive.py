@@ -1,4 +1,4 @@
-"""Moves topics to Delta tables, exactly once, until Ctrl-C or SIGTERM: ./spark-submit.sh archive [arguments]"""
+"""Archive topics in Delta tables, exactly once, until Ctrl-C or SIGTERM: ./spark-submit.sh archive [arguments]"""
 
 from __future__ import annotations
 
@@ -40,50 +40,61 @@ def names(text: str) -> tuple[str, ...]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="spark-submit.sh archive", description=__doc__)
-    parser.add_argument("--topics", type=names, required=True, metavar="A,B", help="topics, one table each")
-    parser.add_argument("--to", required=True, metavar="PATH", help="where the tables lie: PATH/<topic>")
+    parser.add_argument(
+        "--topics", type=names, required=True, metavar="A,B", help="topics to archive, one table per topic"
+    )
+    parser.add_argument("--to", required=True, metavar="PATH", help="directory of the tables: PATH/<topic>")
     parser.add_argument("--bootstrap", default=BOOTSTRAP, metavar="HOST:PORT", help="$SPARKLOG_BOOTSTRAP")
     parser.add_argument(
         "--mode",
         choices=("append", "upsert"),
         default="append",
-        help="append: all records; upsert: of each key the newest, without those deleted (append)",
+        help="append: all records; upsert: the newest record of each key, without deleted keys (append)",
     )
     parser.add_argument(
-        "--trigger", default="30s", metavar="T", help="a batch every so often (30s), or available-now: what is there"
+        "--trigger",
+        default="30s",
+        metavar="T",
+        help="interval of batches (30s), or available-now: archive existing records and exit",
     )
-    parser.add_argument("--group", metavar="NAME", help="consumer group that shows the lag (archive-<topic>)")
+    parser.add_argument("--group", metavar="NAME", help="consumer group that reports the lag (archive-<topic>)")
     parser.add_argument(
-        "--partition-by", type=names, metavar="A,B", help="columns that new tables are partitioned by (_date), or none"
+        "--partition-by", type=names, metavar="A,B", help="partition columns of new tables (_date), or none"
     )
     parser.add_argument(
         "--schema",
         action="append",
         default=[],
         metavar="[TOPIC=]DDL",
-        help="values are JSON objects with these columns: 'customer string, price double'",
+        help="parse values as JSON objects with these columns: 'customer string, price double'",
     )
     parser.add_argument(
-        "--max-offsets-per-batch", type=int, default=5_000_000, metavar="N", help="one commit has no more (5000000)"
+        "--max-offsets-per-batch", type=int, default=5_000_000, metavar="N", help="maximum offsets per commit (5000000)"
     )
     parser.add_argument(
         "--fail-on-data-loss",
         choices=("true", "false"),
         default="true",
-        help="records gone from the log before they were archived end the archive of their topic (true)",
-    )
-    parser.add_argument("--target-file-size", default="128m", metavar="SIZE", help="of compacted files (128m)")
-    parser.add_argument(
-        "--optimize-every", default="1h", metavar="T", help="compact directories of many small files, or never (1h)"
+        help="stop archiving a topic if records were deleted before they were archived (true)",
     )
     parser.add_argument(
-        "--vacuum-every", default="1d", metavar="T", help="remove files that tables have no more, or never (1d)"
+        "--target-file-size", default="128m", metavar="SIZE", help="target size of compacted files (128m)"
     )
     parser.add_argument(
-        "--retain", metavar="T", help="how long such files stay for readers: 7d or longer (what the table says, or 7d)"
+        "--optimize-every", default="1h", metavar="T", help="interval of compaction of small files, or never (1h)"
     )
     parser.add_argument(
-        "--maintain-only", action="store_true", help="compact and vacuum what is due now, archive nothing, and end"
+        "--vacuum-every", default="1d", metavar="T", help="interval of removal of unreferenced files, or never (1d)"
+    )
+    parser.add_argument(
+        "--retain",
+        metavar="T",
+        help="how long unreferenced files are kept for readers, at least 7d (the table's setting, or 7d)",
+    )
+    parser.add_argument(
+        "--maintain-only",
+        action="store_true",
+        help="run the compaction and vacuum that are due, archive nothing, and exit",
     )
     given = parser.parse_args()
     if not (given.bootstrap or given.maintain_only):
@@ -128,7 +139,8 @@ def main() -> int:
     close_to_others(os.environ)
     share_secret()
     spark = SparkSession.builder.appName("sparklog archive").getOrCreate()
-    # Ctrl-C has ended the job at once until now. Behind Spark's own handler, which would cancel the batch under way.
+    # Until now Ctrl-C ended the job immediately. Installed after Spark's own handler, which would cancel the running
+    # batch.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     try:

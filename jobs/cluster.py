@@ -1,4 +1,4 @@
-"""Runs a cluster of brokers on Spark's executors until Ctrl-C or SIGTERM: ./spark-submit.sh [cluster] [arguments]"""
+"""Run a cluster of brokers on Spark's executors until Ctrl-C or SIGTERM: ./spark-submit.sh [cluster] [arguments]"""
 
 from __future__ import annotations
 
@@ -18,29 +18,37 @@ CONF = Path(os.environ.get("SPARKLOG_CONF_DIR", Path(__file__).resolve().parent.
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="spark-submit.sh cluster", description=__doc__)
-    parser.add_argument("--brokers", type=int, default=3, metavar="N", help="brokers in the cluster (3)")
+    parser.add_argument("--brokers", type=int, default=3, metavar="N", help="number of brokers (3)")
     parser.add_argument(
-        "--brokers-per-executor", type=int, default=0, metavar="K", help="new brokers an executor may start (1)"
+        "--brokers-per-executor", type=int, default=0, metavar="K", help="maximum new brokers per executor (1)"
     )
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where all data goes (data)")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=Path("data"),
+        metavar="DIR",
+        help="directory for all data of the cluster (data)",
+    )
     parser.add_argument(
         "--log-dirs",
         type=lambda text: tuple(Path(path) for path in text.split(",") if path),
         default=(),
         metavar="A,B",
-        help="log directories of each host, one broker each (made below the data directory)",
+        help="log directories on each host, one broker per directory (created in the data directory)",
     )
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"first port for new log directories ({DEFAULT_PORT})"
-    )
-    parser.add_argument("--advertised-host", default="", metavar="HOST", help="address that clients are given")
-    parser.add_argument(
-        "--zookeeper", default="", metavar="HOST:PORT/CHROOT", help="a ZooKeeper that is there (one is started)"
+        "--port", type=int, default=DEFAULT_PORT, help=f"first port assigned to new log directories ({DEFAULT_PORT})"
     )
     parser.add_argument(
-        "--broker-conf", type=Path, metavar="FILE", help="broker settings and topic defaults (conf/broker.conf)"
+        "--advertised-host", default="", metavar="HOST", help="address that brokers advertise to clients"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting over that file's")
+    parser.add_argument("--zookeeper", default="", metavar="HOST:PORT/CHROOT", help="existing ZooKeeper (embedded)")
+    parser.add_argument(
+        "--broker-conf", type=Path, metavar="FILE", help="file of broker settings and topic defaults (conf/broker.conf)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="setting that overrides the file"
+    )
     return parser.parse_args()
 
 
@@ -62,7 +70,7 @@ def options(given: argparse.Namespace) -> ClusterOptions:
 
 
 def shipped(name: str) -> dict[str, str]:
-    """Settings of a file in conf/; none, and so the built-in ones, where a job runs without it."""
+    """Return the settings of a file in conf/; empty, so that built-in defaults apply, if the file does not exist."""
     return read_settings(CONF / name) if (CONF / name).is_file() else {}
 
 

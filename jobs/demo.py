@@ -1,4 +1,4 @@
-"""Real data in, an executor and a broker killed on the way, the same data out: ./spark-submit.sh demo [arguments]"""
+"""Write real data, kill an executor and a broker, and read the same data: ./spark-submit.sh demo [arguments]"""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ BROKERS = 3
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="spark-submit.sh demo", description=__doc__)
     parser.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="keep the cluster's data here; must be new (a temporary directory)"
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the cluster's data in this new directory (a temporary directory)",
     )
     return parser.parse_args()
 
@@ -60,11 +63,11 @@ def demonstrate(data_dir: Path, console: Console, stop: StopRequest, *, keep: bo
 def main() -> int:
     sparklog.cli.starting.started()
     stop = StopRequest()
-    exit_on_first(signal.SIGTERM, stop=stop)  # so that the cluster is stopped on the way out
+    exit_on_first(signal.SIGTERM, stop=stop)  # so that the exit stops the cluster
     console = Console(width=None if sys.stdout.isatty() else 110)
     chosen = arguments().data_dir
     if chosen is not None and chosen.exists():
-        console.print(f"error: {chosen} exists: name a new directory", markup=False)
+        console.print(f"error: {chosen} exists; pass a new directory", markup=False)
         return 2
     with tempfile.TemporaryDirectory(prefix="sparklog-demo-", ignore_cleanup_errors=True) as temporary:
         data_dir = chosen or Path(temporary)
@@ -76,7 +79,7 @@ def main() -> int:
             return 1
         except KeyboardInterrupt:
             return 130
-    console.print("[bold green]All of it is equal." if is_equal else "[bold red]Not equal: see the table.")
+    console.print("[bold green]All data is equal." if is_equal else "[bold red]Not equal: see the table.")
     return 0 if is_equal else 1
 
 

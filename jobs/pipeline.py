@@ -1,4 +1,4 @@
-"""Several steps over topics, each exactly once, on a cluster of its own: ./spark-submit.sh pipeline [arguments]"""
+"""Run several exactly-once steps over topics on a new cluster: ./spark-submit.sh pipeline [arguments]"""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ BROKERS = 3
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="spark-submit.sh pipeline", description=__doc__)
-    parser.add_argument("--flights", type=int, metavar="N", help="only the first N flights (all 336,776)")
+    parser.add_argument("--flights", type=int, metavar="N", help="process only the first N flights (all 336,776)")
     parser.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="keep topics and checkpoints here; run again, it goes on from them"
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep topics and checkpoints in this directory; a later run continues from them",
     )
     return parser.parse_args()
 
@@ -57,7 +60,7 @@ def submit(data_dir: Path, flights: int | None, console: Console, stop: StopRequ
 def main() -> int:
     sparklog.cli.starting.started()
     stop = StopRequest()
-    exit_on_first(signal.SIGTERM, stop=stop)  # so that the cluster is stopped on the way out
+    exit_on_first(signal.SIGTERM, stop=stop)  # so that the exit stops the cluster
     console = Console(width=None if sys.stdout.isatty() else 110)
     chosen = arguments()
     with tempfile.TemporaryDirectory(prefix="sparklog-pipeline-", ignore_cleanup_errors=True) as temporary:
@@ -70,7 +73,7 @@ def main() -> int:
             return 1
         except KeyboardInterrupt:
             return 130
-    print("Every day that has ended is there once." if is_complete else "Not equal to what a batch job computes.")
+    print("Every complete day occurs exactly once." if is_complete else "Not equal to the result of a batch job.")
     return 0 if is_complete else 1
 
 

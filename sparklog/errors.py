@@ -1,8 +1,8 @@
-"""Every error sparklog knows: one table for the wire, one exception tree for Python.
+"""All errors of sparklog: one table of wire codes, and one tree of Python exceptions.
 
-The names and, where Kafka has the error, the codes are Kafka's (Source: Kafka protocol guide, "Error codes"), so that
-a search for one finds its literature. Codes from 1000 on are sparklog's own.
-This module prints and logs nothing; it holds no state.
+Errors that Kafka also has use Kafka's names and codes (Source: Kafka protocol guide, "Error codes"), so that Kafka's
+documentation applies to them. Codes from 1000 on are specific to sparklog.
+This module prints and logs nothing, and holds no state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class ErrorCode(IntEnum):
-    """Wire code of a broker's answer; ``NONE`` is success."""
+    """Wire code of a broker's response; ``NONE`` is success."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -85,98 +85,102 @@ class ErrorCode(IntEnum):
 
 
 class ErrorTrait(NamedTuple):
-    """What a client may do about an error."""
+    """Reaction of a client to an error."""
 
-    #: The same request may succeed later without being changed.
+    #: The unchanged request may succeed later.
     retriable: bool
-    #: The client's picture of leaders is old: ask for metadata before retrying.
+    #: The client's metadata is stale: refresh it before retrying.
     refresh_metadata: bool
     sentence: str
 
 
 _T = ErrorTrait
 TRAITS: dict[ErrorCode, ErrorTrait] = {
-    ErrorCode.UNKNOWN_SERVER_ERROR: _T(False, False, "the broker failed in a way it did not foresee"),
+    ErrorCode.UNKNOWN_SERVER_ERROR: _T(False, False, "the broker failed with an unexpected error"),
     ErrorCode.NONE: _T(False, False, "success"),
-    ErrorCode.OFFSET_OUT_OF_RANGE: _T(False, False, "the offset lies outside the log"),
+    ErrorCode.OFFSET_OUT_OF_RANGE: _T(False, False, "the offset is outside the range of the log"),
     ErrorCode.CORRUPT_MESSAGE: _T(False, False, "the batch failed a checksum or structure check"),
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: _T(True, True, "this broker knows no such topic or partition"),
-    ErrorCode.LEADER_NOT_AVAILABLE: _T(True, True, "the partition has no leader at the moment"),
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: _T(True, True, "this broker does not lead the partition"),
-    ErrorCode.REQUEST_TIMED_OUT: _T(True, False, "the request was not completed within its time-out"),
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: _T(True, True, "this broker does not know the topic or partition"),
+    ErrorCode.LEADER_NOT_AVAILABLE: _T(True, True, "the partition currently has no leader"),
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: _T(True, True, "this broker is not the leader of the partition"),
+    ErrorCode.REQUEST_TIMED_OUT: _T(True, False, "the request timed out"),
     ErrorCode.BROKER_NOT_AVAILABLE: _T(True, True, "the broker is not available"),
     ErrorCode.REPLICA_NOT_AVAILABLE: _T(True, True, "the replica is not available"),
     ErrorCode.MESSAGE_TOO_LARGE: _T(False, False, "the batch is larger than the topic allows"),
-    ErrorCode.STALE_CONTROLLER_EPOCH: _T(False, False, "the controller's epoch is behind the newest one seen"),
-    ErrorCode.NETWORK_EXCEPTION: _T(True, True, "the connection ended before the answer came"),
+    ErrorCode.STALE_CONTROLLER_EPOCH: _T(False, False, "the controller epoch is older than the newest one seen"),
+    ErrorCode.NETWORK_EXCEPTION: _T(True, True, "the connection closed before the response arrived"),
     ErrorCode.COORDINATOR_NOT_AVAILABLE: _T(True, True, "the coordinator is not available"),
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: _T(True, False, "the coordinator is reading its state"),
-    ErrorCode.NOT_COORDINATOR: _T(True, True, "this broker does not coordinate the transaction or group"),
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: _T(True, False, "the coordinator is loading its state"),
+    ErrorCode.NOT_COORDINATOR: _T(True, True, "this broker is not the coordinator of the transaction or group"),
     ErrorCode.INVALID_TXN_STATE: _T(False, False, "the transaction is not in a state that allows this"),
-    ErrorCode.CONCURRENT_TRANSACTIONS: _T(True, False, "an earlier transaction of this key is still being ended"),
+    ErrorCode.CONCURRENT_TRANSACTIONS: _T(True, False, "an earlier transaction of this key is still being completed"),
     ErrorCode.INVALID_TOPIC_EXCEPTION: _T(False, False, "the topic name is not allowed"),
-    ErrorCode.NOT_ENOUGH_REPLICAS: _T(True, False, "fewer in-sync replicas than min.insync.replicas"),
+    ErrorCode.NOT_ENOUGH_REPLICAS: _T(True, False, "the partition has fewer in-sync replicas than min.insync.replicas"),
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _T(
-        True, False, "the batch was appended, then the in-sync set shrank below min.insync.replicas"
+        True, False, "the batch was appended, but the ISR then shrank below min.insync.replicas"
     ),
     ErrorCode.INVALID_REQUIRED_ACKS: _T(False, False, "acks must be 0, 1 or all"),
-    ErrorCode.UNKNOWN_MEMBER_ID: _T(False, False, "the group has no such member, or not any more"),
-    ErrorCode.INVALID_SESSION_TIMEOUT: _T(False, False, "the session time-out is not one that the broker allows"),
-    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: _T(
-        False, False, "the sender has not proved that it is a broker or the controller of this cluster"
+    ErrorCode.UNKNOWN_MEMBER_ID: _T(False, False, "the group does not have this member"),
+    ErrorCode.INVALID_SESSION_TIMEOUT: _T(
+        False, False, "the session time-out is outside the range that the broker allows"
     ),
-    ErrorCode.UNSUPPORTED_VERSION: _T(False, False, "the two sides share no protocol version"),
-    ErrorCode.TOPIC_ALREADY_EXISTS: _T(False, False, "a topic of this name exists"),
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: _T(
+        False, False, "the sender did not prove that it is a broker or the controller of this cluster"
+    ),
+    ErrorCode.UNSUPPORTED_VERSION: _T(False, False, "client and broker have no protocol version in common"),
+    ErrorCode.TOPIC_ALREADY_EXISTS: _T(False, False, "a topic with this name already exists"),
     ErrorCode.INVALID_PARTITIONS: _T(False, False, "the number of partitions is not allowed"),
     ErrorCode.INVALID_REPLICATION_FACTOR: _T(False, False, "the replication factor is not possible"),
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: _T(False, False, "the replica assignment is not possible"),
     ErrorCode.INVALID_CONFIG: _T(False, False, "a configuration value is not allowed"),
-    ErrorCode.NOT_CONTROLLER: _T(True, True, "there is no active controller to carry this out"),
+    ErrorCode.NOT_CONTROLLER: _T(True, True, "there is no active controller to handle the request"),
     ErrorCode.INVALID_REQUEST: _T(False, False, "the request contradicts itself"),
-    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: _T(False, False, "the producer's sequence has a gap"),
-    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: _T(False, False, "the batch is an old duplicate"),
-    ErrorCode.INVALID_PRODUCER_EPOCH: _T(False, False, "a newer epoch of this producer id was seen"),
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: _T(False, False, "the producer's sequence number is out of order"),
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: _T(False, False, "the batch is a duplicate of an earlier one"),
+    ErrorCode.INVALID_PRODUCER_EPOCH: _T(False, False, "a producer with the same id and a newer epoch exists"),
     ErrorCode.KAFKA_STORAGE_ERROR: _T(True, True, "the log directory of the replica is offline"),
-    ErrorCode.UNKNOWN_PRODUCER_ID: _T(False, False, "nothing is known of this producer id"),
-    ErrorCode.REASSIGNMENT_IN_PROGRESS: _T(False, False, "the partition's replicas are being moved"),
-    ErrorCode.NON_EMPTY_GROUP: _T(False, False, "the group has members"),
-    ErrorCode.GROUP_ID_NOT_FOUND: _T(False, False, "there is no such group"),
-    ErrorCode.FETCH_SESSION_ID_NOT_FOUND: _T(True, False, "the fetch session is not known"),
-    ErrorCode.INVALID_FETCH_SESSION_EPOCH: _T(True, False, "the fetch session epoch is not the expected one"),
+    ErrorCode.UNKNOWN_PRODUCER_ID: _T(False, False, "the broker does not know this producer id"),
+    ErrorCode.REASSIGNMENT_IN_PROGRESS: _T(False, False, "a reassignment of the partition is in progress"),
+    ErrorCode.NON_EMPTY_GROUP: _T(False, False, "the group is not empty"),
+    ErrorCode.GROUP_ID_NOT_FOUND: _T(False, False, "the group does not exist"),
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND: _T(True, False, "the broker does not know the fetch session"),
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH: _T(True, False, "the fetch session epoch does not match"),
     ErrorCode.FENCED_LEADER_EPOCH: _T(True, True, "the leader epoch in the request is older than the broker's"),
     ErrorCode.UNKNOWN_LEADER_EPOCH: _T(True, True, "the leader epoch in the request is newer than the broker's"),
-    ErrorCode.STALE_BROKER_EPOCH: _T(False, False, "the broker's incarnation is not the current one"),
+    ErrorCode.STALE_BROKER_EPOCH: _T(False, False, "the broker's incarnation is not current"),
     ErrorCode.OFFSET_NOT_AVAILABLE: _T(True, False, "the offset exists but is not yet known to be committed"),
     ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: _T(True, True, "the preferred leader is not in sync or not alive"),
-    ErrorCode.GROUP_MAX_SIZE_REACHED: _T(False, False, "the group has as many members as it may have"),
+    ErrorCode.GROUP_MAX_SIZE_REACHED: _T(False, False, "the group has reached its maximum size"),
     ErrorCode.FENCED_INSTANCE_ID: _T(False, False, "another member has taken over this group instance id"),
     ErrorCode.UNSTABLE_OFFSET_COMMIT: _T(True, False, "an open transaction may commit these offsets"),
-    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: _T(True, True, "no replica that may be elected is alive"),
-    ErrorCode.ELECTION_NOT_NEEDED: _T(True, True, "the partition has the leader that was asked for"),
-    ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: _T(False, False, "the partition's replicas are not being moved"),
-    ErrorCode.INVALID_RECORD: _T(False, False, "the records do not satisfy the topic's rules"),
+    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: _T(True, True, "no replica that can be elected is alive"),
+    ErrorCode.ELECTION_NOT_NEEDED: _T(True, True, "the partition already has the requested leader"),
+    ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: _T(False, False, "no reassignment of the partition is in progress"),
+    ErrorCode.INVALID_RECORD: _T(False, False, "a record is not valid for the topic"),
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: _T(True, False, "a quota is exhausted"),
-    ErrorCode.UNKNOWN_TOPIC_ID: _T(True, True, "no topic has this id"),
+    ErrorCode.UNKNOWN_TOPIC_ID: _T(True, True, "no topic with this id exists"),
     ErrorCode.INCONSISTENT_TOPIC_ID: _T(True, True, "the topic was deleted and created again"),
-    ErrorCode.FENCED_MEMBER_EPOCH: _T(False, False, "the member epoch is not one that this group has given out"),
-    ErrorCode.STALE_MEMBER_EPOCH: _T(False, False, "the partition is not the member's in this epoch"),
-    ErrorCode.INVALID_REGULAR_EXPRESSION: _T(False, False, "the pattern is no regular expression (RE2)"),
-    ErrorCode.SCHEMA_OUTDATED: _T(True, True, "the topic has a newer schema; encode with that one"),
-    ErrorCode.SCHEMA_MISMATCH: _T(False, False, "the columns do not fit the topic's schema"),
-    ErrorCode.FRAME_TOO_LARGE: _T(False, False, "the frame is larger than this side accepts"),
-    ErrorCode.MALFORMED_FRAME: _T(False, False, "the bytes are not a frame of this protocol"),
-    ErrorCode.UNKNOWN_API: _T(False, False, "the request's type is not known"),
-    ErrorCode.BROKER_STOPPING: _T(True, True, "the broker is stopping and takes no new writes"),
-    ErrorCode.TOPIC_RESTORING: _T(True, False, "the topic is being restored and takes no writes until that is done"),
+    ErrorCode.FENCED_MEMBER_EPOCH: _T(False, False, "the group has fenced this member epoch"),
+    ErrorCode.STALE_MEMBER_EPOCH: _T(False, False, "the partition is not assigned to the member in this epoch"),
+    ErrorCode.INVALID_REGULAR_EXPRESSION: _T(False, False, "the pattern is not a valid regular expression (RE2)"),
+    ErrorCode.SCHEMA_OUTDATED: _T(True, True, "the topic has a newer schema; encode the records with it"),
+    ErrorCode.SCHEMA_MISMATCH: _T(False, False, "the columns do not match the topic's schema"),
+    ErrorCode.FRAME_TOO_LARGE: _T(False, False, "the frame is larger than the receiver accepts"),
+    ErrorCode.MALFORMED_FRAME: _T(False, False, "the bytes are not a valid frame of this protocol"),
+    ErrorCode.UNKNOWN_API: _T(False, False, "the request type is unknown"),
+    ErrorCode.BROKER_STOPPING: _T(True, True, "the broker is stopping and accepts no new writes"),
+    ErrorCode.TOPIC_RESTORING: _T(
+        True, False, "the topic is being restored and accepts no writes until the restore completes"
+    ),
 }
 
 
 class SparklogError(Exception):
-    """Root of everything sparklog raises on purpose. Survives pickling."""
+    """Base class of all exceptions that sparklog raises deliberately. Instances can be pickled."""
 
 
 class BrokerError(SparklogError):
-    """A broker's typed answer: ``code`` names the error, ``detail`` gives found and expected values."""
+    """Error response of a broker: ``code`` identifies the error, ``detail`` gives found and expected values."""
 
     def __init__(self, code: ErrorCode | int, detail: str = "") -> None:
         self.code = ErrorCode(code)
@@ -197,9 +201,9 @@ class BrokerError(SparklogError):
 
 
 class ProtocolError(SparklogError):
-    """Bytes on a connection are not what the protocol allows.
+    """Violation of the protocol by the bytes on a connection.
 
-    ``fatal`` is true when framing itself is lost and the connection has to be closed.
+    ``fatal`` is true if the framing is lost and the connection must be closed.
     """
 
     def __init__(self, code: ErrorCode, detail: str, fatal: bool = False) -> None:
@@ -213,12 +217,12 @@ class ProtocolError(SparklogError):
 
 
 class StorageError(SparklogError):
-    """A log directory cannot be used: full, read-only, of another cluster, of a newer format, broken."""
+    """Failure of a log directory: full, read-only, of another cluster, of a newer format, or damaged."""
 
 
 class ConfigError(SparklogError):
-    """A setting is unknown or out of its range."""
+    """Unknown setting, or value out of range."""
 
 
 class ClusterError(SparklogError):
-    """The cluster cannot be started, adopted or stopped as asked."""
+    """Failure to start, adopt or stop a cluster."""

@@ -1,4 +1,4 @@
-"""``sparklog brokers``: what runs where, emptying a broker, restarting them all."""
+"""``sparklog brokers``: show brokers, drain a broker, restart brokers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BrokerId = Annotated[int, typer.Argument(metavar="ID", show_default=False)]
 
 @brokers.callback()
 def show(context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
-    """Show the live brokers: address, state, partitions led, replicas, size. Commands empty a broker, or restart them.
+    """Show the live brokers: address, state, partitions led, replicas, size. Subcommands drain and restart brokers.
 
     Example: sparklog brokers --json
     """
     if context.invoked_subcommand is not None:
-        # What is said before the command's name holds for it as well.
+        # Options given before the subcommand's name apply to the subcommand too.
         context.obj = bootstrap
         return
     with open_admin(bootstrap, timeout) as admin:
@@ -67,7 +67,7 @@ def describe(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show what one broker holds and counts, replica by replica; without ID of all brokers.
+    """Show the replicas and counters of broker ID, or of all brokers.
 
     Example: sparklog brokers describe 1
     """
@@ -77,7 +77,7 @@ def describe(
         there = ", ".join(str(broker.address.broker_id) for broker in found)
         found = [broker for broker in found if broker.address.broker_id == broker_id]
         if not found:
-            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not alive; {there} are")
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not alive; live brokers: {there}")
     if as_json:
         print_json([{**_plain_broker(broker), "hosted": broker.replicas} for broker in found])
         return
@@ -113,7 +113,7 @@ def _print_broker(broker: BrokerDescription) -> None:
 def list_brokers(
     context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False
 ) -> None:
-    """Show the live brokers, as 'sparklog brokers' alone does.
+    """Show the live brokers. Same as 'sparklog brokers'.
 
     Example: sparklog brokers list
     """
@@ -127,34 +127,37 @@ def drain(
     broker_id: BrokerId,
     *,
     throttle: Throttle = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it holds nothing any more.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the broker holds no replica.")] = False,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 3600.0,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Maximum time to wait.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Move everything a broker holds to the others. It need not be alive.
+    """Move all replicas of a broker to the other brokers. The broker does not have to be alive.
 
-    Nothing keeps new topics and partitions off the broker: with --wait it is looked at again when the moves are done,
-    until it is found empty. Asks first, unless --yes.
+    New topics and partitions can still be placed on the broker during the drain. With --wait, the command also moves
+    those, until the broker is empty. Asks for confirmation unless --yes is given.
 
     Example: sparklog brokers drain 2 --throttle 50MB --wait --yes
     """
     limit = byte_count(throttle, what="--throttle")
-    question = f"Move all that broker {broker_id} holds to the others? Its copies are deleted once those are in sync."
-    confirm(question, f"emptying broker {broker_id}", yes=yes)
+    question = (
+        f"Move all replicas of broker {broker_id} to the other brokers?"
+        " Its copies are deleted once the new replicas are in sync."
+    )
+    confirm(question, f"draining broker {broker_id}", yes=yes)
     deadline = time.monotonic() + timeout
     tell = note if as_json else _tell
     moved: list[TopicPartition] = []
     with open_admin(bootstrap or context.obj, 30.0) as admin:
         begun = admin.drain_broker(broker_id, throttle_bytes=limit)
-        tell(f"broker {broker_id}: {len(begun.targets)} partitions move")
+        tell(f"broker {broker_id}: {len(begun.targets)} partitions are being moved")
         _warn(begun)
         moved += begun.targets
         if begun.targets and not wait:
             if not as_json:
                 print_moves(admin.reassignments())
-            note("sparklog: what is made meanwhile may land on it: drain it again, or with --wait")
+            note("sparklog: partitions created meanwhile may be placed on this broker; drain it again, or use --wait")
         while begun.targets and wait:
             await_moves(admin, begun.targets, timeout_s=max(0.0, deadline - time.monotonic()))
             begun = _drain_again(admin, broker_id, limit)
@@ -162,9 +165,9 @@ def drain(
             moved += begun.targets
             if begun.targets:
                 names = ", ".join(sorted(map(str, begun.targets)))
-                tell(f"broker {broker_id}: {len(begun.targets)} more that were made meanwhile move: {names}")
+                tell(f"broker {broker_id}: {len(begun.targets)} partitions created meanwhile are being moved: {names}")
         if wait:
-            tell(f"broker {broker_id}: holds no replica any more")
+            tell(f"broker {broker_id}: holds no replicas")
     if as_json:
         print_json({"broker_id": broker_id, "partitions": [str(tp) for tp in moved], "empty": wait})
 
@@ -175,7 +178,7 @@ def _drain_again(admin: Admin, broker_id: int, limit: int) -> Reassigned:
     except BrokerError as error:
         if error.code != ErrorCode.BROKER_NOT_AVAILABLE:
             raise
-        return Reassigned({})  # not alive, and nothing names it any more
+        return Reassigned({})  # the broker is not alive, and no topic names it
 
 
 def _warn(begun: Reassigned) -> None:
@@ -191,7 +194,7 @@ def restart(
     timeout: Timeout = 120.0,
     as_json: AsJson = False,
 ) -> None:
-    """Restart one broker in an orderly way, and wait until it is in sync and leads again what it should.
+    """Restart one broker with a controlled shutdown, and wait until it is in sync and leads its preferred partitions.
 
     Example: sparklog brokers restart 1
     """
@@ -205,15 +208,15 @@ def restart(
 def rolling_restart(
     context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout = 120.0, as_json: AsJson = False
 ) -> None:
-    """Restart all brokers, one after the other, each when every replica is in sync. Clients go on.
+    """Restart all brokers one after the other, each once every replica is in sync. Clients keep working.
 
-    --timeout bounds each wait. Where a broker does not come back, those after it are left as they are.
+    --timeout limits each wait. If a broker does not come back, the remaining brokers are not restarted.
 
     Example: sparklog brokers rolling-restart
     """
     with open_admin(bootstrap or context.obj, 30.0) as admin:
         restarted = admin.rolling_restart(timeout_s=timeout, tell=note if as_json else _tell)
-    done({"restarted": restarted}, f"{len(restarted)} brokers restarted, every replica in sync", as_json=as_json)
+    done({"restarted": restarted}, f"restarted {len(restarted)} brokers, every replica is in sync", as_json=as_json)
 
 
 def _tell(line: str) -> None:

@@ -1,4 +1,4 @@
-"""``sparklog cluster``: start one on Spark, look at it as a whole, stop it."""
+"""``sparklog cluster``: start a cluster on Spark, show its status, stop it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions, add_setting, 
 from sparklog.cluster.process import is_alive, send_signal
 from sparklog.errors import ClusterError, ConfigError
 
-cluster = typer.Typer(help="A cluster as a whole: start, status, stop.", no_args_is_help=True)
+cluster = typer.Typer(help="Start a cluster, show its status, stop it.", no_args_is_help=True)
 
-DataDir = Annotated[Path, typer.Option("--data-dir", "-d", metavar="DIR", help="Where all data goes.")]
+DataDir = Annotated[
+    Path, typer.Option("--data-dir", "-d", metavar="DIR", help="Directory for all data of the cluster.")
+]
 
 _LOG = "cluster.log"
 
@@ -31,31 +33,39 @@ _LOG = "cluster.log"
 @cluster.command("start")
 def start(
     *,
-    brokers: Annotated[int, typer.Option("--brokers", min=1, help="So many.")] = 3,
+    brokers: Annotated[int, typer.Option("--brokers", min=1, help="Number of brokers.")] = 3,
     data_dir: DataDir = Path("data"),
-    port: Annotated[int, typer.Option("--port", help="First port for new log directories.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option("--port", help="First port assigned to new log directories.")] = DEFAULT_PORT,
     master: Annotated[
-        str | None, typer.Option(metavar="URL", help="Spark's master. Default: an executor a broker, here.")
+        str | None, typer.Option(metavar="URL", help="Spark master. Default: local-cluster, one executor per broker.")
     ] = None,
     log_dirs: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Log directories of each host, one broker each.")
+        str | None, typer.Option(metavar="A,B", help="Log directories on each host, one broker per directory.")
     ] = None,
     zookeeper: Annotated[
         str,
-        typer.Option("--zookeeper", "-z", metavar="HOST:PORT/CHROOT", help="One that is there. Default: a new one."),
+        typer.Option("--zookeeper", "-z", metavar="HOST:PORT/CHROOT", help="Existing ZooKeeper; default: embedded."),
     ] = "",
-    advertised_host: Annotated[str, typer.Option(metavar="HOST", help="Address that clients are given.")] = "",
+    advertised_host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address that brokers advertise to clients.")
+    ] = "",
     broker_conf: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Broker settings and topic defaults. Default: conf/broker.conf.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File of broker settings and topic defaults. Default: conf/broker.conf."),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting over that file's; repeatable.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting that overrides the file; repeatable."),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Return when it serves, and leave it running.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For --detach.")] = 180.0,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once the cluster is ready, and leave it running.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Maximum time to wait with --detach.")
+    ] = 180.0,
 ) -> None:
-    """Start a cluster on this machine, or on a Spark cluster by --master; until Ctrl-C, unless --detach. Over the data
-    of an earlier one it has all of it, and adopts brokers that still run.
+    """Start a cluster on this machine, or with --master on a Spark cluster. It runs until Ctrl-C, unless --detach is
+    given. A cluster started on existing data keeps all of it, and adopts brokers that are still running.
 
     Example: sparklog cluster start --brokers 3 --data-dir data --detach
     """
@@ -70,7 +80,7 @@ def start(
         zookeeper_settings=_settings("zoo.cfg", None),
     ).checked()
     if running := noted_driver(data_dir):
-        raise ClusterError(f"process {running.process.pid} runs the cluster of {data_dir} already")
+        raise ClusterError(f"process {running.process.pid} already runs the cluster in {data_dir}")
     if detach:
         _detach(data_dir, timeout)
         return
@@ -80,16 +90,16 @@ def start(
         )
     if _conf_dir() is not None:
         os.environ.setdefault("SPARK_CONF_DIR", str(_conf_dir()))
-    from sparklog.cluster.start import run_cluster  # Spark's imports take a second, and nobody else wants them
+    from sparklog.cluster.start import run_cluster  # importing Spark takes a second, and only this command needs it
 
     raise typer.Exit(run_cluster(chosen, tell=print_lines))
 
 
 def _detach(data_dir: Path, timeout_s: float) -> None:
-    """The same command once more, without --detach, in a session of its own; its words go to a file.
+    """Run this command again without --detach, in a new session, with its output in a file.
 
     Raises:
-        ClusterError: it has ended, or is not ready in time; with its last words.
+        ClusterError: the process ended, or is not ready in time; the message holds the last lines of its output.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / _LOG
@@ -105,9 +115,9 @@ def _detach(data_dir: Path, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while (found := noted_driver(data_dir)) is None:
         if process.poll() is not None:
-            raise ClusterError(f"the cluster did not start: {_last_words(log)} (all of it in {log})")
+            raise ClusterError(f"the cluster did not start: {_last_words(log)} (full output: {log})")
         if time.monotonic() > deadline:
-            raise ClusterError(f"the cluster is not ready after {timeout_s:g} s; it goes on, see {log}")
+            raise ClusterError(f"the cluster is not ready after {timeout_s:g} s; it is still starting, see {log}")
         time.sleep(0.1)
     print_line(f"running as process {found.process.pid}; brokers at {found.bootstrap}")
 
@@ -126,7 +136,7 @@ def _conf_dir() -> Path | None:
 
 
 def _settings(name: str, file: Path | None) -> dict[str, str]:
-    """Of the file named, or of the one in conf/; without one the built-in ones hold."""
+    """Return the settings of the named file, or of the one in conf/; empty if neither exists."""
     if file is not None:
         return read_settings(file)
     directory = _conf_dir()
@@ -144,19 +154,19 @@ def _given(settings: list[str]) -> dict[str, str]:
 def status(
     *,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", "-d", metavar="DIR", help="Of the cluster that runs there.")
+        Path | None, typer.Option("--data-dir", "-d", metavar="DIR", help="Data directory of the running cluster.")
     ] = None,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Say in a few lines how a cluster is; ends with 1 while some partition has no leader or not all replicas in sync.
+    """Show a summary of the cluster. The exit code is 1 while a partition has no leader or is under-replicated.
 
     Example: sparklog cluster status
     """
     driver = noted_driver(data_dir) if data_dir is not None else None
     if data_dir is not None and driver is None:
-        raise ClusterError(f"no driver of a cluster in {data_dir} runs on this host")
+        raise ClusterError(f"no cluster driver for {data_dir} runs on this host")
     with open_admin(driver.bootstrap if driver is not None else bootstrap, timeout) as admin:
         found = _status(admin, driver)
     if as_json:
@@ -172,7 +182,7 @@ def status(
 
 
 def _counted(broker_ids: list[int]) -> str:
-    """``3 (0, 1, 2)``: an id alone would pass for a number of brokers."""
+    """Return ``3 (0, 1, 2)``; a single id alone could be mistaken for a number of brokers."""
     return f"{len(broker_ids)} ({', '.join(map(str, broker_ids))})" if broker_ids else "0"
 
 
@@ -200,11 +210,11 @@ def _status(admin: Admin, driver: DriverPidfile | None) -> dict[str, Any]:
 def stop(
     data_dir: DataDir = Path("data"),
     yes: Yes = False,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 60.0,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Maximum time to wait.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Stop the cluster of a data directory in order: no new writes, followers catch up, everything on disk. Asks first,
-    unless --yes.
+    """Stop the cluster of a data directory cleanly: brokers refuse new writes, let followers catch up, and write all
+    data to disk. Asks for confirmation unless --yes is given.
 
     Example: sparklog cluster stop --data-dir data --yes
     """
@@ -212,13 +222,13 @@ def stop(
         raise ConfigError(f"--data-dir {data_dir}: no such directory")
     found = noted_driver(data_dir)
     if found is None:
-        raise ClusterError(f"no driver of a cluster in {data_dir} runs on this host")
+        raise ClusterError(f"no cluster driver for {data_dir} runs on this host")
     confirm(f"Stop the cluster in {data_dir}?", f"stopping the cluster in {data_dir}", yes=yes)
     began = time.monotonic()
     send_signal(found.process, signal.SIGTERM)
     while is_alive(found.process):
         if time.monotonic() - began > timeout:
-            raise ClientTimeout(f"process {found.process.pid} has not ended within {timeout:g} s")
+            raise ClientTimeout(f"process {found.process.pid} did not stop within {timeout:g} s")
         time.sleep(0.05)
     seconds = time.monotonic() - began
     done({"process": found.process.pid, "seconds": round(seconds, 3)}, f"stopped in {seconds:.1f} s", as_json=as_json)

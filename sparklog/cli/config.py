@@ -1,4 +1,4 @@
-"""``sparklog config``: which settings there are, which are in force and where from, and changing them."""
+"""``sparklog config``: list the settings, describe those in effect and their sources, alter a topic's settings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sparklog.config import (
 )
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 
-config = typer.Typer(help="Settings of topics and brokers: list, describe, alter.", no_args_is_help=True)
+config = typer.Typer(help="List, describe and alter settings of topics and brokers.", no_args_is_help=True)
 
 
 Unset = Annotated[
-    list[str] | None, typer.Option("--unset", "-u", metavar="NAME", help="Back to the default; repeatable.")
+    list[str] | None, typer.Option("--unset", "-u", metavar="NAME", help="Reset to the default; repeatable.")
 ]
 
 
@@ -36,7 +36,7 @@ class Kind(str, Enum):
 
 
 class InForce(NamedTuple):
-    """One setting; ``origin``: topic, cluster (given when the brokers were started), default."""
+    """One setting in effect; ``origin`` is topic, cluster (given when the brokers were started) or default."""
 
     name: str
     value: str
@@ -48,7 +48,7 @@ def list_settings(
     kind: Annotated[Kind | None, typer.Argument(metavar="[topics|brokers]", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show every setting there is: its default, what it may be, what it does. Asks no broker.
+    """List every setting with its default, allowed values and description. Needs no broker.
 
     Example: sparklog config list topics
     """
@@ -58,7 +58,7 @@ def list_settings(
         for one in (tables if kind is None else [kind])
         for name, setting in sorted(tables[one].items())
     ]
-    columns = ("of", "setting", "default", "allowed", "what it is")
+    columns = ("of", "setting", "default", "allowed", "description")
     if as_json:
         print_json([dict(zip(("of", "name", "default", "allowed", "doc"), row, strict=True)) for row in rows])
     else:
@@ -71,18 +71,20 @@ def describe(
         str | None, typer.Argument(metavar="[TOPIC]", show_default=False, autocompletion=topic_names)
     ] = None,
     *,
-    broker: Annotated[int | None, typer.Option("--broker", metavar="ID", help="Of a broker, not of a topic.")] = None,
-    given: Annotated[bool, typer.Option("--given", help="Only what somebody set, not the defaults.")] = False,
+    broker: Annotated[
+        int | None, typer.Option("--broker", metavar="ID", help="Describe this broker instead of a topic.")
+    ] = None,
+    given: Annotated[bool, typer.Option("--given", help="Show only settings that were set, not defaults.")] = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the settings in force: of a topic, or of a broker, and where each comes from.
+    """Show the settings in effect for a topic or a broker, and where each value comes from.
 
     Example: sparklog config describe flights --given
     """
     if (topic is None) == (broker is None):
-        raise ConfigError("give either TOPIC or --broker ID")
+        raise ConfigError("pass either TOPIC or --broker ID")
     with open_admin(bootstrap, timeout) as admin:
         if topic is not None:
             own = admin.describe_topic(topic).config
@@ -105,7 +107,7 @@ def _of_topic(own: Mapping[str, str], cluster: Mapping[str, str]) -> list[InForc
 
 
 def _of_broker(told: Mapping[str, str]) -> list[InForce]:
-    """The broker's own settings, then the defaults that it has for topics."""
+    """Return the broker's own settings, then its defaults for topics."""
     both = [*sorted(BROKER_SETTINGS.items()), *sorted(TOPIC_SETTINGS.items())]
     return [_default(name, setting, told) for name, setting in both]
 
@@ -117,7 +119,7 @@ def _default(name: str, setting: Setting, told: Mapping[str, str]) -> InForce:
 
 
 def _of_cluster(admin: Admin, broker_id: int | None) -> Mapping[str, str]:
-    """What a broker, or whichever answers, says it was started with.
+    """Return the settings that the broker was started with; without an id, those of the first broker that responds.
 
     Raises:
         BrokerError: BROKER_NOT_AVAILABLE.
@@ -125,15 +127,15 @@ def _of_cluster(admin: Admin, broker_id: int | None) -> Mapping[str, str]:
     for broker in admin.describe_brokers():
         if broker.settings and broker_id in {None, broker.address.broker_id}:
             return broker.settings
-    who = "no broker" if broker_id is None else f"broker {broker_id} does not answer: it"
-    raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"{who} tells its settings")
+    problem = "no broker returned" if broker_id is None else f"broker {broker_id} did not return"
+    raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"{problem} its settings")
 
 
 @config.command("alter")
 def alter(
     topic: Topic,
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE...]", show_default=False, help="Set these.")
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE...]", show_default=False, help="Settings to change.")
     ] = None,
     *,
     unset: Unset = None,
@@ -141,21 +143,21 @@ def alter(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Change a topic's settings while it is in use. All are checked before any is changed.
+    """Change a topic's settings while it is in use. All values are checked before any setting is changed.
 
-    Settings of brokers are fixed when the cluster is started: put them into its broker.conf, and start it again.
+    Broker settings are fixed when the cluster starts: edit broker.conf and restart the cluster to change them.
 
     Example: sparklog config alter flights retention.ms=3600000 --unset segment.ms
     """
     wanted = pairs(settings or [], what="setting")
     if not wanted and not unset:
-        raise ConfigError("nothing to change: give NAME=VALUE or --unset NAME")
+        raise ConfigError("nothing to change: pass NAME=VALUE or --unset NAME")
     for name in [*wanted, *(unset or [])]:
         if name in BROKER_SETTINGS:
             broker_config(
                 {name: wanted[name]} if name in wanted else {}
-            )  # a value out of range is the first to be told
-            raise ConfigError(f"{name} is a setting of brokers, fixed when the cluster is started (--set, broker.conf)")
+            )  # report an invalid value before the wrong kind of setting
+            raise ConfigError(f"{name} is a broker setting, fixed when the cluster starts (--set, broker.conf)")
     check_topic_settings([*wanted, *(unset or [])])
     with open_admin(bootstrap, timeout) as admin:
         alter_topic(admin, topic, wanted, unset=unset, as_json=as_json)
@@ -164,7 +166,7 @@ def alter(
 def alter_topic(
     admin: Admin, topic: str, wanted: Mapping[str, str], *, unset: Sequence[str] | None, as_json: bool
 ) -> None:
-    """Change it and say what it has now. Raises as ``Admin.alter_topic``."""
+    """Change the topic's settings and print the result. Raises as ``Admin.alter_topic``."""
     found = admin.alter_topic(topic, wanted, unset=unset or ())
     told = ", ".join(f"{name}={value}" for name, value in sorted(found.config.items())) or "all defaults"
     done({"topic": topic, "config": dict(found.config)}, f"{topic}: {told}", as_json=as_json)

@@ -1,4 +1,4 @@
-"""``sparklog consume``: records of topics to the terminal, a pipe or a file."""
+"""``sparklog consume``: print records of topics to the terminal, or write them to a pipe or a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sparklog.model import TopicPartition
 
 
 class Level(str, Enum):
-    """What is seen of transactions."""
+    """Isolation level of a read."""
 
     COMMITTED = "read_committed"
     UNCOMMITTED = "read_uncommitted"
@@ -41,49 +41,62 @@ def consume(
         typer.Option(
             "--from",
             metavar="WHERE",
-            help="earliest, latest, an offset, -N (so many before the end), a time (2026-01-31T12:00), a span (-1h).",
+            help="earliest, latest, an offset, -N (N records before the end), a time (2026-01-31T12:00), an age (-1h).",
         ),
     ] = "earliest",
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="End before the first record of this time or later.")
+        str | None, typer.Option("--until", metavar="TIME", help="Stop before the first record at or after this time.")
     ] = None,
-    partition: Annotated[list[int] | None, typer.Option("--partition", help="Only this one; repeatable.")] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=0, help="Stop after so many records.")] = None,
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", help="Read only this partition; repeatable.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=0, help="Stop after this number of records.")
+    ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow/--exit", " /-e", help="Wait for records to come, or end where the topics end now.")
+        bool,
+        typer.Option("--follow/--exit", " /-e", help="Wait for new records, or stop at the current end of the topics."),
     ] = False,
     kind: Annotated[
-        Format | None, typer.Option("--format", "-f", help="Default: by the name of --output, else text.")
+        Format | None,
+        typer.Option("--format", "-f", help="Default: derived from the name of --output, otherwise text."),
     ] = None,
     template: Annotated[
         str | None,
         typer.Option(
-            "--template", "-t", metavar="TEXT", help="As kcat: %t %p %o %k %s %T %h %K %S %{column} %% \\n \\t."
+            "--template",
+            "-t",
+            metavar="TEXT",
+            help="Format string as in kcat: %t %p %o %k %s %T %h %K %S %{column} %% \\n \\t.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Not to stdout.")] = None,
-    keys: Annotated[bool, typer.Option("--keys", help="Text: the key and a tab before each value.")] = False,
-    places: Annotated[bool, typer.Option("--places", help="Also topic, partition and offset of each record.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of stdout.")
+    ] = None,
+    keys: Annotated[bool, typer.Option("--keys", help="With text, print the key and a tab before each value.")] = False,
+    places: Annotated[bool, typer.Option("--places", help="Add topic, partition and offset to each record.")] = False,
     isolation: Annotated[
         Level,
-        typer.Option("--isolation", help="Only committed records, or also those of open and aborted transactions."),
+        typer.Option(
+            "--isolation", help="Read only committed records, or also those of open and aborted transactions."
+        ),
     ] = Level.COMMITTED,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
 ) -> None:
-    """Read records, up to where the topics end now.
+    """Read records up to the current end of the topics.
 
-    --from and --until go by the records' times, or by how long ago: -90s, -15m, -1h, -7d; --from -100 is a hundred
-    records before the end of each partition. Text prints values, of typed topics the columns with tabs between. JSON
-    prints one object a line. Arrow writes a file, or a stream to standard output. JSON, CSV, Arrow and Parquet can be
-    written to an equal topic by produce. Records older than a column have nulls there. Names that end with .gz or .zst
-    compress text, JSON and CSV. --timeout is for the next record to come.
+    --from and --until take a record time, or an age: -90s, -15m, -1h, -7d. --from -100 starts 100 records before the
+    end of each partition. Text prints values; typed topics print their columns separated by tabs. JSON prints one
+    object per line. Arrow writes a file, or a stream to standard output. The produce command can write JSON, CSV,
+    Arrow and Parquet output to a topic with the same schema. A column is null in records written before it was added.
+    File names that end with .gz or .zst compress text, JSON and CSV. --timeout limits the wait for the next record.
 
     Example: sparklog consume flights --from earliest --count 10 --format json
     """
     if follow and until is not None:
-        raise ConfigError("--until is an end, --follow has none: give one of them")
+        raise ConfigError("--until and --follow exclude each other")
     kind = _format(kind, output, as_json=as_json, template=template)
     wanted: Any = topics
     if partition:
@@ -93,12 +106,14 @@ def consume(
     with _consumer(
         servers(bootstrap), wanted, start=start, places=places, isolation=isolation, timeout_s=timeout
     ) as consumer:
-        starts = {tp: consumer.position(tp) for tp in consumer.assignment}  # before the ends, which may move on
+        starts = {
+            tp: consumer.position(tp) for tp in consumer.assignment
+        }  # before the ends are read, which may advance
         ends = None if follow else consumer.end_offsets()
         if ends is not None and until is not None:
             ends = _first_of(servers(bootstrap), ends, until, isolation=isolation, timeout_s=timeout)
         total = None if ends is None else sum(max(0, end - starts[tp]) for tp, end in ends.items())
-        # The schemas after the ends: no record before the ends has a column that they have not.
+        # Read the schemas after the ends: they then hold every column of the records before the ends.
         newest = NewestColumns(topics, _schema_of(bootstrap, timeout), places=places)
         with (
             open_sink(
@@ -123,15 +138,15 @@ def _schema_of(bootstrap: str | None, timeout_s: float) -> Callable[[str], pa.Sc
 
 def _format(kind: Format | None, output: Path | None, *, as_json: bool, template: str | None) -> Format:
     if template is not None and (as_json or kind not in {None, Format.TEXT}):
-        raise ConfigError("--template is for text: give it, or another format")
+        raise ConfigError("--template requires --format text")
     if as_json:
         if kind not in {None, Format.JSON}:
-            raise ConfigError(f"--json and --format {kind.value if kind else ''}: give one of them")
+            raise ConfigError(f"--json and --format {kind.value if kind else ''} exclude each other")
         return Format.JSON
     if kind is None:
         return Format.TEXT if template is not None else format_of(output)
     if kind in {Format.ARROW, Format.PARQUET} and output is None and sys.stdout.isatty():
-        raise ConfigError(f"{kind.value} to a terminal: give --output, or pipe it somewhere")
+        raise ConfigError(f"{kind.value} cannot be written to a terminal; pass --output or pipe the output")
     return kind
 
 
@@ -139,7 +154,9 @@ def _consumer(bootstrap: str, wanted: Any, *, start: str, places: bool, isolatio
     number = int(start) if re.fullmatch(r"-?[0-9]+", start, re.ASCII) else None
     place: Any = start if start in {"earliest", "latest"} or number is not None else point_in_time(start)
     if place is None:
-        raise ConfigError(f"--from {start!r}: expected earliest, latest, an offset, -N for N before the end, {TIMES}")
+        raise ConfigError(
+            f"--from {start!r}: expected earliest, latest, an offset, -N for N records before the end, {TIMES}"
+        )
     try:
         consumer = Consumer(
             bootstrap,
@@ -153,7 +170,7 @@ def _consumer(bootstrap: str, wanted: Any, *, start: str, places: bool, isolatio
     except BrokerError as error:
         if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             with open_admin(bootstrap, timeout_s):
-                raise  # names one that is nearly called so
+                raise  # the error suggests a topic with a similar name
         raise
     if number is not None:
         _seek(consumer, number)
@@ -161,7 +178,7 @@ def _consumer(bootstrap: str, wanted: Any, *, start: str, places: bool, isolatio
 
 
 def _seek(consumer: Consumer, number: int) -> None:
-    """To an offset; negative: so many before the end of each partition, as far as there are so many."""
+    """Seek to an offset; a negative number counts back from the end of each partition, at most to its start."""
     ends = consumer.end_offsets() if number < 0 else {}
     for tp in consumer.assignment:
         consumer.seek(tp, number if number >= 0 else max(consumer.position(tp), ends[tp] + number))
@@ -170,22 +187,22 @@ def _seek(consumer: Consumer, number: int) -> None:
 def _first_of(
     bootstrap: str, ends: Mapping[TopicPartition, int], until: str, *, isolation: Level, timeout_s: float
 ) -> dict[TopicPartition, int]:
-    """Where each partition has its first record of that time or later; its end where there is none.
+    """Return the offset of each partition's first record at or after ``until``; the partition's end if it has none.
 
     Raises:
-        ConfigError: ``until`` is no time.
+        ConfigError: ``until`` is not a time.
         ClientTimeout: the records from there on cannot be read.
     """
     at = point_in_time(until)
     if at is None:
         raise ConfigError(f"--until {until!r}: expected {TIMES}")
-    # Brokers know times batch by batch; who reads from a time finds the record.
+    # Brokers resolve times to batches; reading from a time finds the record.
     found: dict[TopicPartition, int] = {}
     with Consumer(bootstrap, list(ends), start=at, isolation=isolation.value, timeout_s=timeout_s) as ahead:
         deadline = time.monotonic() + timeout_s
         while any(tp not in found and ahead.position(tp) < end for tp, end in ends.items()):
             if time.monotonic() > deadline:
-                raise ClientTimeout(f"the records of {until} were not found within {timeout_s:g} s")
+                raise ClientTimeout(f"the offsets of {until} were not found within {timeout_s:g} s")
             for batch in ahead.poll(1.0):
                 place = origin(batch)
                 found.setdefault(TopicPartition(place.topic, place.partition), place.offset)
@@ -200,12 +217,14 @@ def _batches(
     *,
     timeout_s: float,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches up to the ends, or for ever; at most ``count`` records."""
+    """Yield batches up to the ends, or without end; at most ``count`` records."""
     left = count
     for tp, end in (ends or {}).items():
         if starts[tp] > end and starts[tp] > (now := consumer.end_offsets()[tp]):
-            # Nothing would be fetched from there, so no broker could say so.
-            raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: offset {starts[tp]} found, its end is {now}")
+            # No fetch would be sent for this partition, so no broker could report the error.
+            raise BrokerError(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: offset {starts[tp]} is beyond the log end offset {now}"
+            )
     waited_s = 0.0
     while left is None or left > 0:
         if ends is not None and all(consumer.position(tp) >= end for tp, end in ends.items()):
@@ -213,7 +232,7 @@ def _batches(
         found = consumer.poll(1.0)
         waited_s = 0.0 if found or ends is None else waited_s + 1.0
         if waited_s > timeout_s:
-            raise ClientTimeout(f"no records for {timeout_s:g} s before the end was reached")
+            raise ClientTimeout(f"received no records for {timeout_s:g} s before reaching the end")
         for batch in found:
             if ends is not None:
                 batch = _up_to(batch, ends)
@@ -225,7 +244,7 @@ def _batches(
 
 
 def _up_to(batch: pa.RecordBatch, ends: Mapping[TopicPartition, int]) -> pa.RecordBatch:
-    """Without what has been written since the start."""
+    """Return ``batch`` without the records at or after ``ends``."""
     place = origin(batch)
     end = ends[TopicPartition(place.topic, place.partition)]
     return batch.slice(0, max(0, end - place.offset))

@@ -1,4 +1,4 @@
-"""``sparklog controller``: a controller of its own, on any host, that takes over when the driver's goes away."""
+"""``sparklog controller``: a standalone controller, on any host, that takes over when the driver's controller fails."""
 
 from __future__ import annotations
 
@@ -29,33 +29,38 @@ def controller(
     zookeeper: Annotated[
         str,
         typer.Option(
-            "--zookeeper", "-z", envvar="SPARKLOG_ZOOKEEPER", metavar="HOST:PORT,.../CHROOT", help="Required."
+            "--zookeeper",
+            "-z",
+            envvar="SPARKLOG_ZOOKEEPER",
+            metavar="HOST:PORT,.../CHROOT",
+            help="ZooKeeper of the cluster; required.",
         ),
     ] = "",
     *,
-    standby: Annotated[bool, typer.Option("--standby", help="Wait while another controller is at work.")] = False,
+    standby: Annotated[bool, typer.Option("--standby", help="Wait while another controller is active.")] = False,
     broker_conf: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The cluster's broker settings and topic defaults.")
+        Path | None, typer.Option(metavar="FILE", help="File of the cluster's broker settings and topic defaults.")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting over that file's; repeatable.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting that overrides the file; repeatable."),
     ] = None,
     secret_file: Annotated[
         Path | None,
         typer.Option(
             envvar="SPARKLOG_SECRET_FILE",
             metavar="FILE",
-            help="A copy of cluster.secret in the driver's data directory, mode 600. Not needed on the brokers' hosts.",
+            help="Copy of cluster.secret from the driver's data directory, mode 600. Not needed on brokers' hosts.",
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log what it does.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log the controller's actions.")] = False,
 ) -> None:
-    """Run a controller until Ctrl-C or SIGTERM. Give it the settings that the cluster's driver has.
+    """Run a controller until Ctrl-C or SIGTERM. It needs the same settings as the cluster's driver.
 
     Example: sparklog controller --standby --zookeeper zk1:2181,zk2:2181/sparklog --broker-conf conf/broker.conf
     """
     if not zookeeper:
-        raise ConfigError("no ZooKeeper named: give --zookeeper host:port/chroot or set SPARKLOG_ZOOKEEPER")
+        raise ConfigError("no ZooKeeper given: pass --zookeeper host:port/chroot or set SPARKLOG_ZOOKEEPER")
     over: dict[str, str] = {}
     for text in settings or []:
         add_setting(over, text, where="--set")
@@ -70,11 +75,11 @@ def controller(
     keys = read_secret_file(secret_file) if secret_file else found_on_host(cluster_id)
     if proves and not keys:
         raise ConfigError(
-            f"the brokers of cluster {cluster_id} take orders only from a controller that knows the cluster's secret:"
-            " copy cluster.secret from the driver's data directory, mode 600, and name the copy by --secret-file"
+            f"the brokers of cluster {cluster_id} accept requests only from a controller that knows the cluster secret:"
+            " copy cluster.secret from the driver's data directory, mode 600, and pass the copy as --secret-file"
         )
     if holder and not standby:
-        raise ClusterError("another controller is at work: give --standby to wait for its end")
+        raise ClusterError("another controller is active: pass --standby to wait until it stops")
     _serve(
         ControllerLoop(
             zookeeper, cluster_id, settings=chosen, on_change=_StatusPrinter(zookeeper, cluster_id), keys=keys
@@ -83,10 +88,11 @@ def controller(
 
 
 async def _look(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int) -> tuple[str, bool, bool]:
-    """Return the id of the cluster that is there, whether a controller is at work, and whether a broker proves itself.
+    """Return the id of the cluster, whether a controller is active, and whether a broker authenticates itself.
 
     Raises:
-        ClusterError: nobody answers; there is no cluster: one is not made here, where a mistyped chroot would do it.
+        ClusterError: ZooKeeper does not respond, or holds no cluster. This command never creates one, because a
+            mistyped chroot would then create an empty cluster.
     """
     from sparklog.zk import paths
 
@@ -102,7 +108,7 @@ async def _look(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int
 
 
 def _serve(loop: ControllerLoop) -> None:
-    """Until a signal, or until it can do no more. Raises ClusterError with the reason then."""
+    """Run the controller until a signal. Raises ClusterError with the reason if the controller fails."""
     asked = StopRequest()
     before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -118,7 +124,7 @@ def _serve(loop: ControllerLoop) -> None:
 
 
 class _StatusPrinter:
-    """Says in one line each what has become of the controller. Called in the controller's thread."""
+    """Printer of one line per change of the controller's state. Called in the controller's thread."""
 
     def __init__(self, zookeeper: str, cluster_id: str) -> None:
         self._name = f"cluster {cluster_id} at {zookeeper}"
@@ -133,13 +139,13 @@ class _StatusPrinter:
     def _line(self, status: ControllerStatus) -> str:
         match status.state:
             case "standby":
-                return f"standing by: another controller is at work in {self._name}"
+                return f"standing by: another controller is active in {self._name}"
             case "active":
-                return f"controller of {self._name} in epoch {status.controller_epoch}"
+                return f"active controller of {self._name}, epoch {status.controller_epoch}"
             case "connecting" if status.controller_epoch >= 0:
-                return f"epoch {status.controller_epoch} is over: {status.detail}"
+                return f"epoch {status.controller_epoch} ended: {status.detail}"
             case "connecting" if status.detail:
-                return f"not at work: {status.detail}"
+                return f"not active: {status.detail}"
             case _:
                 return ""
 

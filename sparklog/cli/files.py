@@ -1,8 +1,8 @@
-"""Files and pipes as Arrow tables, piece by piece: lines, JSON lines, CSV, Parquet, Arrow; gzip and zstd by name.
+"""Readers of files and pipes as streams of Arrow tables: lines, JSON lines, CSV, Parquet, Arrow; gzip and zstd by name.
 
-Input that may never end (lines, JSON lines) is handed on as it arrives, in blocks of whole lines; nothing waits for a
-block to fill. Broken input is a ConfigError that names file and reason; a value that its column cannot hold is a
-BrokerError that names column, row and value.
+Lines and JSON lines may come from a pipe that never ends: they are passed on as they arrive, in blocks of whole
+lines, without waiting for a block to fill. Broken input raises a ConfigError that names the file and the reason; a
+value that its column cannot hold raises a BrokerError that names the column, the row and the value.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _READ_BYTES = 1 << 20
 _BATCH_ROWS = 65_536
 #: The highest value of a topic's ``max.message.bytes``.
 _MOST_BYTES = 1 << 30
-#: A record of a CSV file is no larger: twice the largest record that a topic takes by default.
+#: Largest record of a CSV file: twice the largest record that a topic accepts by default.
 _CSV_BLOCK_BYTES = 32 << 20
-#: An object of JSON that is spread over several lines is no larger.
+#: Largest JSON object that spans several lines.
 _MAX_JSON_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
 #: Continuation mark of an encapsulated message.
@@ -51,7 +51,7 @@ class Format(str, Enum):
     """Formats of input."""
 
     LINES = "lines"
-    #: All of the input is one record, as kcat sends a file.
+    #: The whole input is one record, as when kcat sends a file.
     WHOLE = "whole"
     JSON = "json"
     CSV = "csv"
@@ -72,38 +72,38 @@ _BY_SUFFIX = {
     ".ipc": Format.ARROW,
 }
 _COMPRESSED = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-#: What broken files raise; JSON that is nested too deeply a RecursionError.
+#: Exceptions that broken files raise; JSON that is nested too deeply raises RecursionError.
 _BROKEN = (pa.ArrowException, ValueError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError)
 
 
 class Input(NamedTuple):
-    """Tables to come, and how many rows there will be where that is known."""
+    """Stream of tables, and its total number of rows if known."""
 
     tables: Iterator[pa.Table]
     total_rows: int | None
 
 
 def format_of(path: Path | None) -> Format:
-    """The format a file's name stands for; lines for standard input and unknown names."""
+    """Return the format that a file's name implies; lines for standard input and unknown names."""
     return _BY_SUFFIX.get(plain_path(path).suffix.lower(), Format.LINES) if path is not None else Format.LINES
 
 
 def compression_of(path: Path | None) -> str | None:
-    """Return ``"gzip"`` or ``"zstd"``, whichever a file's name stands for."""
+    """Return ``"gzip"`` or ``"zstd"`` if the file's name implies it, otherwise None."""
     return _COMPRESSED.get(path.suffix.lower()) if path is not None else None
 
 
 def plain_path(path: Path) -> Path:
-    """Return ``path`` without the ending of a compression."""
+    """Return ``path`` without the suffix of a compression."""
     return path.with_suffix("") if compression_of(path) else path
 
 
 @contextlib.contextmanager
 def open_input(path: Path | None, kind: Format, *, schema: pa.Schema, separator: str | None) -> Iterator[Input]:
-    """A file, or standard input, open within the block. ``schema`` is the topic's: it says what text is read as.
+    """Open a file, or standard input, within the block. ``schema`` is the topic's; text is parsed as its types.
 
     Raises:
-        ConfigError: the content is not of the format; also while the tables are taken.
+        ConfigError: the content does not have the format; also raised while the tables are read.
         OSError: the file cannot be opened.
     """
     name = "standard input" if path is None else str(path)
@@ -111,7 +111,7 @@ def open_input(path: Path | None, kind: Format, *, schema: pa.Schema, separator:
         try:
             source = sys.stdin.buffer if path is None else stack.enter_context(_opened(path))
             if compression_of(path) and kind in {Format.PARQUET, Format.ARROW}:
-                source = io.BytesIO(source.read())  # which are read from their ends
+                source = io.BytesIO(source.read())  # these formats are read from the end of the file
             if kind is Format.PARQUET:
                 found = _parquet(source)
             elif kind is Format.ARROW:
@@ -130,14 +130,14 @@ def open_input(path: Path | None, kind: Format, *, schema: pa.Schema, separator:
 
 
 def schema_of_file(path: Path) -> pa.Schema:
-    """The columns of a Parquet, Arrow or CSV file, in types that a topic can have.
+    """Return the columns of a Parquet, Arrow or CSV file, as types that a topic supports.
 
     Raises:
-        ConfigError: the file is of another kind, or broken.
+        ConfigError: the file has another format, or is broken.
     """
     kind = format_of(path)
     if kind not in {Format.PARQUET, Format.ARROW, Format.CSV}:
-        raise ConfigError(f"{path}: a Parquet, Arrow or CSV file is expected (by its name)")
+        raise ConfigError(f"{path}: expected the name of a Parquet, Arrow or CSV file")
     try:
         with _opened(path) as opened:
             if kind is Format.CSV:
@@ -158,7 +158,7 @@ def _telling(name: str, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         raise BrokerError(error.code, f"{name}: {error.detail}") from None
     except _BROKEN as error:
         raise _broken(name, error) from None
-    except OSError as error:  # also what zstd raises
+    except OSError as error:  # zstd raises OSError too
         raise _broken(name, error) from None
 
 
@@ -198,7 +198,8 @@ def _arrow(source: BinaryIO) -> Input:
 
 
 def _arrow_reader(source: BinaryIO) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
-    """A file and a stream differ in their first bytes; what is neither is called so, not by what Arrow makes of it."""
+    """Return a reader for an Arrow file or stream, by its first bytes. Input that is neither raises a clear ValueError
+    instead of Arrow's own error."""
     if not source.seekable():
         return pa.ipc.open_stream(source)
     start = source.read(6)
@@ -214,7 +215,7 @@ _CSV_PARSING = pa.csv.ParseOptions(newlines_in_values=True)
 
 
 def _csv_options(binary: Sequence[str]) -> pa.csv.ConvertOptions:
-    """Only an empty field is null; one in quotes is empty text."""
+    """Return options where an unquoted empty field is null and a quoted empty field is empty text."""
     return pa.csv.ConvertOptions(
         column_types=dict.fromkeys(binary, pa.binary()),
         null_values=[""],
@@ -224,8 +225,8 @@ def _csv_options(binary: Sequence[str]) -> pa.csv.ConvertOptions:
 
 
 def _csv(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Rows are counted with the header as row 1, as Arrow's reader counts them."""
-    # With one column an empty line is a null, else it is nothing.
+    """Yield the rows as tables. The header counts as row 1, as in Arrow's reader."""
+    # With one column an empty line is a null; with several it is skipped.
     parsing = _CSV_PARSING
     if len(schema) == 1:
         parsing = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
@@ -245,9 +246,10 @@ def _csv(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 class _WholeLineEnds(io.RawIOBase):
-    """A source whose blocks do not end with a carriage return.
+    """Source whose blocks do not end with a carriage return.
 
-    Arrow's reader drops a line feed at the beginning of a block that follows one, also inside quotes.
+    Arrow's reader drops a line feed at the start of a block if the previous block ended with a carriage return, even
+    inside quotes.
     """
 
     def __init__(self, source: BinaryIO) -> None:
@@ -300,12 +302,13 @@ def _line_of(lines: Sequence[int], row: int) -> str:
 
 
 class JsonDocuments:
-    """JSON objects out of lines: one a line, several a line, or one over several lines. Owner: one input."""
+    """Parser of JSON objects from lines: one per line, several per line, or one over several lines. Owner: one
+    input."""
 
     def __init__(self) -> None:
-        #: Lines of the objects that are complete.
+        #: Lines on which the complete objects begin.
         self._line = 0
-        #: The lines of an object whose end has not come yet, their bytes, and its open brackets.
+        #: The lines of an incomplete object, their size in bytes, and its open brackets.
         self._begun: list[bytes] = []
         self._begun_bytes = 0
         self._depth = 0
@@ -313,7 +316,7 @@ class JsonDocuments:
         self._lines: list[int] = []
 
     def feed(self, block: bytes) -> None:
-        """Take whole lines. Raises ValueError for what is no JSON object, with its line."""
+        """Parse whole lines. Raises ValueError with the line number for anything but a JSON object."""
         if not self._line and not self._begun:
             block = block.removeprefix(_BOM)
         if not self._begun and (rows := _flat_objects(block)) is not None:
@@ -328,12 +331,12 @@ class JsonDocuments:
                 self._take_line(line)
 
     def close(self) -> None:
-        """There is no more. Raises ValueError when an object has no end."""
+        """End the input. Raises ValueError if an object is incomplete."""
         if self._begun:
             self._parse_begun()
 
     def take(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """Return the objects that are complete, and the line that each begins on."""
+        """Return the complete objects, and the line on which each begins."""
         found, lines = self._found, self._lines
         self._found, self._lines = [], []
         return found, lines
@@ -367,7 +370,7 @@ class JsonDocuments:
         self._line += len(lines)
 
     def _parse(self, text: bytes) -> None:
-        """One object after the other, where a line is not one object."""
+        """Parse the objects of ``text`` one by one, when it is not one object per line."""
         try:
             document = text.decode()
             at = _spaces_end(document, 0)
@@ -388,21 +391,21 @@ class JsonDocuments:
         self._lines.append(self._line + 1)
 
 
-#: Several times as fast as Python's decoder, but it takes the last of two values for one name in silence.
+#: Several times as fast as Python's decoder, but it silently keeps the last of two values for one name.
 _FAST_DECODER = msgspec.json.Decoder(float_hook=Decimal)
 
 
 def _flat_objects(block: bytes) -> list[dict[str, Any]] | None:
-    """Return the objects of ``block`` where each line is one without nested values; None for any other block.
+    """Return the objects of ``block`` if each line is one object without nested values; otherwise None.
 
-    Every name and every text has two quotes. If the block has no more than those of the values that were found, no
-    name stands twice in an object.
+    Every name and every string has two quotes. If the block has exactly as many quotes as the parsed values need, no
+    object has the same name twice.
     """
     try:
         rows = _FAST_DECODER.decode_lines(block)
     except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError):
         return None
-    # As many lines as objects, and each line begins one.
+    # There are as many lines as objects, and each line begins an object.
     if not len(rows) == block.count(b"\n") + (block[-1:] != b"\n") == block.count(b"\n{") + (block[:1] == b"{"):
         return None
     if set(map(type, rows)) != {dict}:
@@ -414,7 +417,7 @@ def _flat_objects(block: bytes) -> list[dict[str, Any]] | None:
 
 
 class _NoObjectError(ValueError):
-    """A JSON value that is no object; the text names its line."""
+    """JSON value that is not an object; the text names its line."""
 
 
 _JSON_PARTS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[{}\[\]]')
@@ -428,7 +431,7 @@ def _spaces_end(document: str, at: int) -> int:
 
 
 def _depth(line: bytes) -> int | None:
-    """Return how many more brackets ``line`` opens than it closes; None when text in quotes does not end on it."""
+    """Return how many more brackets ``line`` opens than it closes; None if a quoted string does not end on the line."""
     depth = 0
     for part in _JSON_PARTS.findall(line):
         if part[:1] == b'"':
@@ -440,7 +443,7 @@ def _depth(line: bytes) -> int | None:
 
 
 def _check_names(names: Iterable[str], schema: pa.Schema) -> None:
-    """Raises BrokerError SCHEMA_MISMATCH for a name that is no column, or stands there twice."""
+    """Raise BrokerError SCHEMA_MISMATCH for a name that is not a column, or that occurs twice."""
     found = list(names)
     unknown = sorted(set(found) - {*schema.names, PARTITION_COLUMN})
     problems = [f"column {name!r} is not among the topic's columns {schema.names}" for name in unknown]
@@ -457,7 +460,7 @@ def _table(
     *,
     rows: int | None = None,
 ) -> pa.Table:
-    """The values of each column as a table of the topic's types; ``place`` says where a row stands in the input.
+    """Return the values of each column as a table of the topic's types; ``place`` names a row's position in the input.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH names the column, the row and the value.
@@ -466,7 +469,7 @@ def _table(
     if PARTITION_COLUMN in values and PARTITION_COLUMN not in schema.names:
         fields.append(pa.field(PARTITION_COLUMN, pa.int64()))
     if not fields:
-        fields = [schema.field(0)]  # objects without any value are records of nulls
+        fields = [schema.field(0)]  # objects without any value become records of nulls
         values = {fields[0].name: [None] * (rows or 0)}
     columns = []
     for field in fields:
@@ -477,7 +480,7 @@ def _table(
             raise BrokerError(ErrorCode.SCHEMA_MISMATCH, detail) from None
         if path := misplaced_null(column, field):
             row = next(row for row in range(len(column)) if misplaced_null(column.slice(row, 1), field))
-            raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"column {path!r}, {place(row)}: it may not be null")
+            raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"column {path!r}, {place(row)}: it cannot be null")
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
@@ -496,10 +499,11 @@ def _lines(source: BinaryIO, separator: str | None) -> Iterator[pa.Table]:
 
 
 def _whole(source: BinaryIO, separator: str | None) -> Iterator[pa.Table]:
-    """Yield one record with all its line ends, and none of an input without a byte, as a failed command leaves it."""
+    """Yield the input as one record, with all line ends. Yield none for empty input, as a failed command in a pipe
+    leaves it."""
     content = source.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
-        raise ValueError(f"over {_MOST_BYTES} bytes found: no record may be so large")
+        raise ValueError(f"the input is larger than {_MOST_BYTES} bytes, the maximum for one record")
     if not content:
         return
     before, found, after = content.partition(separator.encode()) if separator else (b"", b"", b"")
@@ -508,7 +512,7 @@ def _whole(source: BinaryIO, separator: str | None) -> Iterator[pa.Table]:
 
 
 def _blocks_of_lines(source: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, as many as there are; the last one need not end with a line feed."""
+    """Yield blocks of whole lines as they arrive; the last line may lack a line feed."""
     rest = b""
     read = getattr(source, "read1", source.read)
     while block := read(_READ_BYTES):

@@ -1,4 +1,4 @@
-"""``sparklog groups``: consumer groups, who is in them, where they stand and how far behind that is."""
+"""``sparklog groups``: consumer groups, their members, committed offsets and lag."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _ENDS: dict[str, OffsetQuery] = {"earliest": "earliest", "latest": "latest"}
 
 
 class GroupLag(NamedTuple):
-    """One partition: the group's next offset, where committed records end, how many offsets lie between, and which
-    member reads it. None: there is no offset yet, the topic is gone, nobody reads it."""
+    """A group's state in one partition: its next offset, the end of the committed records, the lag between both, and
+    the member that reads the partition. None: no offset committed, topic deleted, no member assigned."""
 
     topic: str
     partition: int
@@ -47,7 +47,7 @@ class OffsetChange(NamedTuple):
 
 @groups.command("list")
 def list_groups(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
-    """List the groups that have offsets or members.
+    """List groups that have committed offsets or members.
 
     Example: sparklog groups list
     """
@@ -62,7 +62,7 @@ def list_groups(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: A
 
 @groups.command("describe")
 def describe(group: Group, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
-    """Show where a group stands in each partition, its lag behind the end of the committed records, and who reads it.
+    """Show a group's offset and lag in each partition, and the member that reads it.
 
     Example: sparklog groups describe reports
     """
@@ -71,7 +71,7 @@ def describe(group: Group, bootstrap: Bootstrap = None, timeout: Timeout = 30.0,
         described = admin.describe_group(group)
         owners = {tp: one.member_id for one in (described.members if described else ()) for tp in one.owned}
         if not offsets and not owners:
-            note(f"sparklog: group {group!r} has no offsets and no partitions")
+            note(f"sparklog: group {group!r} has no committed offsets and no assigned partitions")
             raise typer.Exit(1)
         rows = _lags(admin, offsets, owners)
     if as_json:
@@ -93,7 +93,7 @@ def _lags(admin: Admin, offsets: Mapping[TopicPartition, int], owners: Mapping[T
 
 
 def _listed(admin: Admin, partitions: Iterable[TopicPartition], at: OffsetQuery) -> dict[TopicPartition, int]:
-    """Without those of topics that are gone: they do not hide the others."""
+    """Return the offsets of partitions whose topics still exist; a deleted topic must not hide the others."""
     found: dict[TopicPartition, int] = {}
     by_topic: dict[str, list[TopicPartition]] = {}
     there = set(admin.list_topics())
@@ -111,14 +111,14 @@ def _listed(admin: Admin, partitions: Iterable[TopicPartition], at: OffsetQuery)
 
 @groups.command("members")
 def members(group: Group, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
-    """Show the members of a group and the partitions of each.
+    """Show the members of a group and the partitions assigned to each.
 
     Example: sparklog groups members reports
     """
     with open_admin(bootstrap, timeout) as admin:
         found = admin.describe_group(group)
     if found is None:
-        note(f"sparklog: there is no group {group!r}")
+        note(f"sparklog: group {group!r} does not exist")
         raise typer.Exit(1)
     if as_json:
         print_json(found)
@@ -148,11 +148,11 @@ def delete(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Forget groups and their offsets. Refused for a group with members. Asks first, unless --yes.
+    """Delete groups and their offsets. Fails for a group with members. Asks for confirmation unless --yes is given.
 
     Example: sparklog groups delete reports --yes
     """
-    confirm(f"Forget the offsets of {', '.join(names)}?", f"deleting {', '.join(names)}", yes=yes)
+    confirm(f"Delete the offsets of {', '.join(names)}?", f"deleting {', '.join(names)}", yes=yes)
     with open_admin(bootstrap, timeout) as admin:
         for name in names:
             admin.delete_group(name)
@@ -164,30 +164,37 @@ def reset_offsets(
     group: Group,
     *,
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC[:N,...]", help="Of these; left out: all it has.")
+        list[str] | None,
+        typer.Option(
+            "--topic", metavar="TOPIC[:N,...]", help="Topics or partitions to set. Default: all of the group."
+        ),
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", help="earliest, latest, an offset, a time as 2026-01-31T12:00, or as long ago as -1h."),
+        typer.Option(
+            "--to", help="earliest, latest, an offset, a time such as 2026-01-31T12:00, or an age such as -1h."
+        ),
     ] = None,
-    shift: Annotated[int | None, typer.Option("--shift", metavar="N", help="So many forward, or back (-N).")] = None,
+    shift: Annotated[
+        int | None, typer.Option("--shift", metavar="N", help="Move offsets forward by N, or back by -N.")
+    ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--from-file", help="CSV of topic,partition,offset, or what 'describe --json' gives."),
+        typer.Option("--from-file", help="CSV of topic,partition,offset, or the output of 'describe --json'."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be set.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the new offsets without setting them.")] = False,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Set where a group goes on reading. It must have no members. What lies outside a log becomes its nearer end. Asks
-    first, unless --yes or --dry-run.
+    """Set the offsets at which a group continues to read. The group must have no members. An offset outside the log is
+    moved to the nearer end. Asks for confirmation unless --yes or --dry-run is given.
 
     Example: sparklog groups reset-offsets reports --topic orders --to -1h --dry-run
     """
     if sum(given is not None for given in (to, shift, file)) != 1:
-        raise ConfigError("give one of --to, --shift, --from-file")
+        raise ConfigError("pass exactly one of --to, --shift, --from-file")
     with open_admin(bootstrap, timeout) as admin:
         before = admin.group_offsets(group)
         partitions = _named(admin, topics, before)
@@ -200,7 +207,7 @@ def reset_offsets(
         after = _within(admin, wanted)
         changes = [OffsetChange(*tp, before.get(tp), at) for tp, at in sorted(after.items())]
         if not changes:
-            raise ConfigError(f"group {group!r}: no partition to set; name topics with --topic")
+            raise ConfigError(f"group {group!r}: no partition to set; pass topics with --topic")
         if not dry_run:
             confirm(f"Set {len(changes)} offsets of {group}?", f"setting offsets of {group}", yes=yes)
             admin.commit_offsets(group, after)
@@ -209,7 +216,7 @@ def reset_offsets(
         return
     print_table(("topic", "partition", "before", "after"), changes, numeric=("partition", "before", "after"))
     if dry_run:
-        note("sparklog: nothing was set (--dry-run)")
+        note("sparklog: no offset was set (--dry-run)")
 
 
 def _named(admin: Admin, topics: list[str] | None, before: Mapping[TopicPartition, int]) -> list[TopicPartition]:
@@ -240,12 +247,12 @@ def _within(admin: Admin, wanted: Mapping[TopicPartition, int]) -> dict[TopicPar
     starts, ends = _listed(admin, wanted, "earliest"), _listed(admin, wanted, "latest")
     gone = sorted(tp for tp in wanted if tp not in ends)
     if gone:
-        note(f"sparklog: left out, there is no such partition: {', '.join(map(str, gone))}")
+        note(f"sparklog: skipped partitions that do not exist: {', '.join(map(str, gone))}")
     return {tp: min(max(at, starts[tp]), ends[tp]) for tp, at in wanted.items() if tp in ends}
 
 
 def _read(file: Path) -> dict[TopicPartition, int]:
-    """Raises ConfigError naming the line."""
+    """Return the offsets in ``file``. Raises ConfigError with the line number."""
     text = file.read_text()
     found: dict[TopicPartition, int] = {}
     rows: list[tuple[Any, ...]]
@@ -262,5 +269,5 @@ def _read(file: Path) -> dict[TopicPartition, int]:
             if offset is not None:
                 found[TopicPartition(str(topic).strip(), int(partition))] = int(offset)
         except ValueError:  # noqa: PERF203 - the entry is named
-            raise ConfigError(f"{file}, entry {number}: {row!r} found, topic,partition,offset expected") from None
+            raise ConfigError(f"{file}, entry {number}: expected topic,partition,offset, found {row!r}") from None
     return found

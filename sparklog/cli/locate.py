@@ -1,4 +1,4 @@
-"""``sparklog topics locate``: where a moment begins in a topic and its archive."""
+"""``sparklog topics locate``: find the offsets of a time in a topic and its archive."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sparklog.errors import ConfigError
 
 def locate(
     name: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
-    moment: Annotated[str, typer.Argument(metavar="TIME", help="ISO 8601 with a zone.", show_default=False)],
+    moment: Annotated[str, typer.Argument(metavar="TIME", help="ISO 8601 with a time zone.", show_default=False)],
     *,
     history: Annotated[
-        str, typer.Option(metavar="PATH", help="The topic's Delta table, or the folder that archives are in.")
+        str, typer.Option(metavar="PATH", help="The topic's Delta table, or the directory of all archives.")
     ],
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say where the first record at or after a moment is in each partition: in the archive, in the log, or ahead, at
-    the log's end, where there is none yet.
+    """Find the first record at or after a time in each partition: in the archive, in the log, or ahead, at the log end
+    offset, if no such record exists yet.
 
     Example: sparklog topics locate flights 2024-05-01T00:00:00Z --history /data/archive
     """

@@ -1,7 +1,7 @@
-"""The ``sparklog`` command as a whole, and what becomes of errors: one line on stderr and an exit code, never a trace.
+"""The ``sparklog`` command. An error prints one line on stderr and sets an exit code; no command prints a traceback.
 
-Exit codes: 0 done; 1 the cluster refused or something broke; 2 the command or its settings are wrong; 3 not done in
-time or nobody reached; 130 Ctrl-C; 141 whoever read the output has gone. docs/cli.md has every command.
+Exit codes: 0 success; 1 the cluster refused or an operation failed; 2 wrong command or settings; 3 time-out or no
+broker reached; 130 Ctrl-C; 141 the reader of the output closed the pipe. docs/cli.md describes every command.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ EXIT_TIMEOUT = 3
 EXIT_INTERRUPTED = sparklog.cli.starting.EXIT_INTERRUPTED
 EXIT_PIPE = 141
 
-#: Wrong use of the command line. Typer carries its own click since 0.20 and gives this class no public name.
+#: Usage errors of the command line. Typer bundles click since 0.20 and exports no public name for this class.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="sparklog",
-    help="Topics, records, groups, transactions and brokers of a sparklog cluster."
-    " Exit codes: 0 done, 1 refused or broken, 2 wrong command or setting, 3 no answer in time, 130 Ctrl-C or no,"
-    " 141 nobody reads.\n\n"
+    help="Manage topics, records, groups, transactions and brokers of a sparklog cluster."
+    " Exit codes: 0 success, 1 refused or failed, 2 wrong command or setting, 3 no response in time,"
+    " 130 Ctrl-C or declined, 141 output pipe closed.\n\n"
     "Example: SPARKLOG_BOOTSTRAP=127.0.0.1:9092 sparklog topics list",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -83,12 +83,12 @@ def _options(
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; the exit code."""
+    """Run one command and return its exit code."""
     try:
         result = app(list(arguments), prog_name="sparklog", standalone_mode=False)
         sys.stdout.flush()
@@ -114,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _pipe_gone() -> int:
-    # Python would flush stdout once more at exit, and complain.
+    # Python flushes stdout again at exit, and would print an error.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
     os.close(nowhere)
@@ -123,7 +123,7 @@ def _pipe_gone() -> int:
 
 def _usage(error: Exception) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
-        return EXIT_USAGE  # the help itself has been printed
+        return EXIT_USAGE  # the help text has been printed already
     context = getattr(error, "ctx", None)
     format_message = getattr(error, "format_message", None)
     message = " ".join(str(format_message() if format_message else error).split())

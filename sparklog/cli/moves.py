@@ -1,4 +1,4 @@
-"""``sparklog topics``, the part about replicas and leaders: reassign, elect-leaders, add-partitions."""
+"""``sparklog topics`` commands for replicas and leaders: reassign, elect-leaders, add-partitions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_partitions(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Give a topic more partitions: TOTAL is the new number. Keys may go to other partitions from then on.
+    """Add partitions to a topic. TOTAL is the new number of partitions. Keys may then map to other partitions.
 
     Example: sparklog topics add-partitions flights 12
     """
@@ -56,32 +56,32 @@ def reassign(
     which: Annotated[str | None, typer.Argument(metavar="[TOPIC[:PARTITION]]", show_default=False)] = None,
     *,
     to: Annotated[
-        str | None, typer.Option(metavar="ID,...", help="Brokers wanted, preferred leader first.", show_default=False)
+        str | None, typer.Option(metavar="ID,...", help="Target brokers, preferred leader first.", show_default=False)
     ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option("--replication-factor", "-r", help="So many replicas, placed by the cluster.")
+        int | None, typer.Option("--replication-factor", "-r", help="Number of replicas; the cluster places them.")
     ] = None,
     throttle: Throttle = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when the replicas are there and in sync.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Take moves under way back.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Show moves under way.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return once the new replicas are in sync.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel moves in progress.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show moves in progress.")] = False,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 3600.0,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Maximum time to wait.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Move replicas to other brokers, change their number, or the order of leaders; watch it, take it back.
+    """Move replicas to other brokers, or change their number or order; show or cancel such moves.
 
-    --to with a whole topic gives every partition these brokers, beginning with another one each, so that each leads
-    its share. What moves or takes back asks first, unless --yes.
+    --to with a whole topic assigns these brokers to every partition, each partition starting with the next broker, so
+    that leaders are spread evenly. Moving and cancelling ask for confirmation unless --yes is given.
 
     Example: sparklog topics reassign flights:0 --to 3,1,2 --throttle 50MB --wait --yes
     """
     wanted = [to is not None, replication_factor is not None, cancel, status]
     if sum(wanted) != 1:
-        raise ConfigError("expected one of --to, --replication-factor, --cancel, --status")
+        raise ConfigError("pass exactly one of --to, --replication-factor, --cancel, --status")
     if which is None and not status:
-        raise ConfigError("no topic named: expected TOPIC or TOPIC:PARTITION")
+        raise ConfigError("no topic given: expected TOPIC or TOPIC:PARTITION")
     limit = byte_count(throttle, what="--throttle")
     with open_admin(bootstrap, 30.0) as admin:
         if status:
@@ -99,23 +99,24 @@ def elect_leaders(
     which: Whichs = None,
     *,
     unclean: Annotated[
-        bool, typer.Option("--unclean", help="Any live replica where none in sync is alive. Loses records.")
+        bool,
+        typer.Option("--unclean", help="Elect an out-of-sync replica if no in-sync one is alive. May lose records."),
     ] = False,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Give leaderships to the preferred leaders, the first replicas; without names of all partitions. With --unclean
-    it asks first, unless --yes.
+    """Elect the preferred leader (the first replica) of the named partitions, default all. With --unclean, asks for
+    confirmation unless --yes is given.
 
     Example: sparklog topics elect-leaders flights
     """
     if unclean and not which:
-        raise ConfigError("--unclean loses records: name the topics or partitions")
+        raise ConfigError("--unclean may lose records: name the topics or partitions")
     if unclean and which:
-        what = f"electing leaders of {', '.join(which)} that are not in sync"
-        confirm("Elect leaders that are not in sync? Records may be lost.", what, yes=yes)
+        what = f"electing out-of-sync leaders of {', '.join(which)}"
+        confirm("Elect out-of-sync leaders? Records may be lost.", what, yes=yes)
     with open_admin(bootstrap, timeout) as admin:
         partitions = None if not which else [tp for name in which for tp in _partitions(admin, name)]
         failed = admin.elect_leaders(partitions, unclean=unclean)
@@ -126,7 +127,7 @@ def elect_leaders(
     if failed:
         raise typer.Exit(1)
     if not as_json:
-        print_line("every partition has the leader it should have")
+        print_line("every partition is led by its preferred leader")
 
 
 def print_moves(moves: Sequence[MoveDescription]) -> None:
@@ -148,15 +149,16 @@ def print_moves(moves: Sequence[MoveDescription]) -> None:
 
 
 def confirm_moves(what: str, *, yes: bool) -> None:
-    """Ask before replicas are moved: those that are left out are deleted in the end. Raises as ``confirm``."""
-    question = f"Move replicas of {what}? Those left out are deleted once the others are in sync."
+    """Ask before moving replicas, because replicas that are not part of the target are deleted. Raises as
+    ``confirm``."""
+    question = f"Move replicas of {what}? Replicas outside the target are deleted once the others are in sync."
     confirm(question, f"moving replicas of {what}", yes=yes)
 
 
 def confirm_cancel(what: str, *, yes: bool) -> None:
-    """Raises as ``confirm``."""
-    question = f"Take the moves of {what} back? What they have copied is deleted."
-    confirm(question, f"taking the moves of {what} back", yes=yes)
+    """Ask before cancelling moves. Raises as ``confirm``."""
+    question = f"Cancel the moves of {what}? The data copied so far is deleted."
+    confirm(question, f"cancelling the moves of {what}", yes=yes)
 
 
 def begin_moves(
@@ -167,22 +169,22 @@ def begin_moves(
     wait_s: float | None,
     as_json: bool,
 ) -> None:
-    """Begin them; with ``wait_s`` return when the replicas are there and in sync. On a terminal with a bar."""
+    """Begin the moves; with ``wait_s``, wait until the replicas are in sync, with a progress bar on a terminal."""
     begun = admin.reassign(targets, throttle_bytes=throttle_bytes)
     if begun.warning:
         note(f"sparklog: {begun.warning}")
     if not as_json:
-        print_line(f"{len(begun.targets)} partitions move", flush=True)
+        print_line(f"{len(begun.targets)} partitions are being moved", flush=True)
     if wait_s is not None:
         await_moves(admin, begun.targets, timeout_s=wait_s)
         if not as_json:
-            print_line(f"{len(begun.targets)} partitions are there, and in sync")
+            print_line(f"{len(begun.targets)} partitions are moved and in sync")
     if as_json:
         print_json({"partitions": plain_targets(begun.targets), "warning": begun.warning, "done": wait_s is not None})
 
 
 def await_moves(admin: Admin, targets: Mapping[TopicPartition, tuple[int, ...]], *, timeout_s: float) -> None:
-    """Raises ClientTimeout when it takes longer."""
+    """Wait until the moves are complete. Raises ClientTimeout after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     with bar("moving", 1000, unit="") as progress:
         while progress.shown and time.monotonic() < deadline:
@@ -197,12 +199,12 @@ def await_moves(admin: Admin, targets: Mapping[TopicPartition, tuple[int, ...]],
 
 
 def plain_targets(targets: Mapping[TopicPartition, Sequence[int]]) -> list[dict[str, Any]]:
-    """As Kafka's reassignment files have them."""
+    """Return the targets in the format of Kafka's reassignment files."""
     return [{"topic": tp.topic, "partition": tp.partition, "replicas": list(to)} for tp, to in sorted(targets.items())]
 
 
 def show_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
-    """Those under way, of all partitions or of those named."""
+    """Print the moves in progress, of all partitions or of the named ones."""
     found = admin.reassignments()
     if which:
         named = [_parse(one) for one in which]
@@ -216,7 +218,7 @@ def show_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
 
 
 def cancel_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
-    """Take back those of the topics and partitions named."""
+    """Cancel the moves of the named topics and partitions."""
     named: list[TopicPartition] = []
     found: list[TopicPartition] = []
     for one in which:
@@ -224,16 +226,17 @@ def cancel_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
         if partition is not None:
             named.append(TopicPartition(topic, partition))
         else:
-            admin.describe_topic(topic)  # raises for a topic that is not there
+            admin.describe_topic(topic)  # raises for a topic that does not exist
             found += [TopicPartition(topic, m.partition) for m in admin.reassignments() if m.topic == topic]
     taken = admin.cancel_reassignment(named, may_have_ended=found)
-    done({"cancelled": [str(tp) for tp in taken]}, f"{len(taken)} moves taken back", as_json=as_json)
+    done({"cancelled": [str(tp) for tp in taken]}, f"{len(taken)} moves cancelled", as_json=as_json)
 
 
 def plan(
     admin: Admin, which: str, *, to: str | None, replication_factor: int | None
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """Where the partitions of ``which`` would go: to the brokers named, or wherever the cluster places so many."""
+    """Return the target replicas of each partition of ``which``: the given brokers, or the cluster's placement of
+    ``replication_factor`` replicas."""
     topic, partition = _parse(which)
     if to is None:
         assert replication_factor is not None
@@ -253,17 +256,17 @@ def _partitions(admin: Admin, which: str) -> list[TopicPartition]:
 
 
 def _parse(which: str) -> tuple[str, int | None]:
-    """A topic and its partition, None for all. A topic's name holds no colon."""
+    """Return a topic and its partition, None for all. A topic's name cannot contain a colon."""
     topic, colon, number = which.partition(":")
     if colon and not (number.isascii() and number.isdigit()):
-        raise ConfigError(f"{which!r} found, expected TOPIC or TOPIC:PARTITION")
+        raise ConfigError(f"expected TOPIC or TOPIC:PARTITION, found {which!r}")
     return topic, int(number) if colon else None
 
 
 def _broker_ids(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise ConfigError(f"--to {text!r}: expected broker ids as 1,2,3")
+        raise ConfigError(f"--to {text!r}: expected broker ids such as 1,2,3")
     return tuple(map(int, parts))
 
 

@@ -1,4 +1,4 @@
-"""Records of older schemas with the columns that their topic has now."""
+"""Conversion of records with older schemas to the current columns of their topic."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from sparklog.record.schema import fit_table
 
 
 class NewestColumns:
-    """The newest schema of each topic that is read. Owner: one command.
+    """Newest known schema of each consumed topic. Owner: one command.
 
-    A topic's schema only gets more columns, all nullable, so an older record has nulls for them.
+    A topic's schema only gains nullable columns, so an older record has nulls in the new ones.
     """
 
     def __init__(self, topics: Iterable[str], schema_of: Callable[[str], pa.Schema], *, places: bool) -> None:
-        """``schema_of`` asks the cluster; ``places``: batches have the log's own columns behind the topic's."""
+        """``schema_of`` asks the cluster; with ``places``, batches have the log's own columns after the topic's."""
         self._schema_of = schema_of
         self._places = places
         self._schemas = {topic: self._asked(topic) for topic in topics}
 
     @property
     def common(self) -> pa.Schema | None:
-        """The schema that all topics have; None when they differ."""
+        """Return the schema that all topics share, or None if they differ."""
         first, *others = self._schemas.values()
         return first if all(other.equals(first) for other in others) else None
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return ``batch`` with all columns of its topic; it asks again when the batch has one that is not known."""
+        """Return ``batch`` with all columns of its topic. A batch with an unknown column makes it ask the cluster
+        again."""
         topic = origin(batch).topic
         schema = self._schemas[topic]
         if batch.schema.equals(schema):

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what becomes of them: a client, a moment, an answer to "really?"."""
+"""Options that several commands share, and their parsers: bootstrap servers, times, byte counts, confirmations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BOOTSTRAP_VARIABLES = ["SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"]
 
 
 def topic_names(context: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: topics that begin so. Silent where nobody answers at once."""
+    """Return topic names for shell completion; empty if no broker responds quickly."""
     found = context.params.get("bootstrap") or _from_environment()
     if not found:
         return []
@@ -35,13 +35,13 @@ def topic_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def group_names(context: typer.Context, incomplete: str) -> list[str]:
-    """For the shell, as ``topic_names``."""
+    """Return group names for shell completion, as ``topic_names``."""
     found = context.params.get("bootstrap") or _from_environment()
     if not found:
         return []
     try:
         with Admin(found, timeout_s=1.0, first_contact_s=0.5) as admin:
-            # A name that does not print cannot be typed, and the shell would show it as it is.
+            # An unprintable name cannot be typed, and the shell would show it without escapes.
             return [name for name in admin.list_groups() if name.startswith(incomplete) and name.isprintable()]
     except SparklogError:
         return []
@@ -60,20 +60,20 @@ Bootstrap = Annotated[
         "-b",
         envvar=_BOOTSTRAP_VARIABLES,
         metavar="HOST:PORT,...",
-        help="Addresses of brokers, some or all.",
+        help="Addresses of one or more brokers.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Give up after this.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Time-out of the command.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
 Throttle = Annotated[
     Optional[str],  # noqa: UP045 - as above
-    typer.Option("--throttle", metavar="BYTES", help="A broker copies at most so much a second, as 50MB."),
+    typer.Option("--throttle", metavar="BYTES", help="Limit of copied bytes per second and broker, such as 50MB."),
 ]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names)]
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False, autocompletion=topic_names)]
 
-#: Seconds. Whoever types a wrong address wants to know it now, not when the command's time is up.
+#: Seconds. A wrong address fails after this time rather than after the command's whole time-out.
 FIRST_CONTACT_S = 2.5
 
 _UNITS = {"": 1, "b": 1} | {
@@ -82,30 +82,30 @@ _UNITS = {"": 1, "b": 1} | {
     for rest, factor in (("", 1000), ("b", 1000), ("ib", 1024))
 }
 _SPAN_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-#: What ``point_in_time`` takes, for error messages.
-TIMES = "a time as 2026-01-31T12:00 (UTC unless it names a zone), or a span as -90s, -15m, -1h, -7d"
+#: Formats that ``point_in_time`` accepts, for error messages.
+TIMES = "a time such as 2026-01-31T12:00 (UTC unless it has a time zone), or an age such as -90s, -15m, -1h, -7d"
 
 
 def byte_count(text: str | None, *, what: str) -> int:
-    """``"50MB"`` or ``"64 KiB"`` as bytes; 0 for None. Raises ConfigError for anything else."""
+    """Return ``"50MB"`` or ``"64 KiB"`` in bytes; 0 for None. Raises ConfigError for anything else."""
     if text is None:
         return 0
     match = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?) *([a-z]*)(?:/s)?", text.strip().lower())
     if match is None or match[2] not in _UNITS or (count := int(float(match[1]) * _UNITS[match[2]])) < 1:
-        raise ConfigError(f"{what} {text!r}: expected a number of bytes, as 1000000, 500kB, 50MB, 1GiB")
+        raise ConfigError(f"{what} {text!r}: expected a number of bytes, such as 1000000, 500kB, 50MB, 1GiB")
     return count
 
 
 def servers(bootstrap: str | None) -> str:
-    """The bootstrap servers. Raises ConfigError when none are named."""
+    """Return the bootstrap servers. Raises ConfigError if none are given."""
     if not bootstrap:
-        raise ConfigError("no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP")
+        raise ConfigError("no brokers given: pass --bootstrap host:port or set SPARKLOG_BOOTSTRAP")
     return bootstrap
 
 
 @contextlib.contextmanager
 def open_admin(bootstrap: str | None, timeout_s: float) -> Iterator[Admin]:
-    """A client for one command. An error about a topic that is not there names one that is nearly called so."""
+    """Open a client for one command. An error about an unknown topic suggests one with a similar name."""
     with Admin(servers(bootstrap), timeout_s=timeout_s, first_contact_s=FIRST_CONTACT_S) as admin:
         try:
             yield admin
@@ -116,34 +116,34 @@ def open_admin(bootstrap: str | None, timeout_s: float) -> Iterator[Admin]:
 
 
 def _nearest(admin: Admin, message: str) -> str:
-    """The topic that comes nearest to some word of ``message``; "" for none, or when one of the words is a topic."""
+    """Return the topic most similar to a word of ``message``; "" for none, or if one of the words is a topic."""
     words = re.findall(r"[A-Za-z0-9._-]+", message)
     try:
         there = admin.list_topics()
     except (BrokerError, ClientTimeout):
         return ""
     if set(words) & set(there):
-        return ""  # it is the partition that is not there
+        return ""  # the topic exists, the partition does not
     near = [match for word in words for match in difflib.get_close_matches(word, there, n=1, cutoff=0.7)]
     return near[0] if near else ""
 
 
 def confirm(question: str, what: str, *, yes: bool) -> None:
-    """Ask on a terminal; elsewhere ``--yes`` is the answer.
+    """Ask for confirmation on a terminal; elsewhere require ``--yes``.
 
     Raises:
         typer.Abort: the answer is no.
-        ConfigError: there is nobody to ask.
+        ConfigError: stdin is not a terminal.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"{what}: nobody is there to be asked: give --yes")
+        raise ConfigError(f"{what}: stdin is not a terminal; pass --yes")
     typer.confirm(escaped(question), abort=True, err=True)
 
 
 def pairs(items: list[str], *, what: str) -> dict[str, str]:
-    """``["a=1", "b=2"]`` as a mapping. Raises ConfigError for an item without ``=``."""
+    """Return ``["a=1", "b=2"]`` as a mapping. Raises ConfigError for an item without ``=``."""
     found: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
@@ -154,8 +154,8 @@ def pairs(items: list[str], *, what: str) -> dict[str, str]:
 
 
 def point_in_time(text: str) -> dt.datetime | None:
-    """Return a time in ISO 8601, which is UTC unless it names a zone, or the time as long ago as ``-1h`` says; None for
-    what is neither."""
+    """Return the time that ``text`` means: ISO 8601, in UTC unless it has a time zone, or an age such as ``-1h``.
+    Return None for anything else."""
     if span := re.fullmatch(r"-([0-9]+)([smhd])", text):
         return dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=int(span[1]) * _SPAN_S[span[2]])
     try:

@@ -1,6 +1,6 @@
-"""How results look: rich tables on a terminal, aligned text in a pipe, JSON when asked for.
+"""Output of commands: rich tables on a terminal, aligned text in a pipe, JSON on request.
 
-All that a command prints goes through here, so that names and error texts that others chose reach a terminal escaped.
+All output passes through this module, so that names and error texts from other parties reach a terminal escaped.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ def on_terminal() -> bool:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document, indented for people where they look."""
+    """Print one JSON document, indented on a terminal."""
     text = msgspec.json.encode(value)
     print(escaped_json((msgspec.json.format(text, indent=2) if on_terminal() else text).decode()))
 
 
 def print_line(text: str = "", *, flush: bool = False) -> None:
-    """Print one line; ``flush`` where the command goes on for long."""
+    """Print one line; ``flush`` if the command continues for long."""
     print(escaped(text), flush=flush)
 
 
 def print_lines(text: str) -> None:
-    """Print a text of sparklog's own that may have several lines."""
+    """Print sparklog's own text, which may have several lines."""
     print(escaped_lines(text), flush=True)
 
 
 def print_json_line(text: str) -> None:
-    """Print a JSON document that is encoded already."""
+    """Print an encoded JSON document."""
     print(escaped_json(text))
 
 
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "", numeric: Sequence[str] = ()
 ) -> None:
-    """A table; ``numeric`` columns stand to the right."""
+    """Print a table; ``numeric`` columns are right-aligned."""
     cells = [["-" if cell is None else escaped(str(cell)) for cell in row] for row in rows]
     title = escaped(title)
     if on_terminal():
-        # Without rules between columns, so that eight of them fit into 80 characters.
+        # No rules between columns, so that eight columns fit into 80 characters.
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         table.title, table.title_justify, table.title_style = Text(title) if title else None, "left", ""
         table.header_style = "bold"
         for column in columns:
             table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
         for row in cells:
-            table.add_row(*map(Text, row))  # a name is no markup
+            table.add_row(*map(Text, row))  # Text: names must not be parsed as markup
         Console().print(table)
         return
     if title:
@@ -74,12 +74,12 @@ def print_table(
 
 
 def done(value: Any, text: str, *, as_json: bool) -> None:
-    """What a command has done, one document or one line."""
+    """Print the result of a command: one JSON document or one line."""
     print_json(value) if as_json else print_line(text, flush=True)
 
 
 def note(message: str) -> None:
-    """For people, not for the pipe: on stderr."""
+    """Print a message for people on stderr, outside the piped output."""
     print(escaped(message), file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""``sparklog partitions``: moves of replicas as a plan that can be read, changed, applied and followed; elections."""
+"""``sparklog partitions``: reassignment plans (make, apply, show progress, cancel), elections, set-aside logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sparklog.cli.set_aside import set_aside
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 
-partitions = typer.Typer(help="Where replicas stand and who leads: reassign and elect.", no_args_is_help=True)
+partitions = typer.Typer(help="Reassign replicas and elect leaders.", no_args_is_help=True)
 reassign = typer.Typer(help="Move replicas: plan, apply, progress, cancel.", no_args_is_help=True)
 partitions.add_typer(reassign, name="reassign")
 partitions.add_typer(set_aside, name="set-aside")
@@ -42,7 +42,7 @@ class _Move(msgspec.Struct):
 
 
 class _Plan(msgspec.Struct):
-    """The file of a plan. Kafka's reassignment files are read as well."""
+    """Content of a plan file. Kafka's reassignment files are accepted too."""
 
     partitions: list[_Move]
     version: int = 1
@@ -53,24 +53,26 @@ def make_plan(
     which: Which,
     *,
     to: Annotated[
-        str | None, typer.Option(metavar="ID,...", help="Brokers wanted, preferred leader first.", show_default=False)
+        str | None, typer.Option(metavar="ID,...", help="Target brokers, preferred leader first.", show_default=False)
     ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option("--replication-factor", "-r", help="So many replicas, placed by the cluster.")
+        int | None, typer.Option("--replication-factor", "-r", help="Number of replicas; the cluster places them.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the plan there.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the plan to this file.")
+    ] = None,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Say where replicas would go, and change nothing. The plan is JSON, to be read and edited before 'apply'.
+    """Print a reassignment plan without changing anything. The plan is JSON; review and edit it before 'apply'.
 
-    --to with a whole topic gives every partition these brokers, beginning with another one each.
+    --to with a whole topic assigns these brokers to every partition, each partition starting with the next broker.
 
     Example: sparklog partitions reassign plan flights --to 1,2 -o plan.json
     """
     if (to is None) == (replication_factor is None):
-        raise ConfigError("give one of --to, --replication-factor")
+        raise ConfigError("pass exactly one of --to, --replication-factor")
     with open_admin(bootstrap, timeout) as admin:
         targets = {
             tp: target
@@ -85,7 +87,7 @@ def make_plan(
     made = {"version": 1, "partitions": plain_targets(targets)}
     if output is not None:
         output.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
-        note(f"sparklog: {len(targets)} partitions planned in {output}")
+        note(f"sparklog: wrote a plan for {len(targets)} partitions to {output}")
     if as_json or (output is None and not sys.stdout.isatty()):
         print_json(made)
     else:
@@ -95,17 +97,17 @@ def make_plan(
 
 @reassign.command("apply")
 def apply(
-    file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's file; '-' is standard input.")],
+    file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file; '-' for standard input.")],
     *,
     throttle: Throttle = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when the replicas are there and in sync.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return once the new replicas are in sync.")] = False,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Wait no longer than this.")] = 3600.0,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Maximum time to wait.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Begin the moves of a plan: replicas that it does not name go when the others are in sync. Asks first, unless
-    --yes.
+    """Begin the moves of a plan. Replicas that are not in the plan are deleted once the others are in sync. Asks for
+    confirmation unless --yes is given.
 
     Example: sparklog partitions reassign apply plan.json --throttle 50MB --wait --yes
     """
@@ -126,7 +128,7 @@ def progress(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show moves under way, and how much of each is copied.
+    """Show the moves in progress, and how much of each is copied.
 
     Example: sparklog partitions reassign progress
     """
@@ -138,7 +140,8 @@ def progress(
 def cancel(
     which: Which, yes: Yes = False, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False
 ) -> None:
-    """Take moves under way back: the replicas stay where they were, and what was copied goes. Asks first, unless --yes.
+    """Cancel moves in progress: the original replicas stay, copied data is deleted. Asks for confirmation unless --yes
+    is given.
 
     Example: sparklog partitions reassign cancel flights --yes
     """
@@ -149,8 +152,8 @@ def cancel(
 
 partitions.command(
     "elect",
-    help="""Give leaderships to the preferred leaders, the first replicas; without names of all partitions. With
-    --unclean it asks first, unless --yes.
+    help="""Elect the preferred leader (the first replica) of the named partitions, default all. With --unclean, asks
+    for confirmation unless --yes is given.
 
     Example: sparklog partitions elect flights
     """,
@@ -162,7 +165,7 @@ def _read(file: Path) -> dict[TopicPartition, tuple[int, ...]]:
     try:
         found = msgspec.json.decode(text, type=_Plan).partitions
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{file}: no plan as 'partitions reassign plan' makes it: {error}") from None
+        raise ConfigError(f"{file}: not a plan in the format of 'partitions reassign plan': {error}") from None
     if not found:
-        raise ConfigError(f"{file}: the plan names no partition")
+        raise ConfigError(f"{file}: the plan has no partitions")
     return {TopicPartition(move.topic, move.partition): move.replicas for move in found}

@@ -1,4 +1,4 @@
-"""``sparklog perf``: how fast a cluster takes records, gives them, and how long one is on its way."""
+"""``sparklog perf``: measure write throughput, read throughput and latency of a cluster."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 
 perf = typer.Typer(help="Measure a cluster: writes, reads, latency.", no_args_is_help=True)
 
-Acks = Annotated[str, typer.Option(help="Replicas that must have it: all in-sync ones, 1 (the leader), 0.")]
-Size = Annotated[str, typer.Option("--size", metavar="BYTES", help="Of each value, as 100 or 1kB.")]
+Acks = Annotated[str, typer.Option(help="Required acknowledgements: all in-sync replicas, 1 (leader only), 0.")]
+Size = Annotated[str, typer.Option("--size", metavar="BYTES", help="Size of each value, such as 100 or 1kB.")]
 
-#: Different values that are taken in turn: enough that none stays in a cache alone, few enough to be made at once.
+#: Number of distinct values, used in turn: too many for a CPU cache, few enough to generate up front.
 _VARIETY = 4096
 _MAX_OPEN = 64
 
@@ -37,18 +37,18 @@ _MAX_OPEN = 64
 def produce(
     topic: Topic,
     *,
-    records: Annotated[int, typer.Option("--records", "-n", min=1, help="So many.")] = 100_000,
+    records: Annotated[int, typer.Option("--records", "-n", min=1, help="Number of records.")] = 100_000,
     size: Size = "100",
-    rate: Annotated[int, typer.Option("--rate", min=0, metavar="N", help="Records a second; 0: all it takes.")] = 0,
-    table: Annotated[int, typer.Option("--table", min=1, metavar="ROWS", help="Records handed over at once.")] = 1000,
+    rate: Annotated[int, typer.Option("--rate", min=0, metavar="N", help="Records per second; 0: no limit.")] = 0,
+    table: Annotated[int, typer.Option("--table", min=1, metavar="ROWS", help="Records per send call.")] = 1000,
     acks: Acks = "all",
     compression: Annotated[str | None, typer.Option(help="lz4 or zstd. Default: none.")] = None,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 120.0,
     as_json: AsJson = False,
 ) -> None:
-    """Write random records, and tell records and bytes a second and how long acknowledgements took. They stay in the
-    topic: name one that is made for it.
+    """Write random records, and report throughput and acknowledgement latency. The records stay in the topic: use a
+    topic created for this purpose.
 
     Example: sparklog perf produce bench --records 100000 --size 1kB
     """
@@ -85,12 +85,14 @@ def produce(
 def consume(
     topic: Topic,
     *,
-    records: Annotated[int | None, typer.Option("--records", "-n", min=1, help="So many; all there are.")] = None,
+    records: Annotated[
+        int | None, typer.Option("--records", "-n", min=1, help="Number of records; default: all.")
+    ] = None,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Read a topic from its beginning to its present end, and tell records and bytes a second.
+    """Read a topic from its start to its current end, and report records and bytes per second.
 
     Example: sparklog perf consume bench
     """
@@ -110,7 +112,7 @@ def consume(
                     heard = now
                     first_s = now - began if first_s is None else first_s
                 elif now - heard > timeout:
-                    raise ClientTimeout(f"no records for {timeout:g} s before the end was reached")
+                    raise ClientTimeout(f"received no records for {timeout:g} s before reaching the end")
                 count += sum(batch.num_rows for batch in found)
                 size += sum(batch.nbytes for batch in found)
                 progress.show(count)
@@ -123,15 +125,17 @@ def consume(
 def latency(
     topic: Topic,
     *,
-    records: Annotated[int, typer.Option("--records", "-n", min=1, help="So many, one after the other.")] = 1000,
+    records: Annotated[
+        int, typer.Option("--records", "-n", min=1, help="Number of records, sent one after the other.")
+    ] = 1000,
     size: Size = "100",
-    partition: Annotated[int, typer.Option("--partition", min=0, help="The one to write to and read from.")] = 0,
+    partition: Annotated[int, typer.Option("--partition", min=0, help="Partition to write to and read from.")] = 0,
     acks: Acks = "all",
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Send one record at a time, and tell how long it took until it was acknowledged, and until a reader had it.
+    """Send one record at a time, and report the time until it was acknowledged and until a consumer received it.
 
     Example: sparklog perf latency bench --records 1000
     """
@@ -158,24 +162,24 @@ def latency(
 
 
 def _await(consumer: Consumer, key: bytes, value: bytes, timeout_s: float) -> None:
-    """Read until that record has come; others may write there too. Raises ClientTimeout."""
+    """Read until that record arrives; other producers may write to the topic too. Raises ClientTimeout."""
     deadline = time.perf_counter() + timeout_s
     while time.perf_counter() < deadline:
         for batch in consumer.poll(min(1.0, timeout_s)):
             if key in batch.column("key").to_pylist() and value in batch.column("value").to_pylist():
                 return
-    raise ClientTimeout(f"the record was not read within {timeout_s:g} s")
+    raise ClientTimeout(f"the record was not received within {timeout_s:g} s")
 
 
 def _check_columns(topic: str, bootstrap: str | None, timeout_s: float) -> None:
     with open_admin(bootstrap, timeout_s) as admin:
         schema = admin.describe_topic(topic).schema
     if not schema.equals(DEFAULT_SCHEMA):
-        raise ConfigError(f"topic {topic!r} has columns {schema.names}: expected one with keys and values")
+        raise ConfigError(f"topic {topic!r} has columns {schema.names}: expected a topic with key and value")
 
 
 def _values(count: int, size: int) -> list[bytes]:
-    """Printable, and as good as random: nothing for a compression to find but that it is text."""
+    """Return printable random values, which compress only as far as any random text does."""
     letters = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8)
     drawn = letters[np.random.default_rng(7).integers(0, len(letters), (count, size))]
     return [row.tobytes() for row in drawn]
@@ -204,7 +208,7 @@ def _throughput(records: int, size: int, seconds: float) -> dict[str, Any]:
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Percentiles in milliseconds; none of nothing."""
+    """Return percentiles in milliseconds; empty for no values."""
     if not seconds:
         return {}
     in_ms = np.array(seconds) * 1000

@@ -1,4 +1,4 @@
-"""``sparklog produce``: files and standard input into a topic."""
+"""``sparklog produce``: write files or standard input to a topic."""
 
 from __future__ import annotations
 
@@ -22,35 +22,40 @@ from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.record.schema import DEFAULT_SCHEMA
 
-#: Tables handed over and not acknowledged; the producer's buffer bounds their bytes.
+#: Maximum number of unacknowledged tables; the producer's buffer bounds their bytes.
 _MAX_OPEN = 256
 
 
 def produce(
     topic: Topic,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Default, and '-': standard input.")
+        Path | None,
+        typer.Argument(metavar="[FILE]", show_default=False, help="Input file; default and '-': standard input."),
     ] = None,
     *,
     kind: Annotated[
-        Format | None, typer.Option("--format", "-f", help="Default: by the file's name, else lines.")
+        Format | None, typer.Option("--format", "-f", help="Default: derived from the file's name, otherwise lines.")
     ] = None,
     key_separator: Annotated[
         str | None,
-        typer.Option("--key-separator", "-K", metavar="TEXT", help="Lines are key, TEXT, value; \\t is a tab."),
+        typer.Option(
+            "--key-separator", "-K", metavar="TEXT", help="Separator of key and value in lines; \\t is a tab."
+        ),
     ] = None,
-    partition: Annotated[int | None, typer.Option("--partition", help="All records to this one.")] = None,
-    acks: Annotated[str, typer.Option(help="Replicas that must have it: all in-sync ones, 1 (the leader), 0.")] = "all",
+    partition: Annotated[int | None, typer.Option("--partition", help="Write all records to this partition.")] = None,
+    acks: Annotated[
+        str, typer.Option(help="Required acknowledgements: all in-sync replicas, 1 (leader only), 0.")
+    ] = "all",
     compression: Annotated[str | None, typer.Option(help="lz4 or zstd. Default: none.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 120.0,
     as_json: AsJson = False,
 ) -> None:
-    """Write records: lines, JSON lines, CSV, a Parquet or an Arrow file, or with --format whole all of the input as one
-    record. Columns are found by name.
+    """Write records from lines, JSON lines, CSV, a Parquet or Arrow file, or with --format whole the whole input as one
+    record. Columns are matched by name.
 
-    --timeout is for each record's acknowledgement. --json prints what was written when it is done.
+    --timeout limits the wait for each record's acknowledgement. --json prints a summary of the written records.
 
     Example: sparklog produce flights flights.parquet
     """
@@ -60,13 +65,15 @@ def produce(
     with open_admin(bootstrap, timeout) as admin:
         schema = admin.describe_topic(topic).schema
     if kind in {Format.LINES, Format.WHOLE} and not schema.equals(DEFAULT_SCHEMA):
-        raise ConfigError(f"topic {topic!r} has columns {schema.names}: lines do not fit, give --format json or csv")
+        raise ConfigError(
+            f"topic {topic!r} has columns {schema.names}: it does not accept lines; pass --format json or csv"
+        )
     if key_separator is not None and kind not in {Format.LINES, Format.WHOLE}:
-        raise ConfigError("--key-separator is for --format lines or whole")
+        raise ConfigError("--key-separator requires --format lines or whole")
     separator = key_separator.replace("\\t", "\t") if key_separator else None
     with (
         open_input(path, kind, schema=schema, separator=separator) as source,
-        # While somebody types the lines, a bar would be in the way.
+        # A progress bar would disturb a user who types lines.
         bar(topic, source.total_rows, hidden=quiet or (path is None and sys.stdin.isatty())) as progress,
         Producer(servers(bootstrap), acks=acks, compression=compression, delivery_timeout_s=timeout) as producer,
     ):
@@ -81,7 +88,7 @@ def produce(
 def _write_all(
     producer: Producer, topic: str, tables: Iterator[pa.Table], *, partition: int | None, progress: Bar
 ) -> int:
-    """Hand all tables over; the records acknowledged. The first failure ends it."""
+    """Send all tables and return the number of acknowledged records. The first failure stops it."""
     open_writes: deque[Future[WriteResult]] = deque()
     count = 0
     for table in tables:

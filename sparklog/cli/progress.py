@@ -1,4 +1,4 @@
-"""Bars for whoever watches: how much is done, how fast, and how long it will take. On stderr, on a terminal alone."""
+"""Progress bars: amount done, speed and remaining time. Shown on stderr, and only on a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sparklog.escaping import escaped
 
 
 class Bar:
-    """Progress on a terminal, or nothing."""
+    """Progress bar on a terminal; elsewhere it shows nothing."""
 
     def __init__(self, progress: Progress | None, total: int | None, title: str) -> None:
         self._progress = progress
@@ -35,14 +35,14 @@ class Bar:
         return self._progress is not None
 
     def show(self, count: int) -> None:
-        """``count`` of the total are done."""
+        """Show that ``count`` of the total are done."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=count)
 
 
 @contextlib.contextmanager
 def bar(title: str, total: int | None, *, unit: str = "records", hidden: bool = False) -> Iterator[Bar]:
-    """``total`` None: unknown, and so is the time that remains. ``unit`` "": parts of a whole, shown in percent."""
+    """Show a bar within the block. ``total`` None: unknown, without a remaining time. ``unit`` "": shown in percent."""
     if hidden or not sys.stderr.isatty():
         yield Bar(None, total, title)
         return

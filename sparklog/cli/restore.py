@@ -1,4 +1,4 @@
-"""``sparklog topics restore``: a topic made again out of its Delta table."""
+"""``sparklog topics restore``: recreate a deleted topic from its Delta table."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ def restore(
     name: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
     *,
     path: Annotated[
-        str, typer.Option("--from", metavar="PATH", help="The topic's Delta table, or the folder that archives are in.")
+        str, typer.Option("--from", metavar="PATH", help="The topic's Delta table, or the directory of all archives.")
     ],
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", help="Default: as many as it had; not fewer.")
+        int | None, typer.Option("--partitions", "-p", help="Default: the archived topic's number; cannot be lower.")
     ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option("--replication-factor", "-r", help="Default: as it had.")
+        int | None, typer.Option("--replication-factor", "-r", help="Default: that of the archived topic.")
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option("--config", "-c", metavar="NAME=VALUE", help="A topic setting, over those it had; repeatable."),
+        typer.Option(
+            "--config", "-c", metavar="NAME=VALUE", help="Setting that overrides the archived topic's; repeatable."
+        ),
     ] = None,
-    compression: Annotated[str, typer.Option(help="Of the batches: none, lz4 or zstd.")] = "none",
+    compression: Annotated[str, typer.Option(help="Compression of the batches: none, lz4 or zstd.")] = "none",
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Read it back and compare it with the table.")
+        bool, typer.Option("--check/--no-check", help="Read the restored topic and compare it with the table.")
     ] = True,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a topic that is no more out of its Delta table, with the same offsets. Goes on where an earlier run stopped.
-    --timeout is for each wait. Asks first, unless --yes.
+    """Recreate a deleted topic from its Delta table, with the same offsets. Continues where an earlier run stopped.
+    --timeout limits each wait. Asks for confirmation unless --yes is given.
 
     Example: sparklog topics restore flights --from /data/archive --yes
     """
@@ -77,7 +79,7 @@ def restore(
         print_json(_plain(done))
         return
     if done.was_there:
-        print_line(f"{name}: was restored from this table already, nothing changed")
+        print_line(f"{name}: already restored from this table, nothing changed")
     else:
         compared = "" if done.compared is None else f", {done.compared} compared with the table"
         print_line(f"{name}: {len(done.partitions)} partitions restored, {done.records} records sent{compared}")
@@ -101,7 +103,7 @@ def _plain(done: Restored) -> dict[str, object]:
 
 
 def _warn_of_retention(done: Restored, bootstrap: str | None, timeout_s: float) -> None:
-    """Archives go back further than topics, and what a topic does not keep goes as soon as it is open."""
+    """Warn if the restored topic's retention deletes records soon: an archive reaches further back than a topic."""
     config = done.topic.config
     with open_admin(bootstrap, timeout_s) as admin:
         policy, kept = (config.get(key) or cluster_default(admin, key) for key in ("cleanup.policy", "retention.ms"))
@@ -111,6 +113,6 @@ def _warn_of_retention(done: Restored, bootstrap: str | None, timeout_s: float) 
     if oldest_us < time.time_ns() // 1000 - int(kept) * 1000:
         oldest = dt.datetime.fromtimestamp(oldest_us / 1_000_000, dt.timezone.utc).isoformat(timespec="seconds")
         note(
-            f"sparklog: {done.topic.name} has records from {oldest} on, and keeps them for retention.ms={kept}: older"
-            " segments go soon, unless it is set to -1 now"
+            f"sparklog: the oldest record of {done.topic.name} is from {oldest}, but retention.ms={kept}: older"
+            " segments will be deleted soon; set retention.ms=-1 now to keep them"
         )

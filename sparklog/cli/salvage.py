@@ -1,4 +1,4 @@
-"""``sparklog segments salvage``: rows of segment files that no broker uses any more, into an Arrow file."""
+"""``sparklog segments salvage``: write rows of segment files that no broker uses any longer to an Arrow file."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from sparklog.storage.salvage import SalvagedBatch, SalvagedSegment, segments_to
 #: Columns that ``--offsets`` adds.
 _ADDED = (pa.field("_offset", pa.int64()), pa.field("_transactional", pa.bool_()))
 _UNKNOWN = (
-    "Transactions and duplicates are unknown: rows of aborted transactions, rows that a retry wrote twice, and rows"
-    " that the log still has may be among them."
+    "Transactions and duplicates are unknown: the rows may include rows of aborted transactions, rows that a retry"
+    " wrote twice, and rows that the log still has."
 )
 
 
 def salvage(
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="An entry of set-aside/.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Entry of set-aside/.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Arrow file to write.")],
     offsets: Annotated[
         bool, typer.Option("--offsets", help="Add columns _offset and _transactional, null where unknown.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the rows of set-aside segments to an Arrow file; ends with 1 if a batch is damaged, and left out.
+    """Write the rows of set-aside segments to an Arrow file. Damaged batches are skipped, and the exit code is then 1.
 
-    Whether their transactions were committed, and which rows are duplicates, is unknown.
+    It is unknown whether the rows' transactions were committed, and which rows are duplicates.
 
     Example: sparklog segments salvage logs/set-aside/1795795257-flights-0 -o flights.arrow
     """
@@ -45,14 +45,14 @@ def salvage(
     _report(found, as_json=as_json)
     damaged = [problem for segment in found for problem in segment.problems if problem != "has no index"]
     if damaged:
-        raise StorageError(f"{len(damaged)} batches or headers are damaged; what else was found is in {output}")
+        raise StorageError(f"{len(damaged)} batches or headers are damaged; all other rows are in {output}")
 
 
 def _widest(found: list[SalvagedSegment], directory: Path) -> pa.Schema:
-    """The schema with the most columns: a later schema of a topic only adds some at the end."""
+    """Return the schema with the most columns; later schemas of a topic only add columns at the end."""
     schemas = [schema for segment in found if (schema := segment.schema()) is not None]
     if not schemas:
-        raise StorageError(f"{directory}: no schema found, neither in partition.json nor in front of a segment")
+        raise StorageError(f"{directory}: no schema found in partition.json or at the start of a segment")
     return max(schemas, key=len)
 
 

@@ -1,4 +1,4 @@
-"""``sparklog segments``: files of logs, looked at where they lie; no broker need run, and nothing is changed."""
+"""``sparklog segments``: read segment files in place. Needs no running broker and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sparklog.storage.checkpoints import read_checkpoint
 from sparklog.storage.disk import RealDisk
 from sparklog.storage.inspect import SegmentReport, StoredBatch, StoredPartition, differences, partitions_in
 
-segments = typer.Typer(help="List, dump, verify and compare segment files, with nothing running.", no_args_is_help=True)
+segments = typer.Typer(help="List, dump, verify and compare segment files offline.", no_args_is_help=True)
 
 Paths = Annotated[list[Path], typer.Argument(metavar="DIRECTORY...", help="Log or partition directories.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _FLAGS = ((Flag.LZ4, "lz4"), (Flag.ZSTD, "zstd"), (Flag.CONTROL, "marker"), (Flag.TRANSACTIONAL, "transactional"),
           (Flag.OFFSET_ARRAY, "offsets"), (Flag.CLEANED, "cleaned"))  # fmt: skip
@@ -30,7 +30,7 @@ _FLAGS = ((Flag.LZ4, "lz4"), (Flag.ZSTD, "zstd"), (Flag.CONTROL, "marker"), (Fla
 
 @segments.command("list")
 def list_segments(paths: Paths, as_json: AsJson = False) -> None:
-    """Show each segment: offsets, batches, records, leader epochs, size, whether it is sealed, by headers alone.
+    """List segments with offsets, batches, records, leader epochs, size and state. Reads only batch headers.
 
     Example: sparklog segments list /var/lib/sparklog/logs
     """
@@ -39,7 +39,7 @@ def list_segments(paths: Paths, as_json: AsJson = False) -> None:
 
 @segments.command("verify")
 def verify(paths: Paths, as_json: AsJson = False) -> None:
-    """Check every header, checksum, record and footer; ends with 1 if anything is wrong.
+    """Check every header, checksum, record and footer. The exit code is 1 if a problem is found.
 
     Example: sparklog segments verify /var/lib/sparklog/logs/flights-0
     """
@@ -51,12 +51,14 @@ def verify(paths: Paths, as_json: AsJson = False) -> None:
 @segments.command("dump")
 def dump(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A partition directory.")],
-    start: Annotated[int, typer.Option("--from", metavar="OFFSET", help="Begin with the batch that holds it.")] = 0,
-    end: Annotated[int | None, typer.Option("--to", metavar="OFFSET", help="End before it.")] = None,
-    records: Annotated[bool, typer.Option("--records", help="The records, one JSON document a line.")] = False,
+    start: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", help="Start at the batch that contains this offset.")
+    ] = 0,
+    end: Annotated[int | None, typer.Option("--to", metavar="OFFSET", help="Stop before this offset.")] = None,
+    records: Annotated[bool, typer.Option("--records", help="Print records, one JSON document per line.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the batches of one partition by their headers, or all records with their offsets, aborted ones too.
+    """Print the batch headers of one partition, or all records with their offsets, including aborted ones.
 
     Example: sparklog segments dump /var/lib/sparklog/logs/flights-0 --from 1000 --to 1100 --records
     """
@@ -81,7 +83,8 @@ def dump(
 
 @segments.command("compare")
 def compare(paths: Paths, as_json: AsJson = False) -> None:
-    """Compare replicas of the same partitions, up to what both have as committed; ends with 1 if any differ.
+    """Compare replicas of the same partitions up to the offset that both know as committed. The exit code is 1 if
+    replicas differ.
 
     Example: sparklog segments compare broker-0/logs broker-1/logs broker-2/logs
     """
@@ -99,7 +102,7 @@ def compare(paths: Paths, as_json: AsJson = False) -> None:
             ]
     compared = sum(len(group) > 1 for group in replicas.values())
     if not compared:
-        raise ConfigError("no partition is in two of these directories")
+        raise ConfigError("no partition occurs in two of these directories")
     if as_json:
         print_json({"partitions": compared, "differences": found})
     else:
@@ -111,7 +114,7 @@ def compare(paths: Paths, as_json: AsJson = False) -> None:
 
 
 def _print_reports(paths: list[Path], *, thorough: bool, as_json: bool) -> int:
-    """Returns how many problems there are."""
+    """Print the reports and return the number of problems."""
     found = [
         (partition.name, report)
         for path in paths
@@ -146,7 +149,7 @@ def _row(report: SegmentReport) -> tuple[Any, ...]:
 def _one(directory: Path) -> list[StoredPartition]:
     found = partitions_in(directory)
     if len(found) != 1:
-        raise ConfigError(f"{directory}: {len(found)} partitions found, the directory of one expected")
+        raise ConfigError(f"{directory}: expected the directory of one partition, found {len(found)} partitions")
     return found
 
 
@@ -186,7 +189,7 @@ def _print_records(batch: StoredBatch, start: int, end: int | None) -> None:
 
 
 def _time(us: int) -> str | None:
-    """The time in seconds, or its number and unit where a date cannot say it."""
+    """Return the time to the second, or its number and unit if a date cannot represent it."""
     if us < 0:
         return None
     (text,) = text_values(pa.array([us // 1_000_000], pa.timestamp("s", "UTC")))
@@ -194,7 +197,7 @@ def _time(us: int) -> str | None:
 
 
 def _high_watermark(partition: StoredPartition) -> int:
-    """As its log directory's checkpoint has it; 0 where it has none."""
+    """Return the high watermark in the log directory's checkpoint; 0 if it has none."""
     tp = TopicPartition(partition.content.topic, partition.content.partition)
     entry = read_checkpoint(RealDisk(), partition.directory.parent).get(tp)
     return entry.high_watermark if entry is not None and entry.topic_id == partition.content.topic_id else 0

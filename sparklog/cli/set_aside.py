@@ -1,4 +1,4 @@
-"""``sparklog partitions set-aside``: logs that brokers keep though no topic claims them."""
+"""``sparklog partitions set-aside``: logs that brokers keep although they belong to no existing topic."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sparklog.cli.output import done, human_bytes, note, print_json, print_table
 from sparklog.client.admin.set_aside import SetAsideDescription
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 
-set_aside = typer.Typer(help="Logs that no topic claims: list, restore, remove.", no_args_is_help=True)
+set_aside = typer.Typer(help="Logs of no existing topic: list, restore, remove.", no_args_is_help=True)
 
 
 @set_aside.command("list")
 def list_set_aside(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
-    """Show every log that a broker keeps without serving it: whose it is, why, since when, and how large it is.
+    """List logs that brokers keep without serving them: partition, reason, time and size.
 
     Example: sparklog partitions set-aside list
     """
@@ -46,38 +46,42 @@ def list_set_aside(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json
 
 @set_aside.command("restore")
 def restore(
-    which: Annotated[str, typer.Argument(metavar="TOPIC|TOPIC_ID", help="A topic's id, or its name if it has one id.")],
+    which: Annotated[
+        str, typer.Argument(metavar="TOPIC|TOPIC_ID", help="Topic id, or topic name if only one id has that name.")
+    ],
     *,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a topic again out of the logs that brokers have set aside. It has the id that it had, and its records.
+    """Recreate a topic from the logs that brokers have set aside, with its original id and records.
 
-    Each partition is led by the log that ends latest; the others copy from it. Asks first, unless --yes.
+    The log with the highest end offset leads each partition; the others copy from it. Asks for confirmation unless
+    --yes is given.
 
     Example: sparklog partitions set-aside restore flights
     """
     with open_admin(bootstrap, timeout) as admin:
         topic_id = _topic_id(admin.set_aside_logs(), which)
-        confirm(f"Make topic {which} of id {topic_id} again?", which, yes=yes)
+        confirm(f"Recreate topic {which} with id {topic_id}?", f"restoring {which}", yes=yes)
         topic = admin.restore_set_aside(topic_id, timeout_s=timeout)
     for finding in topic.findings:
         note(f"sparklog: {finding}")
-    done(asdict(topic), f"topic {topic.name} is there again, with {topic.partitions} partitions", as_json=as_json)
+    done(asdict(topic), f"restored topic {topic.name} with {topic.partitions} partitions", as_json=as_json)
 
 
 @set_aside.command("remove")
 def remove(
-    which: Annotated[list[str], typer.Argument(metavar="BROKER/LOG...", help="As 'set-aside list' names them.")],
+    which: Annotated[list[str], typer.Argument(metavar="BROKER/LOG...", help="Logs, as named by 'set-aside list'.")],
     *,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Delete set-aside logs for good: they may be the last copies of what they hold. Asks first, unless --yes.
+    """Delete set-aside logs permanently. They may be the last copies of their records. Asks for confirmation unless
+    --yes is given.
 
     Example: sparklog partitions set-aside remove 2/1795795594418000000-flights-0
     """
@@ -85,18 +89,18 @@ def remove(
     for one in which:
         broker, slash, name = one.partition("/")
         if not slash or not name or not (broker.isascii() and broker.isdigit()):
-            raise ConfigError(f"{one!r}: expected BROKER/LOG, as `sparklog partitions set-aside list` names it")
+            raise ConfigError(f"{one!r}: expected BROKER/LOG, as listed by `sparklog partitions set-aside list`")
         by_broker[int(broker)].append(name)
-    confirm(f"Delete {len(which)} set-aside logs for good?", which[0], yes=yes)
+    confirm(f"Delete {len(which)} set-aside logs permanently?", f"deleting {which[0]}", yes=yes)
     with open_admin(bootstrap, timeout) as admin:
         for broker_id, names in by_broker.items():
             admin.remove_set_aside(broker_id, names)
-    # A name of which there is no log is no error.
-    done({"removed": which}, f"gone for good: {', '.join(which)}", as_json=as_json)
+    # Removing a log that does not exist is not an error.
+    done({"removed": which}, f"deleted: {', '.join(which)}", as_json=as_json)
 
 
 def _topic_id(logs: list[SetAsideDescription], which: str) -> str:
-    """Return the one topic id that is meant.
+    """Return the topic id that ``which`` identifies.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION when no broker has set aside a log of the topic.
@@ -109,5 +113,7 @@ def _topic_id(logs: list[SetAsideDescription], which: str) -> str:
         detail = f"{which}: no broker has set aside a log of this topic"
         raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
     if len(found) > 1:
-        raise ConfigError(f"{which}: logs of {len(found)} topics of this name are set aside: name one of {found}")
+        raise ConfigError(
+            f"{which}: logs of {len(found)} topics with this name are set aside: pass one of the ids {found}"
+        )
     return found[0]

@@ -1,6 +1,6 @@
-"""How records leave the cluster: text, lines by a template, JSON, CSV, Arrow, Parquet; gzip and zstd by name.
+"""Output formats of consumed records: text, templates, JSON, CSV, Arrow, Parquet; gzip and zstd by file name.
 
-Tables (CSV, Arrow, Parquet) have the columns that their topic has when the reading begins, also when no record comes.
+Tables (CSV, Arrow, Parquet) have the topic's columns at the start of the read, even if no record follows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparklog.cli.text_values import csv_values, json_values, text_values
 from sparklog.errors import ConfigError
 from sparklog.escaping import escaped_json, shown_bytes
 
-#: Rows of one row group of a Parquet file, and about the bytes.
+#: Rows, and approximate bytes, of one row group of a Parquet file.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
 _SPECIAL = re.compile(rb'[",\r\n]')
 
@@ -44,7 +44,7 @@ TABLES = frozenset({Format.CSV, Format.ARROW, Format.PARQUET})
 
 
 def format_of(path: Path | None) -> Format:
-    """Return the format that a file's name stands for; text for standard output and unknown names."""
+    """Return the format that a file's name implies; text for standard output and unknown names."""
     found = files.format_of(path).value
     return Format(found) if found in {kind.value for kind in Format} else Format.TEXT
 
@@ -57,18 +57,20 @@ class Sink(Protocol):
 def open_sink(
     kind: Format, output: Path | None, *, schema: pa.Schema | None, keys: bool, template: Template | None
 ) -> Iterator[Sink]:
-    """Open a file, or standard output. ``schema``: the columns of a table; None: the topics have different ones.
+    """Open a file, or standard output. ``schema`` has the columns of a table; None: the topics have different columns.
 
-    On a terminal, values show what does not print as escapes.
+    On a terminal, unprintable characters of values are escaped.
 
     Raises:
-        ConfigError: topics with different columns do not make one table, or a table of this kind is not compressed.
+        ConfigError: the topics have different columns, which do not fit one table, or this format cannot be compressed.
     """
     if kind in TABLES and schema is None:
-        raise ConfigError(f"the topics have different columns: {kind.value} takes one topic, or topics with the same")
+        raise ConfigError(
+            f"the topics have different columns: {kind.value} requires one topic, or topics with the same columns"
+        )
     compression = files.compression_of(output)
     if compression and kind in {Format.ARROW, Format.PARQUET}:
-        raise ConfigError(f"{output}: {kind.value} files are not compressed as a whole; leave the ending out")
+        raise ConfigError(f"{output}: {kind.value} files cannot be compressed as a whole; remove the suffix")
     is_shown = output is None and on_terminal()
     show: Show = shown_bytes if is_shown else bytes
     with contextlib.ExitStack() as stack:
@@ -104,7 +106,7 @@ def _opened(output: Path, compression: str | None) -> Iterator[BinaryIO]:
 
 
 class _TextSink:
-    """Values line by line."""
+    """Sink that writes one value per line."""
 
     def __init__(self, stream: BinaryIO, show: Show, *, keys: bool, flushed: bool) -> None:
         self._stream = stream
@@ -127,7 +129,7 @@ class _TextSink:
 
 
 class _TemplateSink:
-    """A template's text for each record."""
+    """Sink that writes a template's text for each record."""
 
     def __init__(self, stream: BinaryIO, template: Template, show: Show, *, flushed: bool) -> None:
         self._stream = stream
@@ -142,7 +144,7 @@ class _TemplateSink:
 
 
 class _JsonSink:
-    """One object a line."""
+    """Sink that writes one JSON object per line."""
 
     def __init__(self, stream: BinaryIO, *, is_shown: bool = False, flushed: bool = True) -> None:
         self._stream = stream
@@ -161,7 +163,7 @@ class _JsonSink:
 
 
 class _CsvSink:
-    """A line with the names of the columns, and one row a record. A null is an empty field, empty text is ``""``."""
+    """Sink that writes a header line and one row per record. A null is an empty field, empty text is ``""``."""
 
     def __init__(self, stream: BinaryIO, schema: pa.Schema, show: Show, *, flushed: bool) -> None:
         self._stream = stream
@@ -185,7 +187,7 @@ def _cell(value: bytes | None) -> bytes:
 
 
 class _ArrowSink:
-    """An Arrow file, or a stream where there is no going back."""
+    """Sink that writes an Arrow file, or an Arrow stream to outputs that cannot seek."""
 
     def __init__(self, stream: BinaryIO, schema: pa.Schema, *, as_file: bool) -> None:
         self._schema = schema
@@ -200,7 +202,7 @@ class _ArrowSink:
 
 
 class _ParquetSink:
-    """A Parquet file; its row groups are larger than the batches that come."""
+    """Sink that writes a Parquet file with row groups larger than the received batches."""
 
     def __init__(self, stream: BinaryIO, schema: pa.Schema) -> None:
         self._schema = schema
@@ -225,11 +227,11 @@ class _ParquetSink:
         self._waiting, self._waiting_bytes = [], 0
         try:
             self._writer.write_table(table, row_group_size=_GROUP_ROWS)
-        except pa.ArrowException as error:  # seconds beyond what its milliseconds can count
-            raise ConfigError(f"Parquet: {str(error).partition(chr(10))[0]}; take another format") from None
+        except pa.ArrowException as error:  # seconds outside the range of Parquet's milliseconds
+            raise ConfigError(f"Parquet: {str(error).partition(chr(10))[0]}; use another format") from None
 
 
 def _check(batch: pa.RecordBatch, schema: Any) -> None:
     if not batch.schema.equals(schema):
         new = [name for name in batch.schema.names if name not in schema.names]
-        raise ConfigError(f"the topic has new columns {new}, added after this output began: consume it again")
+        raise ConfigError(f"columns {new} were added to the topic after this output began: run the command again")

@@ -1,7 +1,7 @@
-"""Ctrl-C while a program still imports what it needs: it ends with 130, without a traceback.
+"""Handling of Ctrl-C during a program's imports: the program exits with 130, without a traceback.
 
-Programs import this module first, and call ``started`` after their other imports. Those take a second or more, and an
-exception of a signal handler would come out of the middle of them, as a traceback that says nothing.
+Programs import this module first, and call ``started`` after their other imports. The imports take a second or more,
+and KeyboardInterrupt in the middle of them would print a meaningless traceback.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ EXIT_INTERRUPTED = 130
 
 
 def started() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt again, as Python does by itself."""
+    """Let Ctrl-C raise KeyboardInterrupt again, as is Python's default."""
     if signal.getsignal(signal.SIGINT) is _leave and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    os._exit(EXIT_INTERRUPTED)  # nothing has begun that would have to end
+    os._exit(EXIT_INTERRUPTED)  # no work has begun that would need cleaning up
 
 
-# A caller that has Ctrl-C ignored, or handles it, keeps that.
+# If the caller ignores Ctrl-C or has its own handler, leave that in place.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
     threading.current_thread() is threading.main_thread()
 ):

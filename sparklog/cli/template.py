@@ -1,11 +1,11 @@
-"""Records by a template, with kcat's words: ``%t [%p] at %o: %k = %s\\n``.
+"""Format strings for records, as in kcat: ``%t [%p] at %o: %k = %s\\n``.
 
     %t topic           %k key              %T timestamp, milliseconds since 1970
     %p partition       %K its length       %h headers, as name=value,...
     %o offset          %s value            %{name} any column of the topic
                        %S its length       %% a percent sign; \\n \\r \\t \\xHH as in C
 
-A null has the length -1 and no text. Of a typed topic, which has columns of its own, %s is the record as JSON.
+A null has the length -1 and no text. In a typed topic, whose schema has other columns, %s is the record as JSON.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 _PARTS = re.compile(rb"%\{([^}]*)\}|%(.)|\\x([0-9a-fA-F]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"\\": b"\\", b"0": b"\0"}
 _WORDS = frozenset(b"tpokKsSTh")
-#: Makes a value of a record fit to be shown.
+#: Function that makes a record's value printable.
 Show = Callable[[bytes], bytes]
 _PLACES = {field.name for field in LOG_COLUMNS}
 
 
 class Template:
-    """Parsed once, rendered for every record. Raises ConfigError for what it does not know."""
+    """Parsed format string. Raises ConfigError for an unknown format sequence."""
 
     def __init__(self, text: str) -> None:
-        #: Literal bytes, or the name of a column, or one of the words.
+        #: Literal bytes, the name of a column, or a format letter.
         self._parts: list[tuple[str, bytes]] = []
         for column, word, code, escape, literal, stray in _PARTS.findall(text.encode()):
             if column:
@@ -42,22 +42,22 @@ class Template:
             elif word and word != b"%":
                 if word[0] not in _WORDS:
                     known = "%t %p %o %k %K %s %S %T %h %{column} %%"
-                    raise ConfigError(f"--template: %{word.decode(errors='replace')} found, expected one of {known}")
+                    raise ConfigError(f"--template: expected one of {known}, found %{word.decode(errors='replace')}")
                 self._parts.append(("word", word))
             elif escape and escape not in _ESCAPES:
                 raise ConfigError(
-                    f"--template: \\{escape.decode(errors='replace')} found, expected \\n \\r \\t \\\\ \\xHH"
+                    f"--template: expected \\n \\r \\t \\\\ \\xHH, found \\{escape.decode(errors='replace')}"
                 )
             else:
                 plain = word or literal or stray
                 self._parts.append(("text", bytes([int(code, 16)]) if code else _ESCAPES.get(escape, plain)))
 
     def render(self, batch: pa.RecordBatch, *, show: Show = bytes) -> Iterator[bytes]:
-        """One text a record of a batch with log columns; ``show`` makes what a record holds fit to be shown. Raises
-        ConfigError for a column that is not there."""
+        """Return one text per record of a batch with log columns; ``show`` makes values printable. Raises ConfigError
+        for an unknown column."""
         for kind, name in self._parts:
             if kind == "column" and name.decode() not in batch.schema.names:
-                raise ConfigError(f"--template: no column {name.decode()!r}, there are {', '.join(batch.schema.names)}")
+                raise ConfigError(f"--template: no column {name.decode()!r}; columns: {', '.join(batch.schema.names)}")
         parts = [
             [part] * batch.num_rows if kind == "text" else [*map(show, _part(kind, part, batch))]
             for kind, part in self._parts
@@ -67,7 +67,7 @@ class Template:
 
 
 def _part(kind: str, part: bytes, batch: pa.RecordBatch) -> Sequence[bytes]:
-    """The text of a column or a word for each record."""
+    """Return the text of a column or a format letter for each record."""
     return _shown(text_values(batch.column(part.decode()))) if kind == "column" else _word(part, batch)
 
 
@@ -94,7 +94,7 @@ def _word(word: bytes, batch: pa.RecordBatch) -> Sequence[bytes]:
 
 
 def _texts(batch: pa.RecordBatch, name: str) -> Sequence[bytes | None]:
-    """The text of a column; nulls where there is no such column."""
+    """Return the text of a column; nulls if the column does not exist."""
     return text_values(batch.column(name)) if name in batch.schema.names else [None] * batch.num_rows
 
 

@@ -1,9 +1,9 @@
-"""Values of columns as JSON and as text, and back: every value that a topic can hold comes back as itself.
+"""Conversion of column values to JSON and text, and back. Every value that a topic can hold survives the round trip.
 
-JSON has no types for most of Arrow's, so the column says how a value is written; ``docs/values.md`` has the table. A
-time that Python's ``datetime`` cannot hold is its number with the unit, ``"9223372036854775807 us"``.
+JSON lacks most of Arrow's types, so the column's type decides how a value is written; ``docs/values.md`` has the table.
+A time outside the range of Python's ``datetime`` is written as a number with a unit, ``"9223372036854775807 us"``.
 
-Times are converted as the numbers that Arrow stores, so their range and unit are those of the column, not of Python.
+Times are converted as the integers that Arrow stores, so that their range and unit are the column's, not Python's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyarrow import types
 from sparklog.record.layout import children_of, is_list
 from sparklog.record.rows import UNIT_NS, ColumnOfValues, ValueRefusedError
 
-#: From a value that is not null to another.
+#: Conversion of one value that is not null.
 _Convert: TypeAlias = "Callable[[Any], Any]"
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
@@ -54,7 +54,7 @@ _ISO_DURATION = re.compile(
 
 
 def json_values(array: pa.Array) -> list[Any]:
-    """Return the values of ``array`` as what ``json`` writes: None, numbers, text, lists and objects."""
+    """Return the values of ``array`` as types that ``json`` writes: None, numbers, text, lists and objects."""
     convert = _to_json(array.type)
     values = _stored(array).to_pylist()
     return values if convert is None else [None if value is None else convert(value) for value in values]
@@ -94,7 +94,7 @@ def as_json(value: Any) -> bytes:
 
 
 def _stored(array: pa.Array) -> pa.Array:
-    """``array`` with the numbers that Arrow stores in place of times."""
+    """Return ``array`` with times replaced by the integers that Arrow stores."""
     return array.cast(_stored_type(array.type)) if _has_time(array.type) else array
 
 
@@ -131,7 +131,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 @lru_cache(maxsize=1024)
 def _to_json(kind: pa.DataType) -> _Convert | None:
-    """Return what makes JSON of a stored value; None: it is JSON already."""
+    """Return the conversion of a stored value to JSON; None if none is needed."""
     if types.is_struct(kind):
         inner = {field.name: found for field in children_of(kind) if (found := _to_json(field.type))}
         return partial(_struct_to_json, inner) if inner else None
@@ -204,7 +204,7 @@ def _timestamp_text(kind: pa.DataType, utc: str, ticks: int) -> str:
 
 
 def _with_ns(text: str, us: int, ns: int) -> str:
-    """``text``, which ends with a fraction where ``us`` has one, with nanoseconds where there are any."""
+    """Return ``text`` with nanoseconds appended if there are any; it already ends with the fraction of ``us``."""
     if not ns:
         return text
     return f"{text}{ns:03}" if us % 1_000_000 else f"{text}.000000{ns:03}"
@@ -229,7 +229,7 @@ def _time_text(unit: str, ticks: int) -> str:
 
 
 def _duration_text(unit: str, ticks: int) -> str:
-    """ISO 8601 in days and seconds; the number with its unit where that is no whole number of microseconds."""
+    """Return ISO 8601 in days and seconds; a number with a unit if it is not a whole number of microseconds."""
     us, ns = divmod(abs(ticks) * UNIT_NS[unit], 1000)
     if ns:
         return f"{ticks} {unit}"
@@ -244,7 +244,7 @@ def _duration_text(unit: str, ticks: int) -> str:
 
 
 def from_json(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return parsed JSON values as an array of ``kind``. Numbers with a fraction are given as Decimal.
+    """Return parsed JSON values as an array of ``kind``. Numbers with a fraction must be Decimals.
 
     Raises:
         ValueRefusedError: names the row and the value that the column cannot hold.
@@ -258,7 +258,7 @@ def from_json(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         try:
             plain = _plain_texts(pa.array(values, pa.string()), kind)
         except (pa.ArrowException, UnicodeEncodeError):
-            plain = None  # the way below finds the value
+            plain = None  # the conversion below finds the value
         if plain is not None:
             return plain
     return _array(values, kind, _from_json(kind))
@@ -273,7 +273,7 @@ def from_csv(cells: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         plain = _plain_cells(cells, kind)
     except pa.ArrowException:
-        plain = None  # the way below finds the cell
+        plain = None  # the conversion below finds the cell
     return _from_cells(cells.to_pylist(), kind) if plain is None else plain
 
 
@@ -301,7 +301,7 @@ def _array(values: Sequence[Any], kind: pa.DataType, convert: _Convert | None) -
     try:
         array = ColumnOfValues(_stored_type(kind)).array(done)
     except ValueRefusedError as error:
-        error.reason = error.reason.partition("; send numpy")[0]  # advice for programs
+        error.reason = error.reason.partition("; send numpy")[0]  # that advice is for programs
         if error.path == "" and convert is not None:
             value = values[error.row]
             error.value = _text_of(value) if isinstance(value, bytes) else value
@@ -322,7 +322,7 @@ def _converted(values: Sequence[Any], convert: _Convert) -> list[Any]:
 
 @lru_cache(maxsize=1024)
 def _from_json(kind: pa.DataType) -> _Convert | None:
-    """Return what makes of a JSON value one that the column of stored values takes; None: it is one already."""
+    """Return the conversion of a JSON value to a stored value of the column; None if none is needed."""
     if types.is_struct(kind):
         inner = {field.name: found for field in children_of(kind) if (found := _from_json(field.type))}
         return partial(_struct_from_json, inner) if inner else None
@@ -350,7 +350,7 @@ def _from_json(kind: pa.DataType) -> _Convert | None:
 
 def _struct_from_json(inner: dict[str, _Convert], value: Any) -> Any:
     if not isinstance(value, dict):
-        return value  # which is refused
+        return value  # Arrow refuses it
     found = dict(value)
     for name, convert in inner.items():
         if found.get(name) is not None:
@@ -367,7 +367,7 @@ def _list_from_json(convert: _Convert, value: Any) -> Any:
 def _map_from_json(keys: _Convert | None, items: _Convert | None, value: Any) -> Any:
     pairs = value.items() if isinstance(value, dict) else value
     if not isinstance(value, (dict, list)) or any(not isinstance(p, (list, tuple)) or len(p) != 2 for p in pairs):
-        raise ValueRefusedError("expected an object, or a list of pairs of a key and a value", value)
+        raise ValueRefusedError("expected an object, or a list of pairs of key and value", value)
     found = []
     for key, item in pairs:
         part = f"[{key!r:.30}]"
@@ -393,7 +393,7 @@ def _float_from_json(kind: pa.DataType, value: Any) -> Any:
 
 
 def _whole_number(value: int) -> int | Decimal:
-    """Return a whole number for a column of floats. A large one is stored where a float is written like that, as
+    """Return a whole number for a column of floats. A large one is accepted if a float is written that way, as
     JavaScript writes 2e19."""
     return value if abs(value) <= 2**53 else Decimal(value)
 
@@ -404,7 +404,7 @@ def _no_number(text: str) -> float | None:
 
 
 def _nearest(kind: pa.DataType, value: Decimal) -> float:
-    """Text of a number is decimal: what is stored is the nearest number of the column."""
+    """Return the value of the column's type that is nearest to the decimal ``value``."""
     found = float(value)
     if kind.bit_width < 64:
         with np.errstate(over="ignore"):
@@ -427,7 +427,7 @@ def _bytes_from_json(value: Any) -> Any:
         try:
             return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ValueRefusedError(f"no base64: {error}", value) from None
+            raise ValueRefusedError(f"invalid base64: {error}", value) from None
     if isinstance(value, str):
         return value
     raise ValueRefusedError('expected text, or bytes as {"base64": "..."}', value)
@@ -442,13 +442,13 @@ def _time_from_text(kind: pa.DataType, parse: Callable[[str], int | None], expec
     else:
         try:
             ns = parse(value)
-        except (ValueError, OverflowError) as error:  # such as a 31st of February
+        except (ValueError, OverflowError) as error:  # for example February 31
             raise ValueRefusedError(str(error), value) from None
     if ns is None:
         raise ValueRefusedError(f"expected {expected}, or a number with a unit, such as '5 {unit.lower()}'", value)
     ticks, rest = divmod(ns, UNIT_NS[unit])
     if rest:
-        raise ValueRefusedError(f"it is finer than the column's unit, {unit}", value)
+        raise ValueRefusedError(f"it is more precise than the column's unit, {unit}", value)
     bits = 31 if kind.bit_width == 32 else 63
     if not -(2**bits) <= ticks < 2**bits:
         raise ValueRefusedError(f"it is out of the range of {kind}", value)
@@ -456,7 +456,7 @@ def _time_from_text(kind: pa.DataType, parse: Callable[[str], int | None], expec
 
 
 def _timestamp_ns(text: str) -> int | None:
-    """A time without a zone is UTC."""
+    """Return the nanoseconds since 1970 of a time; UTC unless it has a time zone."""
     match = _ISO_TIMESTAMP.fullmatch(text)
     if match is None:
         return None
@@ -467,7 +467,7 @@ def _timestamp_ns(text: str) -> int | None:
     if sign:
         offset = int(zone_hours) * 60 + int(zone_minutes or 0)
         if offset >= 24 * 60 or int(zone_minutes or 0) >= 60:
-            raise ValueError(f"a zone of {sign}{zone_hours}:{zone_minutes or '00'}")
+            raise ValueError(f"invalid time zone {sign}{zone_hours}:{zone_minutes or '00'}")
         ns -= (offset if sign == "+" else -offset) * 60 * 10**9
     return ns
 
@@ -503,7 +503,7 @@ def _fraction_ns(digits: str | None) -> int:
 
 # --- columns at once ---
 
-#: Text that Arrow's casts read as the ways above do, and more than ten times as fast.
+#: Text for which Arrow's casts give the same result as the conversions above, more than ten times as fast.
 _PLAIN_INTEGER = r"^-?[0-9]{1,18}$"
 _PLAIN_FLOAT = r"^-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?$"
 _PLAIN_DATE = r"^(?:[1-9][0-9]{3}|0[1-9][0-9]{2})-[0-9]{2}-[0-9]{2}$"
@@ -511,18 +511,18 @@ _PLAIN_TIMESTAMP = _PLAIN_DATE[:-1] + r"[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5
 
 
 def _plain_cells(cells: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Return the cells as an array of ``kind`` if all are plain; None for others. Raises Arrow's errors."""
+    """Return the cells as an array of ``kind`` if all are plain; otherwise None. Raises Arrow's errors."""
     if types.is_string(kind) or types.is_large_string(kind) or _is_bytes(kind):
         return cells.cast(kind)
     return _plain_texts(cells.cast(pa.string()), kind)
 
 
 def _plain_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Return the texts as an array of ``kind`` if all are plain; None for others. Raises Arrow's errors."""
+    """Return the texts as an array of ``kind`` if all are plain; otherwise None. Raises Arrow's errors."""
     if types.is_integer(kind):
         return texts.cast(kind) if _all_match(texts, _PLAIN_INTEGER) else None
     if types.is_float64(kind):
-        # -0 has a sign, and Arrow keeps it.
+        # Arrow keeps the sign of -0.
         return texts.cast(kind) if _all_match(texts, _PLAIN_FLOAT) else None
     if types.is_date32(kind):
         return texts.cast(kind) if _all_match(texts, _PLAIN_DATE) else None
@@ -546,7 +546,7 @@ def _text_of(cell: bytes) -> str:
     try:
         return cell.decode().strip()
     except UnicodeDecodeError as error:
-        raise ValueRefusedError(f"no UTF-8, {error.reason} at byte {error.start}", cell) from None
+        raise ValueRefusedError(f"invalid UTF-8, {error.reason} at byte {error.start}", cell) from None
 
 
 def _stripped_cell(convert: _Convert, cell: bytes) -> Any:
@@ -578,7 +578,7 @@ def _cell_to_float(kind: pa.DataType, cell: bytes) -> float | Decimal:
     if not _NUMBER.fullmatch(text):
         raise ValueRefusedError("expected a number", text)
     if text.lstrip("+-").isdigit():
-        return _whole_number(int(text)) or float(text)  # -0 has a sign
+        return _whole_number(int(text)) or float(text)  # keeps the sign of -0
     return _nearest(kind, Decimal(text))
 
 
@@ -587,7 +587,7 @@ def _nested_cell(convert: _Convert | None, cell: bytes) -> Any:
     try:
         value = parse_json(text)
     except ValueError as error:
-        raise ValueRefusedError(f"no JSON: {error}", text) from None
+        raise ValueRefusedError(f"invalid JSON: {error}", text) from None
     return value if convert is None or value is None else convert(value)
 
 
@@ -599,10 +599,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object with two values for {twice!r}")
+        raise ValueError(f"an object has two values for {twice!r}")
     return found
 
 
-#: Parses JSON; a number with a fraction or an exponent becomes a Decimal, so that no digit is lost.
+#: Parser of JSON. A number with a fraction or an exponent becomes a Decimal, so that no digit is lost.
 DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=Decimal)
 parse_json = DECODER.decode

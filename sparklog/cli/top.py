@@ -1,4 +1,4 @@
-"""``sparklog top``: a live view of brokers, the busiest partitions, changes of in-sync sets, and lag of groups."""
+"""``sparklog top``: a live view of brokers, the busiest partitions, ISR changes, and consumer lag."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ _CHANGES_SHOWN = 8
 
 def top(
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.1, metavar="SECONDS", help="Between looks.")
+        float, typer.Option("--interval", "-i", min=0.1, metavar="SECONDS", help="Time between refreshes.")
     ] = 2.0,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Leave after so many looks; in a pipe 2: one with rates.")
+        int | None,
+        typer.Option("--count", "-n", min=1, help="Exit after N refreshes (2 when piped: rates need two samples)."),
     ] = None,
     *,
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Partitions and groups shown, at most.")] = 10,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Maximum number of partitions and groups shown.")] = 10,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Watch a cluster, until Ctrl-C: brokers, busiest partitions, changes of leaders and in-sync sets, lag of groups.
+    """Watch a cluster until Ctrl-C: brokers, busiest partitions, changes of leaders and ISRs, lag of groups.
 
-    In a pipe the last look is printed, with --json every one, a document a line.
+    In a pipe, only the last refresh is printed; with --json every refresh, one document per line.
 
     Example: sparklog top --interval 1
     """
@@ -78,7 +79,7 @@ def _print(admin: Admin, looks: Iterable[int], interval_s: float, rows: int, *, 
 
 def _live(admin: Admin, looks: Iterable[int], interval_s: float, rows: int) -> None:
     before: Snapshot | None = None
-    shown: RenderableType = Text("asking the brokers ...")
+    shown: RenderableType = Text("querying the brokers ...")
     changes: deque[str] = deque(maxlen=_CHANGES_SHOWN)
     with Live(shown, console=Console(), screen=True, auto_refresh=False) as live:
         for _ in looks:
@@ -91,13 +92,13 @@ def _live(admin: Admin, looks: Iterable[int], interval_s: float, rows: int) -> N
                 shown = _render(view, changes, rows)
                 live.update(shown, refresh=True)
             except (BrokerError, ClientTimeout) as error:
-                # What was seen last stays: whoever watches wants to see it when the cluster is in trouble.
+                # Keep the last view on screen: an operator needs it while the cluster has a problem.
                 live.update(Group(Text(escaped(str(error)), style="bold red"), shown), refresh=True)
             time.sleep(interval_s)
 
 
 def snapshot(admin: Admin) -> Snapshot:
-    """Ask every broker and coordinator once. Raises BrokerError, ClientTimeout."""
+    """Query every broker and coordinator once. Raises BrokerError, ClientTimeout."""
     groups = {}
     for name in admin.list_groups():
         groups[name] = admin.group_offsets(name)
@@ -107,7 +108,7 @@ def snapshot(admin: Admin) -> Snapshot:
 def _render(view: View, changes: Iterable[str], rows: int) -> RenderableType:
     style = "bold red" if view.leaderless else "yellow" if view.under_replicated else "green"
     headline = (
-        f"{len(view.brokers)} brokers, {view.under_replicated} under-replicated, {view.leaderless} without leader"
+        f"{len(view.brokers)} brokers, {view.under_replicated} under-replicated, {view.leaderless} without a leader"
     )
     parts: list[RenderableType] = [Text(headline, style=style)]
     for title, columns, cells in _tables(view, rows):

@@ -1,4 +1,4 @@
-"""What ``sparklog top`` shows: the state of a cluster at one moment, and what has changed between two. Pure."""
+"""Content of ``sparklog top``: snapshots of a cluster's state, and the changes between two of them. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _KEPT_CHANGES = 200
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A cluster as its brokers told it at ``at_s`` of a clock that does not jump."""
+    """State of a cluster as reported by its brokers at ``at_s`` of a monotonic clock."""
 
     at_s: float
     brokers: Sequence[BrokerDescription]
     topics: Sequence[TopicDescription]
-    #: Of each group the offsets it has committed.
+    #: Committed offsets of each group.
     groups: Mapping[str, Mapping[TopicPartition, int]]
     leaders: Mapping[TopicPartition, tuple[int, int, int]] = field(init=False)
 
@@ -40,7 +40,7 @@ class Snapshot:
 
 
 class BrokerRow(NamedTuple):
-    """``rate``: of records written to partitions it leads; None while there is nothing to compare with."""
+    """One broker. ``rate``: records per second written to partitions that it leads; None before the second snapshot."""
 
     broker_id: int
     address: str
@@ -62,14 +62,14 @@ class PartitionRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """``lag``: offsets up to the high watermarks of all partitions it has committed; ``worst``: the partition with most
-    of them."""
+    """One group. ``lag``: offsets up to the high watermark, over all partitions with committed offsets; ``worst``: the
+    partition with the largest lag."""
 
     group: str
     partitions: int
     lag: int
     worst: TopicPartition | None
-    #: Offsets committed a second.
+    #: Committed offsets per second.
     per_s: float | None
 
 
@@ -79,12 +79,12 @@ class View(NamedTuple):
     groups: list[GroupRow]
     under_replicated: int
     leaderless: int
-    #: What befell leaders and in-sync sets since the snapshot before.
+    #: Changes of leaders and in-sync replicas since the previous snapshot.
     changes: list[str]
 
 
 def compare(before: Snapshot | None, now: Snapshot) -> View:
-    """Rates need a snapshot before; without one there are none."""
+    """Return the view of ``now``; it has rates if ``before``, the previous snapshot, is given."""
     span_s = now.at_s - before.at_s if before is not None else 0.0
     rates = _rates(before, now, span_s)
     partitions = now.partitions()
@@ -99,7 +99,7 @@ def compare(before: Snapshot | None, now: Snapshot) -> View:
 
 
 def _rates(before: Snapshot | None, now: Snapshot, span_s: float) -> dict[TopicPartition, tuple[float, float]]:
-    """Records and bytes a second of each partition. A log that became shorter, as after retention, counts as idle."""
+    """Return records and bytes per second of each partition. A log that shrank, as by retention, counts as idle."""
     if before is None or span_s <= 0:
         return {}
     found = {}
@@ -131,8 +131,8 @@ def _busiest(
     partitions: Mapping[TopicPartition, PartitionDescription],
     rates: Mapping[TopicPartition, tuple[float, float]],
 ) -> list[PartitionRow]:
-    """Those that are written to, the busiest first; all, by their ends, while there are no rates. Whoever shows them
-    cuts."""
+    """Return the partitions that receive writes, busiest first; without rates, all of them by end offset. The caller
+    limits their number."""
     rows = []
     for tp, (end, _, _) in now.leaders.items():
         records, size = rates.get(tp, (0.0, 0.0))

@@ -1,4 +1,4 @@
-"""How topics look, and which of their partitions are shown: those with trouble of some kind, where that is asked."""
+"""Output of topics, and filters for partitions with a problem."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from sparklog.client.admin.descriptions import PartitionDescription, TopicDescri
 from sparklog.config import TOPIC_SETTINGS
 from sparklog.errors import ConfigError
 
-UnderReplicated = Annotated[
-    bool, typer.Option("--under-replicated", help="Only partitions with replicas that are not in sync.")
-]
+UnderReplicated = Annotated[bool, typer.Option("--under-replicated", help="Only partitions with out-of-sync replicas.")]
 Unavailable = Annotated[bool, typer.Option("--unavailable", help="Only partitions without a leader.")]
 UnderMinIsr = Annotated[
-    bool, typer.Option("--under-min-isr", help="Only with fewer in sync than min.insync.replicas: no writes.")
+    bool,
+    typer.Option(
+        "--under-min-isr", help="Only partitions with fewer in-sync replicas than min.insync.replicas; writes fail."
+    ),
 ]
 AtMinIsr = Annotated[
-    bool, typer.Option("--at-min-isr", help="Only with just min.insync.replicas in sync: one more lost stops writes.")
+    bool,
+    typer.Option(
+        "--at-min-isr", help="Only partitions with exactly min.insync.replicas in sync; losing one more stops writes."
+    ),
 ]
 
 _MIN_ISR = "min.insync.replicas"
 
 
 class PartitionFilter(NamedTuple):
-    """Which trouble is looked for; at most one of them."""
+    """Problem to filter partitions by; at most one."""
 
     under_replicated: bool = False
     unavailable: bool = False
@@ -41,19 +45,19 @@ class PartitionFilter(NamedTuple):
         return any(self)
 
     def pick(self, admin: Admin, found: Iterable[TopicDescription]) -> list[TopicDescription]:
-        """The topics with such partitions, and of each only those.
+        """Return the topics that have such partitions, each reduced to those partitions.
 
         Raises:
-            ConfigError: several are asked for, or no broker tells the default of min.insync.replicas.
+            ConfigError: several filters are set, or no broker returned the default of min.insync.replicas.
         """
         if sum(self) > 1:
-            raise ConfigError("give one of --under-replicated, --unavailable, --under-min-isr, --at-min-isr")
+            raise ConfigError("pass only one of --under-replicated, --unavailable, --under-min-isr, --at-min-isr")
         default = cluster_default(admin, _MIN_ISR) if self.under_min_isr or self.at_min_isr else ""
         picked = [self.only(topic, default) for topic in found]
         return [topic for topic in picked if topic.partitions]
 
     def only(self, topic: TopicDescription, default_min_isr: str) -> TopicDescription:
-        """With such partitions alone. Pure."""
+        """Return the topic reduced to such partitions. Pure."""
         wanted = self._wanted(topic, default_min_isr)
         return replace(topic, partitions=tuple(part for part in topic.partitions if wanted(part)))
 
@@ -69,18 +73,18 @@ class PartitionFilter(NamedTuple):
 
 
 def cluster_default(admin: Admin, setting: str) -> str:
-    """What topics have that do not set it themselves, as a broker tells; the built-in default where none answers."""
+    """Return the cluster's default of a topic setting, as reported by a broker."""
     for broker in admin.describe_brokers():
         if broker.settings:
             return broker.settings.get(setting, str(TOPIC_SETTINGS[setting].default))
-    raise ConfigError(f"no broker tells the cluster's {setting}")
+    raise ConfigError(f"no broker returned the cluster's {setting}")
 
 
 def state(topic: TopicDescription) -> str:
     leaderless = sum(part.leader is None for part in topic.partitions)
     behind = sum(part.under_replicated for part in topic.partitions)
     if leaderless:
-        return f"{leaderless} without leader"
+        return f"{leaderless} without a leader"
     return f"{behind} under-replicated" if behind else "in sync"
 
 
@@ -101,7 +105,7 @@ def print_topic(topic: TopicDescription) -> None:
 
 
 def plain_topic(topic: TopicDescription) -> dict[str, Any]:
-    """A topic as JSON: the schema becomes a list of columns."""
+    """Return a topic as JSON values; the schema becomes a list of columns."""
     fields = [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in topic.schema]
     return {
         "name": topic.name,

@@ -1,5 +1,5 @@
-"""``sparklog topics``: create, list, describe, alter, delete. Replicas and leaders are in ``moves``, archives in
-``locate`` and ``restore``."""
+"""``sparklog topics``: create, list, describe, alter, delete. ``moves`` has the commands for replicas and leaders,
+``locate`` and ``restore`` those for archives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ topics = typer.Typer(
     help="Create, list, describe, alter and delete topics; move their replicas and leaders.", no_args_is_help=True
 )
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]  # of one that is not there yet
+Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]  # of a topic that does not exist yet
 
 
 @topics.command("create")
@@ -53,23 +53,27 @@ def create(
     name: Name,
     *,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", help="Default: the brokers' num.partitions.")
+        int | None,
+        typer.Option("--partitions", "-p", help="Number of partitions. Default: num.partitions of the brokers."),
     ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option("--replication-factor", "-r", help="Default: the brokers'.")
+        int | None,
+        typer.Option("--replication-factor", "-r", help="Default: default.replication.factor of the brokers."),
     ] = None,
     schema: Annotated[
-        str | None, typer.Option(help="Columns, as 'carrier string, dep_delay double'. Default: key and value.")
+        str | None, typer.Option(help="Columns, such as 'carrier string, dep_delay double'. Default: key and value.")
     ] = None,
     schema_from: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Columns of a Parquet, Arrow or CSV file.")
+        Path | None, typer.Option(metavar="FILE", help="Take the columns of a Parquet, Arrow or CSV file.")
     ] = None,
-    key: Annotated[str | None, typer.Option(metavar="COLUMN,...", help="Columns that decide the partition.")] = None,
-    event_time: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column that times go by.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN,...", help="Columns that determine the partition.")] = None,
+    event_time: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column that holds the record's time.")
+    ] = None,
     config: Annotated[
-        list[str] | None, typer.Option("--config", "-c", metavar="NAME=VALUE", help="A topic setting; repeatable.")
+        list[str] | None, typer.Option("--config", "-c", metavar="NAME=VALUE", help="Topic setting; repeatable.")
     ] = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="It is fine if the topic is there.")] = False,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Do nothing if the topic exists.")] = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
@@ -113,7 +117,7 @@ def list_topics(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """List the topics: on a terminal with partitions, replicas and whether they are in sync, in a pipe only the names.
+    """List topics: on a terminal with partitions, replicas and their state; in a pipe only the names.
 
     Example: sparklog topics list --under-replicated
     """
@@ -149,7 +153,7 @@ def describe(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show partitions, leaders, in-sync replicas, columns and settings; without names of all topics.
+    """Show partitions, leaders, in-sync replicas, columns and settings of the named topics, default all.
 
     Example: sparklog topics describe flights
     """
@@ -172,16 +176,16 @@ def delete(
     names: Topics,
     *,
     yes: Yes = False,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="It is fine if a topic is not there.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Ignore topics that do not exist.")] = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Delete topics and their records. Asks first, unless --yes.
+    """Delete topics and their records. Asks for confirmation unless --yes is given.
 
     Example: sparklog topics delete flights --yes
     """
-    confirm(f"Delete {', '.join(names)} with all records?", f"deleting {', '.join(names)}", yes=yes)
+    confirm(f"Delete {', '.join(names)} and all records?", f"deleting {', '.join(names)}", yes=yes)
     with open_admin(bootstrap, timeout) as admin:
         for name in names:
             try:
@@ -198,19 +202,19 @@ def alter(
     name: Topic,
     *,
     config: Annotated[
-        list[str] | None, typer.Option("--config", "-c", metavar="NAME=VALUE", help="Set it; repeatable.")
+        list[str] | None, typer.Option("--config", "-c", metavar="NAME=VALUE", help="Setting to change; repeatable.")
     ] = None,
     unset: Unset = None,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Change a topic's settings while it is in use. All are checked before any is changed.
+    """Change a topic's settings while it is in use. All values are checked before any setting is changed.
 
     Example: sparklog topics alter flights -c retention.ms=3600000 --unset segment.ms
     """
     if not config and not unset:
-        raise ConfigError("nothing to change: give --config NAME=VALUE or --unset NAME")
+        raise ConfigError("nothing to change: pass --config NAME=VALUE or --unset NAME")
     with open_admin(bootstrap, timeout) as admin:
         alter_topic(admin, name, pairs(config or [], what="setting"), unset=unset, as_json=as_json)
 
@@ -220,14 +224,17 @@ def delete_records(
     name: Topic,
     *,
     before: Annotated[
-        list[str], typer.Option("--before", metavar="PARTITION=OFFSET", help="PARTITION=end for all; repeatable.")
+        list[str],
+        typer.Option(
+            "--before", metavar="PARTITION=OFFSET", help="First offset to keep; PARTITION=end deletes all; repeatable."
+        ),
     ],
     yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the oldest records, up to an offset that stays. Asks first, unless --yes.
+    """Delete all records before the given offset of a partition. Asks for confirmation unless --yes is given.
 
     Example: sparklog topics delete-records flights --before 0=1000 --before 1=end --yes
     """
@@ -237,11 +244,11 @@ def delete_records(
         starts = admin.delete_records(wanted)
     for tp, start in starts.items():
         told = {"topic": tp.topic, "partition": tp.partition, "log_start_offset": start}
-        done(told, f"{tp}: begins at {start}", as_json=as_json)
+        done(told, f"{tp}: now starts at offset {start}", as_json=as_json)
 
 
 def _places(before: list[str]) -> dict[int, int | None]:
-    """Raises ConfigError for what is not PARTITION=OFFSET."""
+    """Return the offset of each partition; None for its end. Raises ConfigError for anything but PARTITION=OFFSET."""
     found: dict[int, int | None] = {}
     for part, offset in pairs(before, what="place").items():
         if not part.isdigit() or not (offset.isdigit() or offset == "end"):
@@ -259,7 +266,7 @@ topics.command("elect-leaders")(elect_leaders)
 
 def _columns(schema: str | None, schema_from: Path | None) -> pa.Schema | None:
     if schema is not None and schema_from is not None:
-        raise ConfigError("--schema and --schema-from: give one of them")
+        raise ConfigError("--schema and --schema-from exclude each other")
     if schema is not None:
         return parse_columns(schema)
     return schema_of_file(schema_from) if schema_from is not None else None

@@ -1,4 +1,4 @@
-"""``sparklog transactions``: what is open, and ending it in place of who began it."""
+"""``sparklog transactions``: list open transactions, find hanging ones, abort them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ transactions = typer.Typer(help="Transactions of producers and Spark sinks: list
 
 @transactions.command("list")
 def list_transactions(
-    every: Annotated[bool, typer.Option("--all", help="Also ids with nothing open.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include ids without an open transaction.")] = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """List the transactions that are open or being ended, the oldest first: readers of committed records wait for them.
+    """List transactions that are open or ending, oldest first. Consumers of committed records wait for them.
 
     Example: sparklog transactions list
     """
@@ -57,13 +57,16 @@ def list_transactions(
 
 @transactions.command("find-hanging")
 def find_hanging(
-    open_s: Annotated[float, typer.Option("--open-for", min=0, metavar="SECONDS", help="At least so long.")] = 900.0,
+    open_s: Annotated[
+        float,
+        typer.Option("--open-for", min=0, metavar="SECONDS", help="Minimum time that the transaction has been open."),
+    ] = 900.0,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Find transactions that are open in a partition and that no coordinator knows. There should be none: readers of
-    committed records wait for them, and brokers end them after transaction.hanging.after.ms. 'abort' ends one now.
+    """Find hanging transactions: open in a partition, but unknown to every coordinator. Consumers of committed records
+    wait for them. Brokers end them after transaction.hanging.after.ms; 'abort' ends one immediately.
 
     Example: sparklog transactions find-hanging --open-for 60
     """
@@ -77,24 +80,24 @@ def find_hanging(
         columns = ("partition", "producer id", "first offset", "open for")
         print_table(columns, rows, numeric=("producer id", "first offset", "open for"))
     else:
-        print_line("no transaction hangs")
+        print_line("no transaction is hanging")
 
 
 @transactions.command("abort")
 def abort(
     key: Annotated[str | None, typer.Argument(metavar="[KEY]", show_default=False)] = None,
     *,
-    topic: Annotated[str | None, typer.Option("--topic", help="Of a hanging one.")] = None,
-    partition: Annotated[int | None, typer.Option("--partition", help="Of a hanging one.")] = None,
-    producer_id: Annotated[int | None, typer.Option("--producer-id", help="Of a hanging one.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Of a hanging transaction.")] = None,
+    partition: Annotated[int | None, typer.Option("--partition", help="Of a hanging transaction.")] = None,
+    producer_id: Annotated[int | None, typer.Option("--producer-id", help="Of a hanging transaction.")] = None,
     yes: Yes = False,
     bootstrap: Bootstrap = None,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Abort an open transaction: what it has written is never seen, and who began it cannot go on. KEY is as 'list'
-    shows it; one of 'find-hanging' is named by its topic, partition and producer id, and refused if it does not hang.
-    Asks first, unless --yes.
+    """Abort an open transaction: its records are never visible, and its producer is fenced. Pass the KEY that 'list'
+    shows. For a transaction of 'find-hanging', pass topic, partition and producer id; the command fails if it is not
+    hanging. Asks for confirmation unless --yes is given.
 
     Example: sparklog transactions abort id:orders --yes
     """
@@ -105,8 +108,8 @@ def abort(
         tp = TopicPartition(topic, partition)
         name, work = f"producer {producer_id} in {tp}", partial(_abort_hanging, tp=tp, producer_id=producer_id)
     else:
-        raise ConfigError("give either KEY, or --topic, --partition and --producer-id")
-    confirm(f"Abort what {name} has open?", f"aborting {name}", yes=yes)
+        raise ConfigError("pass either KEY, or --topic, --partition and --producer-id")
+    confirm(f"Abort the open transaction of {name}?", f"aborting {name}", yes=yes)
     with open_admin(bootstrap, timeout) as admin:
         work(admin)
     done({"transaction": name, "aborted": True}, f"{name}: aborted", as_json=as_json)

@@ -1,4 +1,4 @@
-"""``sparklog zookeeper``: the way back when ZooKeeper's data is lost."""
+"""``sparklog zookeeper``: recovery from the loss of ZooKeeper's data."""
 
 from __future__ import annotations
 
@@ -22,24 +22,27 @@ from sparklog.storage.survey import survey
 from sparklog.zk.rebuild_store import RebuildStore
 from sparklog.zk.session import ZkSession
 
-zookeeper = typer.Typer(help="Rebuild ZooKeeper's data from the brokers' directories.", no_args_is_help=True)
+zookeeper = typer.Typer(help="Rebuild ZooKeeper's data from the brokers' log directories.", no_args_is_help=True)
 
 
 @zookeeper.command("inventory")
 def inventory(
     log_dirs: Annotated[list[Path], typer.Argument(metavar="DIRECTORY...", help="Log directories of this host.")],
     *,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the inventory to this file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what the log directories of one host hold, for a rebuild on another. Changes nothing; no broker may run.
+    """List the content of one host's log directories, for a rebuild on another host. Changes nothing. Stop the brokers
+    first.
 
     Example: sparklog zookeeper inventory /disk1/log /disk2/log -o host-1.json
     """
     found = [survey(path) for path in log_dirs]
     if output is not None:
         output.write_bytes(msgspec.json.encode(found) + b"\n")
-        note(f"sparklog: {len(log_dirs)} log directories are in {output}")
+        note(f"sparklog: wrote the inventory of {len(log_dirs)} log directories to {output}")
     if as_json:
         print_json(found)
     elif output is None:
@@ -59,7 +62,9 @@ def rebuild(
     *,
     inventories: Annotated[
         list[Path] | None,
-        typer.Option("--inventory", metavar="FILE", help="Of another host, by 'zookeeper inventory'; repeatable."),
+        typer.Option(
+            "--inventory", metavar="FILE", help="Output of 'zookeeper inventory' on another host; repeatable."
+        ),
     ] = None,
     connect: Annotated[
         str,
@@ -67,29 +72,32 @@ def rebuild(
     ] = "",
     data_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIRECTORY", help="Of a cluster with a ZooKeeper of its own, which is started for it."),
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Data directory of a cluster with an embedded ZooKeeper, which the command starts.",
+        ),
     ] = None,
     secret_file: Annotated[
         Path | None,
         typer.Option(
             envvar="SPARKLOG_SECRET_FILE",
             metavar="FILE",
-            help="The cluster's secret, if ZooKeeper asks for it and neither data directory nor host have it.",
+            help="Cluster secret. Needed if ZooKeeper requires it and it is not in the data directory or on this host.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without writing them.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write topics, assignments and counters into an empty ZooKeeper, as the brokers' log directories have them.
+    """Write topics, assignments and counters from the brokers' log directories into an empty ZooKeeper.
 
-    Give the directories of all brokers: a partition is led by the log that ends latest among those given. Stop the
-    cluster before. Where ZooKeeper has topics it refuses. With --data-dir the directories below it are taken.
+    Pass the directories of all brokers: the given log with the highest end offset leads each partition. Stop the
+    cluster first. The command fails if ZooKeeper already has topics. --data-dir uses the log directories below it.
 
     Example: sparklog zookeeper rebuild /disk1/log --inventory host-2.json --zookeeper zk1:2181/sparklog
     """
     if bool(connect) == bool(data_dir):
-        raise ConfigError("give one of --zookeeper and --data-dir: where the rebuilt data goes")
+        raise ConfigError("pass either --zookeeper or --data-dir as the target of the rebuild")
     paths = list(log_dirs or [])
     if data_dir is not None:
         paths += sorted(path for path in data_dir.glob("slot-*") if path.is_dir() and path not in paths)
@@ -98,7 +106,7 @@ def rebuild(
     _show(cluster, as_json=as_json)
     if dry_run:
         return
-    confirm(f"Write this into ZooKeeper at {connect or data_dir}?", "the rebuild", yes=yes)
+    confirm(f"Write this to ZooKeeper at {connect or data_dir}?", "rebuilding ZooKeeper", yes=yes)
     if secret_file is None and data_dir is not None and driver_secret_file(data_dir).exists():
         secret_file = driver_secret_file(data_dir)
     keys = read_secret_file(secret_file) if secret_file is not None else found_on_host(cluster.cluster_id)
@@ -117,7 +125,7 @@ def _read(file: Path) -> list[DirectoryInventory]:
     try:
         return msgspec.json.decode(file.read_bytes(), type=list[DirectoryInventory])
     except msgspec.DecodeError as error:
-        raise StorageError(f"{file}: no inventory of log directories: {error}") from None
+        raise StorageError(f"{file}: not an inventory of log directories: {error}") from None
 
 
 async def _write(connect: str, cluster: RebuiltCluster, keys: KeyRing) -> None:
@@ -136,7 +144,7 @@ async def _write(connect: str, cluster: RebuiltCluster, keys: KeyRing) -> None:
             await store.topic(record, states)
     finally:
         await session.close()
-    note(f"sparklog: {len(cluster.topics)} topics of cluster {cluster.cluster_id} are in ZooKeeper at {connect}")
+    note(f"sparklog: wrote {len(cluster.topics)} topics of cluster {cluster.cluster_id} to ZooKeeper at {connect}")
 
 
 def _show(cluster: RebuiltCluster, *, as_json: bool) -> None:

@@ -120,7 +120,7 @@ def _values_of(rows: Sequence[Mapping[str, Any]], name: str, take: Callable[[Map
 
 def _null_refused(array: pa.Array, field: pa.Field, path: str) -> ValueRefusedError:
     row = next(row for row in range(len(array)) if misplaced_null(array.slice(row, 1), field))
-    return ValueRefusedError("it may not be null", None, path=path, row=row)
+    return ValueRefusedError("it cannot be null", None, path=path, row=row)
 
 
 class ColumnOfValues:
@@ -607,7 +607,7 @@ def _exact_map(value: Any, kind: pa.DataType) -> list[tuple[Any, Any]]:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise _no(value, kind, "expected a mapping or pairs of a key and a value")
         if is_missing(pair[0]):
-            raise _no(value, kind, "a key of a map may not be null")
+            raise _no(value, kind, "a key of a map cannot be null")
         key = _inside(pair[0], kind.key_type, f"[{pair[0]!r:.30}]")
         found.append((key, _inside(pair[1], kind.item_type, f"[{pair[0]!r:.30}]")))
     return found

@@ -72,7 +72,7 @@ def _name_problems(found: pa.Schema, expected: pa.Schema) -> list[str]:
 
 def _missing(field: pa.Field, table: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
     if not field.nullable:
-        raise _DoesNotFitError("it is missing and may not be null")
+        raise _DoesNotFitError("it is missing and cannot be null")
     nulls = _nulls(table.num_rows, field.type)
     return pa.chunked_array([nulls]) if isinstance(table, pa.Table) else nulls
 
@@ -177,7 +177,7 @@ def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
         elif field.nullable:
             children.append(_nulls(len(array), field.type))
         else:
-            raise _DoesNotFitError(f"field {field.name!r} is missing and may not be null")
+            raise _DoesNotFitError(f"field {field.name!r} is missing and cannot be null")
     return pa.StructArray.from_arrays(children, fields=fields, mask=_null_mask(array))
 
 

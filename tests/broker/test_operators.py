@@ -211,21 +211,24 @@ def test_the_commands(cluster: ProcessCluster, capsys: pytest.CaptureFixture[str
         return out.out
 
     create_topic(cluster, "told", assignment=((0, 1), (0, 1), (0, 1)))
-    there = "3 partitions move\n3 partitions are there, and in sync\n"
+    there = "3 partitions are being moved\n3 partitions are moved and in sync\n"
     assert said("topics", "reassign", "told", "--to", "1,2", "--wait", "--throttle", "50MB", "--yes") == there
     with Admin(cluster.bootstrap) as admin:
         assert [part.replicas for part in admin.describe_topic("told").partitions] == [(1, 2), (2, 1), (1, 2)]
-    assert said("topics", "reassign", "told:1", "-r", "3", "--wait", "--yes").startswith("1 partitions move")
-    assert said("topics", "elect-leaders", "told") == "every partition has the leader it should have\n"
+    assert said("topics", "reassign", "told:1", "-r", "3", "--wait", "--yes").startswith("1 partitions are being moved")
+    assert said("topics", "elect-leaders", "told") == "every partition is led by its preferred leader\n"
     with Writer(cluster, "told") as writer:
         for _ in range(20):
             writer.write(encoded(1000))
-    assert said("topics", "reassign", "told:0", "--to", "1,0", "--throttle", "20kB", "-y") == "1 partitions move\n"
+    assert (
+        said("topics", "reassign", "told:0", "--to", "1,0", "--throttle", "20kB", "-y")
+        == "1 partitions are being moved\n"
+    )
     wait_until(lambda: "told:0" in said("topics", "reassign", "--status"), PATIENCE_S, "the move to be shown")
     (row,) = [line for line in said("topics", "reassign", "told", "--status").splitlines() if "told:0" in line]
     assert row.split()[1:3] == ["1,2", "1,0"]
     assert row.endswith("19.5 KiB/s")
-    assert said("topics", "reassign", "told", "--cancel", "--yes") == "1 moves taken back\n"
+    assert said("topics", "reassign", "told", "--cancel", "--yes") == "1 moves cancelled\n"
     none = "no partition is being moved\n"
     wait_until(lambda: said("topics", "reassign", "told", "--status") == none, PATIENCE_S, "the cancel to be done")
     assert run(["brokers", "drain", "9", "--yes", "-b", cluster.bootstrap]) == 1

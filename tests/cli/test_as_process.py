@@ -141,7 +141,7 @@ def test_top_draws_on_a_terminal(environment: dict[str, str]) -> None:
     finally:
         os.close(ours)
     assert shown.startswith(b"\x1b[?1049h") and b"\x1b[?1049l" in shown, "a screen of its own, and back"
-    assert b"1 brokers, 0 under-replicated, 0 without leader" in shown
+    assert b"1 brokers, 0 under-replicated, 0 without a leader" in shown
     assert b"busiest partitions" in shown and b"watched-0" in shown
 
 

@@ -107,7 +107,7 @@ def test_transactions_are_listed_and_aborted(cli: Cli, fake: FakeCluster) -> Non
         assert told["producers"][0]["partitions"] == [{"topic": "t", "partition": 0}]
         assert told["version"] is None and told["deadline"] > told["began"]
         asked = cli("transactions", "abort", "id:orders")
-        assert (asked.code, "give --yes" in asked.err) == (2, True)
+        assert (asked.code, "pass --yes" in asked.err) == (2, True)
         assert cli("transactions", "abort", "id:orders", "--yes") == Result(0, b"id:orders: aborted\n", "")
         again = cli("transactions", "abort", "id:orders", "--yes")
         assert (again.code, "nothing is open" in again.err) == (1, True)
@@ -116,7 +116,7 @@ def test_transactions_are_listed_and_aborted(cli: Cli, fake: FakeCluster) -> Non
 
 def test_hanging_transactions_are_found_and_ended(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
-    assert cli("transactions", "find-hanging").text == "no transaction hangs\n"
+    assert cli("transactions", "find-hanging").text == "no transaction is hanging\n"
     now_ms = time.time_ns() // 1_000_000
     old = HangingTransaction("t", 1, 4711, 0, 12, now_ms - 7_200_000)
     fake.do(lambda: fake.coordinator.hanging.extend([old, HangingTransaction("t", 0, 4712, 0, 3, now_ms - 60_000)]))
@@ -173,7 +173,7 @@ def test_groups_and_their_lag(cli: Cli, fake: FakeCluster) -> None:
     }  # fmt: skip
     assert cli("groups", "describe", "h").text.splitlines()[1].split() == ["t", "0", "-", "3", "-", "m1"]
     unknown = cli("groups", "describe", "nobody")
-    assert (unknown.code, "'nobody' has no offsets" in unknown.err) == (1, True)
+    assert (unknown.code, "'nobody' has no committed offsets" in unknown.err) == (1, True)
     told = cli("groups", "members", "h").text.splitlines()
     assert told[0] == "group h: stable, epoch 3"
     assert told[2].split() == ["m1", "c", "::1", "-", "-", "3", "1", "t:0"]
@@ -199,7 +199,7 @@ def test_offsets_of_groups_are_set(cli: Cli, fake: FakeCluster, tmp_path: Path) 
     assert reset("--to", "earliest", "--dry-run") == [0, 0]
     assert kept() == {("t", 0): 2, ("t", 1): 3}, "nothing was set"
     asked = cli("groups", "reset-offsets", "g", "--to", "latest")
-    assert (asked.code, "give --yes" in asked.err) == (2, True)
+    assert (asked.code, "pass --yes" in asked.err) == (2, True)
     assert reset("--to", "latest", "--yes") == [5, 5]
     assert kept() == {("t", 0): 5, ("t", 1): 5}
     assert reset("--shift", -2, "--yes") == [3, 3]
@@ -209,7 +209,7 @@ def test_offsets_of_groups_are_set(cli: Cli, fake: FakeCluster, tmp_path: Path) 
     assert reset("--to", "-1h", "--dry-run") == [5, 5]
     table = cli("groups", "reset-offsets", "g", "--to", "earliest", "--topic", "t:0", "--dry-run")
     assert table.text.splitlines()[1].split() == ["t", "0", "4", "0"]
-    assert "nothing was set" in table.err
+    assert "no offset was set" in table.err
     file = tmp_path / "offsets"
     file.write_text("topic,partition,offset\nt,0,1\nt,1,2\nnone,0,3\n")
     assert reset("--from-file", file, "--yes") == [1, 2]
@@ -254,14 +254,14 @@ def test_partitions_are_added(cli: Cli, fake: FakeCluster) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["reassign", "t"], "expected one of --to, --replication-factor, --cancel, --status"),
-        (["reassign", "t", "--to", "1", "--cancel"], "expected one of"),
-        (["reassign", "--to", "1"], "no topic named"),
-        (["reassign", "t:x", "--to", "1"], "'t:x' found, expected TOPIC or TOPIC:PARTITION"),
-        (["reassign", "t:0", "--to", "1,two"], "--to '1,two': expected broker ids as 1,2,3"),
+        (["reassign", "t"], "pass exactly one of --to, --replication-factor, --cancel, --status"),
+        (["reassign", "t", "--to", "1", "--cancel"], "pass exactly one of"),
+        (["reassign", "--to", "1"], "no topic given"),
+        (["reassign", "t:x", "--to", "1"], "expected TOPIC or TOPIC:PARTITION, found 't:x'"),
+        (["reassign", "t:0", "--to", "1,two"], "--to '1,two': expected broker ids such as 1,2,3"),
         (["reassign", "t:0", "--to", "1", "--throttle", "fast"], "--throttle 'fast': expected a number of bytes"),
         (["reassign", "t:0", "--to", "1", "--throttle", "0"], "--throttle '0'"),
-        (["elect-leaders", "--unclean"], "--unclean loses records: name the topics"),
+        (["elect-leaders", "--unclean"], "--unclean may lose records: name the topics"),
         (["add-partitions", "t", "many"], "'TOTAL'"),
     ],
 )
@@ -293,7 +293,7 @@ def test_usage_errors_are_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert "Did you mean 'list'" in cli("topics", "lst").err
     monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
     assert cli("topics", "list").err == (
-        "sparklog: no brokers named: give --bootstrap host:port or set SPARKLOG_BOOTSTRAP\n"
+        "sparklog: no brokers given: pass --bootstrap host:port or set SPARKLOG_BOOTSTRAP\n"
     )
     assert "is no host:port" in cli("topics", "list", "-b", "a:b:c").err
 

@@ -74,9 +74,9 @@ def test_a_standby_waits_takes_over_and_lets_go(zookeeper: str, tmp_path: Path) 
     standby = Standby(zookeeper, "--broker-conf", str(conf), "--set", "zookeeper.session.timeout.ms=2000")
     third = ControllerLoop(zookeeper)
     try:
-        standby.says("standing by: another controller is at work in cluster ")
+        standby.says("standing by: another controller is active in cluster ")
         first.stop()
-        standby.says("in epoch 2")
+        standby.says(", epoch 2")
         third.start()
         assert third.wait_ready().state == "standby"
         assert standby.end() == 0
@@ -100,8 +100,8 @@ def test_what_is_wrong_is_one_line(zookeeper: str, tmp_path: Path, capsys: pytes
     short = "zookeeper.connection.timeout.ms=300"
     try:
         cases = [
-            ((), 2, "no ZooKeeper named"),
-            (("-z", zookeeper), 1, "another controller is at work"),
+            ((), 2, "no ZooKeeper given"),
+            (("-z", zookeeper), 1, "another controller is active"),
             (("-z", f"{host}/elsewhere", "--standby"), 1, "no sparklog cluster"),
             (("-z", "127.0.0.1:1", "--standby", "--set", short), 1, "127.0.0.1:1"),
             (("-z", zookeeper, "--standby", "--set", "min.insync.replicas=0"), 2, "min.insync.replicas"),
@@ -133,7 +133,7 @@ def test_a_standby_leads_a_cluster_with_the_copy_of_its_secret(
         try:
             standby.says("standing by")
             cluster.stop_controller()
-            standby.says("in epoch 2")
+            standby.says(", epoch 2")
             with Admin(cluster.bootstrap) as admin:
                 admin.create_topic("told-by-the-standby", partitions=1, replication_factor=1)
                 admin.wait_until_in_sync(timeout_s=PATIENCE_S)

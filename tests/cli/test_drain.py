@@ -50,10 +50,10 @@ def test_what_is_made_while_a_broker_is_drained_is_moved_and_told(
     monkeypatch.setattr(Admin, "wait_until_moved", Moves(fake, ["second", "third"], dies=dies).end)
     assert run(["brokers", "drain", "0", "--yes", "--wait"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "broker 0: 2 partitions move",
-        "broker 0: 1 more that were made meanwhile move: second-0",
-        "broker 0: 1 more that were made meanwhile move: third-0",
-        "broker 0: holds no replica any more",
+        "broker 0: 2 partitions are being moved",
+        "broker 0: 1 partitions created meanwhile are being moved: second-0",
+        "broker 0: 1 partitions created meanwhile are being moved: third-0",
+        "broker 0: holds no replicas",
     ]
     assert holds(fake) == []
 
@@ -62,18 +62,18 @@ def test_without_waiting_it_is_said_that_more_may_come(fake: FakeCluster, capsys
     fake.create("first")
     assert run(["brokers", "drain", "0", "--yes"]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("broker 0: 1 partitions move\n")
+    assert said.out.startswith("broker 0: 1 partitions are being moved\n")
     assert "first:0" in said.out
-    assert "made meanwhile may land on it" in said.err
+    assert "may be placed on this broker" in said.err
 
 
 def test_an_empty_broker_is_said_to_be_empty(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["brokers", "drain", "0", "--yes", "--wait"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "broker 0: holds no replica any more"
+    assert capsys.readouterr().out.splitlines()[-1] == "broker 0: holds no replicas"
 
 
 def test_it_asks_first(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     fake.create("first")
     assert run(["brokers", "drain", "0"]) == 2
-    assert "emptying broker 0: nobody is there to be asked: give --yes" in capsys.readouterr().err
+    assert "draining broker 0: stdin is not a terminal; pass --yes" in capsys.readouterr().err
     assert (fake.moves, holds(fake)) == ({}, ["first"])

@@ -25,7 +25,7 @@ from tests.delta.tables import Archived, described, placed
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "sparklog.cli.main"]
 #: What the page says of a command that does not end with 0.
-FAILS = "ends with 1"
+FAILS = "exits with 1"
 #: They run until they are told to end, so they have no document to print; a dump of records is lines.
 WITHOUT_JSON = {"cluster start", "controller"}
 

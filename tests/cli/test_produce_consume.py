@@ -56,7 +56,7 @@ def test_the_whole_input_is_one_record(
     monkeypatch.setattr(files, "_MOST_BYTES", 3)
     refused = cli("produce", "t", "-f", "whole", stdin=b"four")
     assert refused.code == 2
-    assert refused.err == "sparklog: standard input: over 3 bytes found: no record may be so large\n"
+    assert refused.err == "sparklog: standard input: the input is larger than 3 bytes, the maximum for one record\n"
     fake.create("typed", schema=TYPED)
     assert cli("produce", "typed", "-f", "whole", stdin=b"x").code == 2
 
@@ -95,8 +95,8 @@ def test_arrow_from_a_pipe(cli: Cli, fake: FakeCluster) -> None:
         (["t", "--format", "parquet"], b"not parquet", "standard input"),
         (["t", "--format", "arrow"], b"not arrow", "standard input: neither an Arrow file nor an Arrow stream"),
         (["t", "--format", "csv"], b"carrier,delay\nUA,late\n", "standard input"),
-        (["t"], b"a line\n", "lines do not fit"),
-        (["t", "--format", "json", "-K", ":"], b"", "--key-separator is for --format lines or whole"),
+        (["t"], b"a line\n", "does not accept lines"),
+        (["t", "--format", "json", "-K", ":"], b"", "--key-separator requires --format lines or whole"),
         (["none"], b"a line\n", "UNKNOWN_TOPIC_OR_PARTITION"),
         (["t", "missing.parquet"], b"", "missing.parquet: No such file"),
         (["t", "--format", "csv", "--acks", "2"], b"carrier\nUA\n", "acks="),

@@ -293,7 +293,7 @@ def test_objects_need_not_have_a_line_each(cli: Cli, fake: FakeCluster, stdin: b
         ("json", b'{"carrier":"a"}\nnull\n', "line 2: null found, expected a JSON object"),
         ("json", b'\n{"carrier":"b"', "line 2: "),
         ("json", b'{"carrier":"a"}\n{\n"carrier":"b\n"}\n', "line 2: "),
-        ("json", b'{"carrier":"a","carrier":"b"}\n', "line 1: an object with two values for 'carrier'"),
+        ("json", b'{"carrier":"a","carrier":"b"}\n', "line 1: an object has two values for 'carrier'"),
         ("json", b'{"carrier":"a"}\n\n{"delay":"late"}\n', "column 'delay', line 3: 'late' (str)"),
         ("json", b'{"carrier":"a"}\n{"speed":1}\n', "line 2: column 'speed' is not among"),
         ("json", b'{"carrier":"\xff"}\n', "line 1: "),
@@ -317,7 +317,7 @@ def test_an_error_names_file_column_and_row(
 def test_a_null_where_none_may_be_is_named_by_its_line(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t", schema=pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())]))
     done = cli("produce", "t", "-f", "json", stdin=b'{"id":1}\n{"n":2}\n')
-    assert "column 'id', line 2: it may not be null" in done.err
+    assert "column 'id', line 2: it cannot be null" in done.err
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_all_rows_survive_a_killed_executor_and_a_killed_leader(tmp_path: Path) 
                 job.wait(60)
     text = output.read_text()
     assert code == 0, text
-    for event in ("executor killed", "broker killed", "leader elected", "All of it is equal."):
+    for event in ("executor killed", "broker killed", "leader elected", "All data is equal."):
         assert event in text, text
     assert "DIFFERENT" not in text
     assert "sealed files with one SHA-256" in text

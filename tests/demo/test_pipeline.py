@@ -61,7 +61,7 @@ def test_every_step_holds_what_a_batch_job_computes(tmp_path: Path) -> None:
     assert code == 0, text
     assert "flights-clean: 24," in text
     assert ": 0 rows missing, 0 too many" in text
-    assert "Every day that has ended is there once." in text
+    assert "Every complete day occurs exactly once." in text
 
 
 @pytest.mark.integration

@@ -113,9 +113,7 @@ def test_changed_sources_wait_until_nothing_runs_from_the_environment(
     for job in (["--delta", str(clone.root / "job.py")], [str(clone.root / "job.py")]):
         done = clone.submit(*job)
         assert done.stdout == "ran []\n"
-        expected = (
-            f"sparklog: going on with the sources installed before: {clone.venv} is in use, by process {running.pid}\n"
-        )
+        expected = f"sparklog: keeping the sources installed before, because process {running.pid} uses {clone.venv}\n"
         assert done.stderr.endswith(expected)
     assert str(clone.root) not in [word for words in clone.asked() for word in words]
     running.kill()
@@ -134,8 +132,8 @@ def test_changed_requirements_are_refused_while_something_runs_from_the_environm
         done = clone.submit(*job)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
-            f"sparklog: {clone.venv} has to be installed again and is in use, by process {running.pid}:"
-            " end that first\n"
+            f"sparklog: {clone.venv} must be installed again, but process {running.pid} uses it:"
+            " stop the process first\n"
         )
     assert clone.asked() == []
     running.kill()

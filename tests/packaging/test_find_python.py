@@ -67,7 +67,7 @@ class Machine:
 
 
 def chosen(words: str) -> str:
-    return words.splitlines()[-1].removeprefix("sparklog: ").partition(" cannot make virtual environments")[0]
+    return words.splitlines()[-1].removeprefix("sparklog: ").partition(" cannot create virtual environments")[0]
 
 
 @pytest.fixture
@@ -79,7 +79,10 @@ def test_an_optimised_one_is_taken_wherever_it_stands_in_the_path_and_whatever_i
     plain, optimised = machine.add("plain", version="3.13", plain=True), machine.add("optimised", version="3.11")
     words = machine.set_up()
     assert chosen(words) == optimised
-    assert f"sparklog: taking {optimised}: {plain} is built without optimisations (PYTHON names another)\n" in words
+    assert (
+        f"sparklog: using {optimised}, because {plain} is built without optimisations (set PYTHON to choose another)\n"
+        in words
+    )
 
 
 def test_of_equals_the_newest_is_taken_and_nothing_is_said_about_it(machine: Machine) -> None:
@@ -114,4 +117,4 @@ def test_one_that_cannot_make_environments_is_taken_only_where_none_can(machine:
 
 
 def test_none_is_one_line(machine: Machine) -> None:
-    assert machine.set_up() == "sparklog: no Python 3.10 to 3.13 found: install one, or name it in PYTHON\n"
+    assert machine.set_up() == "sparklog: no Python 3.10 to 3.13 found: install one, or set PYTHON to its path\n"

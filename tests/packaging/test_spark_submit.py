@@ -137,7 +137,7 @@ def installed(clone: Path, python: str) -> list[str]:
 
 
 def test_of_two_first_runs_one_installs_and_both_succeed(installed: list[str]) -> None:
-    assert sorted("making .venv" in output for output in installed) == [False, True]
+    assert sorted("creating .venv" in output for output in installed) == [False, True]
     assert sorted(output.count("\n") for output in installed) == [0, 2]
 
 
@@ -211,7 +211,7 @@ def test_changed_and_deleted_sources_are_installed(clone: Path, installed: list[
 def test_an_unknown_job_is_one_line_that_names_those_there_are(clone: Path, installed: list[str]) -> None:
     done = submit(clone, "clutser")
     assert done.returncode == 2
-    assert done.stderr.startswith("sparklog: no job 'clutser': there are archive cluster demo pipeline")
+    assert done.stderr.startswith("sparklog: no job 'clutser': expected one of archive cluster demo pipeline")
     assert done.stderr.count("\n") == 1
 
 

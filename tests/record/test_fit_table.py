@@ -151,7 +151,7 @@ def test_every_bad_column_is_named() -> None:
         "column 'extra' (string) is not among the topic's columns ['id', 'name', 'must']",
         "column 'id' (int64) does not fit int64: 'id' holds nulls and may not",
         "column 'name' (int64) does not fit string: the types are not of one kind",
-        "column 'must' does not fit int8: it is missing and may not be null",
+        "column 'must' does not fit int8: it is missing and cannot be null",
     ):
         assert part in detail
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["id", "id"])
