@@ -38,8 +38,18 @@ def test_links_without_a_target_fail_the_build(tmp_path: Path) -> None:
     (pages / "_static").mkdir(parents=True)
     for file in ("conf.py", "_static/sparklog.css"):
         (pages / file).write_bytes((ROOT / "docs" / file).read_bytes())
-    links = ("[a](no-page.md)", "[b](index.md#no-section)", "![c](no-picture.svg)", "[d](../no-file.py)", "[e](#index)")
-    (pages / "index.md").write_text("\n\n".join(["# Index", *links]))
+    (tmp_path / "README.md").write_text(
+        "# Index\n\n[page](docs/page.md#page), [file](README.md), [a](docs/no-page.md)\n"
+    )
+    (pages / "index.md").write_text("Only a forge shows this.\n\n```{toctree}\npage\n```\n")
+    links = (
+        "[b](index.md#no-section)",
+        "![c](no-picture.svg)",
+        "[d](../no-file.py)",
+        "[e](../README.md)",
+        "[f](#page)",
+    )
+    (pages / "page.md").write_text("\n\n".join(["# Page", *links]))
     done = build(pages, tmp_path / "site")
     assert done.returncode != 0
     warnings = [line for line in done.stderr.splitlines() if "WARNING" in line]
