@@ -41,7 +41,7 @@ class Slots(NamedTuple):
 
 
 class _NoGroups(Exception):
-    """This process may not make control groups."""
+    """A refusal of the kernel to let this process create control groups."""
 
 
 def measure(share: float, megabytes: int) -> Slots | None:

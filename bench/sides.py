@@ -99,8 +99,11 @@ class Sparklog:
         self.admin.wait_until_in_sync([topic], timeout_s=_TOPIC_TIMEOUT_S)
 
     def delete(self, topic: str) -> None:
-        """Until its files are gone: what the disk does for them is no part of the next turn, which may be ours as well.
-        (Kafka's are removed after a minute, `file.delete.delay.ms`.)"""
+        """Delete a topic and wait until its files are gone.
+
+        The disk's work for the deletion must not slow down the next turn, which may be sparklog's as well. (Kafka
+        removes files after a minute, `file.delete.delay.ms`.)
+        """
         self.admin.delete_topic(topic)
         found = [slot.log_dir for slot in self.cluster.slots.values()]
         wait_for(lambda: not any(map(any, (path.glob(f"{topic}-*") for path in found))), _TOPIC_TIMEOUT_S, "their end")

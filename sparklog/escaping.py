@@ -29,8 +29,11 @@ def escaped_json(text: str) -> str:
 
 
 def _json_escape(char: str) -> str:
-    r"""``\uXXXX`` for each UTF-16 code unit. In JSON, characters that do not print stand in strings alone, but for line
-    ends and tabs between values, which ``escaped_json`` is not given."""
+    r"""Return ``\uXXXX`` for each UTF-16 code unit.
+
+    In JSON, unprintable characters occur only in strings, except line ends and tabs between values, which
+    ``escaped_json`` does not receive.
+    """
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 

@@ -267,8 +267,10 @@ class TopicNote(msgspec.Struct, frozen=True):
 
 
 class LogCopy(msgspec.Struct, frozen=True):
-    """One replica's log as it lies on a broker's disk: whose it is, and where it ends. ``set_aside`` names its
-    directory in ``set-aside/``, where it is not served."""
+    """One replica's log on a broker's disk: its partition and its end.
+
+    ``set_aside`` names its directory in ``set-aside/``, where it is not served.
+    """
 
     broker_id: int
     topic: str
@@ -281,8 +283,10 @@ class LogCopy(msgspec.Struct, frozen=True):
 
 
 class DirectoryInventory(msgspec.Struct, frozen=True):
-    """What one log directory says of its cluster. ``incarnation`` is the broker's highest, counted or about to be.
-    ``problems`` are logs that could not be read."""
+    """What one log directory records about its cluster.
+
+    ``incarnation`` is the broker's highest one, registered or about to be. ``problems`` are logs that cannot be read.
+    """
 
     path: str
     cluster_id: str
@@ -312,5 +316,5 @@ def check_topic_name(name: str) -> str | None:
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """What a ``match`` over a union ends in: the type checker proves that no case is missing."""
+    """End a ``match`` over a union: the type checker proves that no case is missing."""
     raise AssertionError(f"not a case: {value!r}")

@@ -180,7 +180,7 @@ class MetadataCache:
         self._forget_moves()
 
     def state_written(self, tp: TopicPartition, state: LeaderAndIsr, *, version: int, topic_id: str) -> None:
-        """This broker changed the ISR of a partition it leads, or read a newer state from ZooKeeper."""
+        """Take in an ISR that this broker wrote as leader, or a newer state that it read from ZooKeeper."""
         known = self.partition(tp)
         if known is not None and known.topic_id == topic_id and version > known.version:
             self._set_partition(msgspec.structs.replace(known, state=state, version=version))

@@ -76,10 +76,10 @@ class LocalReadUnavailable(BrokerError):
 
 
 class ProducerFenced(BrokerError):
-    """This producer may not go on, and what it had open is aborted: make another. Its code is INVALID_PRODUCER_EPOCH.
+    """The end of a producer that was fenced; its open transaction is aborted. The code is INVALID_PRODUCER_EPOCH.
 
-    Who may have done it: another producer that began a transaction under the same id, an operator who aborted it, or
-    the coordinator, because for the transaction's time-out no sign of life came.
+    Another producer began a transaction under the same id, an operator aborted the transaction, or the coordinator did
+    because the producer sent nothing for the transaction's timeout. Create a new producer.
     """
 
     def __init__(self, detail: str) -> None:

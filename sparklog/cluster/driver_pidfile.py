@@ -25,7 +25,7 @@ class DriverPidfile(msgspec.Struct, frozen=True):
 
 
 def note_driver(data_dir: Path, bootstrap: str, zookeeper: str) -> None:
-    """This process is the driver."""
+    """Write this process to the data directory as the cluster's driver."""
     own = identify(os.getpid())
     assert own is not None
     new = data_dir / f"{_NAME}.{os.getpid()}"

@@ -285,7 +285,8 @@ def _configuration(data: Path, host: str, port: int, settings: Mapping[str, str]
 
 
 def _class_path() -> str:
-    """
+    """Return the class path of ZooKeeper's server, which is among Spark's jars.
+
     Raises:
         ClusterError: none of Spark's directories has the server.
     """

@@ -26,7 +26,7 @@ _BASE = Path("/tmp")
 
 
 def runtime_directory() -> Path:
-    """This user's directory, made if need be.
+    """Return this user's directory; create it if it does not exist.
 
     Raises:
         ClusterError: what stands there is not a directory that only this user can enter: someone else's sockets
@@ -84,7 +84,7 @@ def process_config(log_dir: Path) -> Path:
 
 
 def secret_file(cluster_id: str) -> Path:
-    """This host's copy of the secret of that cluster, for all its brokers here."""
+    """Return the path of this host's copy of the cluster's secret, which all brokers of the host share."""
     name = hashlib.sha256(cluster_id.encode()).hexdigest()[:16]
     return runtime_directory() / f"{name}.secret"
 

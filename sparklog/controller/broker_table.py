@@ -74,7 +74,7 @@ class BrokerTable:
         return sorted(found, key=lambda registration: registration.broker_id)
 
     def be_wary(self, now_ms: int) -> None:
-        """This process was cut off from ZooKeeper: what it misses in the next session timeout is held."""
+        """Hold brokers that disappear within the next session timeout: this process was cut off from ZooKeeper."""
         self._wary_until_ms = now_ms + self._session_timeout_ms
         self._hold({broker_id: registration for broker_id, (registration, _) in self._held.items()}, now_ms)
 

@@ -123,7 +123,7 @@ class RaiseCounters:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """This term is over; nothing further may be done in its name."""
+    """The end of the controller's term: no further effect may be performed in its name."""
 
     detail: str
 

@@ -124,7 +124,7 @@ class Outbox:
         self._leaving = dict(leaving)
 
     def shown_brokers(self, broker_id: int) -> bool:
-        """This broker, if it can be told anything, has taken in which brokers are there to count on."""
+        """Return whether the broker has accepted the table of live brokers. True for a broker without a connection."""
         link = self._links.get(broker_id)
         return link is None or link.shown_brokers
 

@@ -114,7 +114,7 @@ def _counts(column: pa.ChunkedArray) -> list[tuple[str, int]]:
 
 
 def _digest(counts: list[tuple[str, int]]) -> str:
-    """The largest three, and a checksum of all: short enough to print, unlikely to be equal by chance."""
+    """Return the three largest counts and a checksum of all: short to print, unlikely to be equal by chance."""
     largest = sorted(counts, key=lambda pair: -pair[1])[:3]
     shown = ", ".join(f"{name} {count:,}" for name, count in largest)
     return f"{shown}, ... #{hashlib.sha256(repr(counts).encode()).hexdigest()[:8]}"
@@ -137,7 +137,7 @@ def _behind(admin: Admin, topic: str) -> list[str]:
 
 
 def _directories(admin: Admin, topic: str) -> dict[int, list[Path]]:
-    """The directories of each partition, one per replica."""
+    """Return the directories of each partition, one per replica."""
     directories: dict[int, list[Path]] = defaultdict(list)
     for broker in admin.describe_brokers():
         for replica in broker.replicas:

@@ -55,7 +55,7 @@ class FaultThread(threading.Thread):
         self.failure: Exception | None = None
 
     def finish(self) -> None:
-        """The write is over: wait for what is under way, and raise what failed.
+        """Wait for the current fault after the write ended, and raise a failure.
 
         Raises:
             ClusterError: the write ended before both kills were done.
@@ -122,14 +122,16 @@ class FaultThread(threading.Thread):
 
 
 def replicated_rows(admin: Admin, topic: str) -> int:
-    """Offsets below the high watermarks, summed over the topic's partitions: what a write that is not decided yet has
-    got to, and what was aborted, count as well."""
+    """Return the sum of the high watermarks of a topic's partitions.
+
+    Records of open and of aborted transactions count as well.
+    """
     partitions = [TopicPartition(topic, part.partition) for part in admin.describe_topic(topic).partitions]
     return sum(admin.list_offsets(partitions, at="latest", isolation="read_uncommitted").values())
 
 
 def executors(spark: SparkSession) -> list[Executor]:
-    """The living executors of a session whose master is ``local-cluster``: children of the driver's JVM.
+    """Return the live executors of a session whose master is ``local-cluster``: children of the driver's JVM.
 
     Raises:
         ClusterError: there are none, as under any other master.
@@ -157,7 +159,7 @@ def _pids(admin: Admin) -> dict[int, int]:
 
 
 def _leader_epoch(admin: Admin, topic: str) -> int:
-    """The leader epoch of partition 0, or -1 while it has no leader."""
+    """Return the leader epoch of partition 0, or -1 if it has no leader."""
     partition = admin.describe_topic(topic).partitions[0]
     return -1 if partition.leader is None else partition.leader_epoch
 

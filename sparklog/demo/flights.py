@@ -23,7 +23,7 @@ _CSV = csv.ConvertOptions(column_types={EVENT_TIME: pa.timestamp("us", "UTC")}, 
 
 
 def load_flights() -> pa.Table:
-    """The 336,776 flights in the package's order, with a ``row_id`` in front. Raises as ``_data``."""
+    """Return the 336,776 flights in the package's order, after a column ``row_id``. Raises as ``_data``."""
     with zipfile.ZipFile(_data() / "flights.csv.zip") as archive, archive.open("flights.csv") as member:
         table = csv.read_csv(member, convert_options=_CSV)
     return table.add_column(0, ROW_ID, pa.array(np.arange(table.num_rows, dtype=np.int64)))
@@ -35,12 +35,12 @@ def load_airports() -> pa.Table:
 
 
 def load_weather() -> pa.Table:
-    """The weather of every hour at the airports of New York, by ``origin`` and ``time_hour``. Raises as ``_data``."""
+    """Return the hourly weather at New York's airports, by ``origin`` and ``time_hour``. Raises as ``_data``."""
     return csv.read_csv(_data() / "weather.csv", convert_options=_CSV)
 
 
 def _data() -> Path:
-    """The package itself is not imported: it needs setuptools' retired ``pkg_resources``.
+    """Find the package's data without importing it: it needs setuptools' removed ``pkg_resources``.
 
     Raises:
         ConfigError: the package is not installed.

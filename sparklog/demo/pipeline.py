@@ -51,8 +51,10 @@ def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callab
 
 
 def feed(spark: SparkSession, rows: pa.Table, scratch: Path, tell: Callable[[str, str], None]) -> None:
-    """The flights into their topic, slice by slice. A slice that is in it already, from a run that did not get to its
-    end, is recognised by its version and left out."""
+    """Write the flights to their topic, slice by slice.
+
+    A slice that an interrupted run has written is recognized by its version and skipped.
+    """
     for version, start in enumerate(range(0, rows.num_rows, SLICE_ROWS)):
         frame = _table(spark, scratch / f"flights-{version}", rows.slice(start, SLICE_ROWS))
         options = {"topic": RAW, "txnAppId": "pipeline-feed", "txnVersion": str(version), **_PARTITIONS}

@@ -21,8 +21,10 @@ class Check:
 
 @dataclass(slots=True)
 class Story:
-    """Events in order of time. Owned by the demonstration's main thread; its fault thread adds through ``tell`` too,
-    which appends and so needs no lock."""
+    """Events in order of time.
+
+    Owned by the demonstration's main thread. Its fault thread also calls ``tell``, which appends only, without a lock.
+    """
 
     console: Console
     started: float = field(default_factory=time.monotonic)

@@ -473,7 +473,7 @@ class Leader:
         return effects
 
     def log_named(self) -> list[Effect]:
-        """This replica's own log counts from now on."""
+        """Count this replica's own log towards the high watermark from now on."""
         self._isr_became(self.isr)
         effects: list[Effect] = []
         self.advance(effects)

@@ -140,7 +140,7 @@ class Replica:
 
     @property
     def role(self) -> str:
-        """leader, follower or offline"""
+        """Name of the role: leader, follower or offline."""
         return self._role.name
 
     @property
@@ -189,7 +189,7 @@ class Replica:
 
     @property
     def dismissed(self) -> bool:
-        """This broker was told that it is no replica of the partition any more: its log is of no use to anybody."""
+        """Whether the controller removed this broker from the partition's replicas, so that its log is not needed."""
         role, view = self._role, self._view
         return isinstance(role, Offline) and not role.final and view.version >= 0 and self._dismissed(view.state)
 

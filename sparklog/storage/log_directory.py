@@ -350,9 +350,10 @@ class LogDirectory:
         self.take_named()
 
     def note_incarnation(self, incarnation: int) -> None:
-        """This process has, or is about to get, ``incarnation``, and its registration says whether its logs are
-        trusted. That settles doubt, except about a disk that has failed this process. Blocks for an fsync; in any
-        thread.
+        """Record ``incarnation``, which this process has or is about to get.
+
+        The registration says whether the broker's logs are trusted, so the directory is not in doubt any more, unless
+        its disk failed this process. Blocks for an fsync. May be called in any thread.
 
         Raises:
             OSError: it is not noted. The next process then counts as untrusted.

@@ -178,9 +178,10 @@ def format_actions(only: tuple[tuple[int, int], ...]) -> str:
 
 
 def parse_actions(text: str) -> tuple[tuple[int, int], ...]:
-    """
+    """Return the actions of a text that ``format_actions`` made.
+
     Raises:
-        ValueError: it is not of that form.
+        ValueError: the text has another form.
     """
     if text == NO_ACTIONS:
         return ()

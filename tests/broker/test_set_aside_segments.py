@@ -55,7 +55,6 @@ def counters(cluster: ProcessCluster, broker_id: int) -> dict[str, int]:
 
 def looked(cluster: ProcessCluster, broker_id: int) -> None:
     """Wait until a look at what is set aside has begun and ended from here on."""
-
     before = counters(cluster, broker_id).get("set.aside.looks", 0)
     wait_until(lambda: counters(cluster, broker_id)["set.aside.looks"] > before + 1, PATIENCE_S, "a look")
 

@@ -36,7 +36,7 @@ _WAYS = pytest.mark.parametrize("way", ["alone", "usual"])
 
 @contextlib.contextmanager
 def acted_for(producer: Producer) -> Iterator[None]:
-    """This thread acts for the producer's, and the loop is not taken back inside."""
+    """Act for the producer's thread within the block, in which the loop is not taken back."""
     lease = producer._sender._lease
     while True:
         acting(producer)

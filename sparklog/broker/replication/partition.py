@@ -305,7 +305,7 @@ class Partition:
             self.storage_failed(error)
 
     def stop(self) -> None:
-        """This replica is not the broker's any more, or the broker ends. Idempotent."""
+        """Stop the replica: it is no longer assigned to this broker, or the broker stops. Idempotent."""
         if not self.stopped:
             self.step(Stopped())
             self.stopped = True

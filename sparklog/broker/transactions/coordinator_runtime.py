@@ -155,7 +155,7 @@ class CoordinatorRuntime(ABC):
             self._settled.set()
 
     def end(self) -> None:
-        """This broker leads the partition no more: who waits for an answer asks the next coordinator."""
+        """Stop coordinating: this broker no longer leads the partition. Waiting clients ask the next coordinator."""
         if self.unready != "ended":
             self.unready = "ended"
             self._settled.set()

@@ -157,8 +157,7 @@ class RecordOutcomes(Protocol):
     lock: threading.Lock
 
     def attend(self, index: int) -> RecordMetadata | BaseException | None:
-        """This thread waits for the outcome and does nothing else: it may do what there is to be done for it. Returns
-        sooner or later, with the outcome if there is one."""
+        """Help to complete the record while the calling thread waits for it; return the outcome, or None so far."""
 
     def hurry(self) -> None:
         """Somebody waits for it in another way."""

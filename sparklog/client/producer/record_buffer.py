@@ -57,7 +57,7 @@ class IoThread(Protocol):
         """There is a new chunk with a record in it."""
 
     def attend(self, finished: Callable[[], bool]) -> None:
-        """This thread will wait until it is ``finished``, and does nothing else meanwhile."""
+        """Announce that the calling thread waits until ``finished`` and does nothing else in the meantime."""
 
     def hurry(self) -> None:
         """Somebody will wait in a way of his own."""
@@ -104,7 +104,7 @@ class RecordChunk:
         return _default_batch(records) if topic.is_default else _typed_batch(topic, [record[1] for record in records])
 
     def refuse(self, row: int, error: BaseException) -> None:
-        """This record goes nowhere. Called before ``placed`` and ``fail``."""
+        """Refuse one record, which is not sent. Called before ``placed`` and ``fail``."""
         self._refused[row] = error
         self._failure = self._failure or error
 
