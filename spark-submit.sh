@@ -31,7 +31,7 @@ TEXT
 say() { printf 'sparklog: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 2; }
 
-base_extras=uvloop,demo
+base_extras=spark,uvloop,demo
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=$root/.venv
 python=$venv/bin/python
@@ -122,13 +122,15 @@ install_compiled() {
     touch "$venv/.sparklog-compiled"
 }
 
-# Print the requirements of the given extras in setup.cfg, one per line.
+# Print the requirements of the given extras in setup.cfg, one per line, except Spark, which .venv always has.
 requirements_of() {
     "$python" -c 'import configparser, sys
 setup = configparser.ConfigParser()
 setup.read(sys.argv[1])
 for extra in filter(None, sys.argv[2].split(",")):
-    print(setup["options.extras_require"][extra].strip())' "$root/setup.cfg" "$1"
+    for line in setup["options.extras_require"][extra].strip().split("\n"):
+        if line != "sparklog[spark]":
+            print(line)' "$root/setup.cfg" "$1"
 }
 
 # Only add packages: installed ones keep their version, because a running cluster may import them at any time.

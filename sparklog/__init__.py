@@ -1,6 +1,7 @@
 """sparklog: a partitioned, replicated log that runs as a Spark application.
 
-Names are loaded when they are first used: ``import sparklog`` is cheap and needs no Spark.
+Names are loaded when they are first used: ``import sparklog`` is cheap and needs no Spark. Where Spark is not
+installed, calling a name that needs it raises ConfigError with the command that installs it.
 """
 
 from __future__ import annotations
@@ -82,7 +83,14 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'sparklog' has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(home), name)
+    try:
+        found = globals()[name] = getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as missing:
+        from sparklog.extras import is_spark, without_spark
+
+        if not is_spark(missing):
+            raise
+        return without_spark(name)  # not kept: Spark may be installed later, from a notebook for example
     return found
 
 

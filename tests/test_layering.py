@@ -29,7 +29,7 @@ LAYERS = (
     ("record", "protocol"),
 )
 #: Below all packages, in this order: each may import those before it.
-FOUNDATION = ("escaping", "errors", "model", "config")
+FOUNDATION = ("escaping", "errors", "extras", "model", "config")
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 PURE = {"record", "protocol", "replica", "controller", "coordinator", *FOUNDATION}

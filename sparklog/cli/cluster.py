@@ -20,6 +20,7 @@ from sparklog.cluster.driver_pidfile import DriverPidfile, noted_driver
 from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions, add_setting, merged, read_settings
 from sparklog.cluster.process import is_alive, send_signal
 from sparklog.errors import ClusterError, ConfigError
+from sparklog.extras import require_spark
 
 cluster = typer.Typer(help="Start a cluster, show its status, stop it.", no_args_is_help=True)
 
@@ -79,6 +80,7 @@ def start(
         settings=merged(_settings("broker.conf", broker_conf), _given(settings or [])),
         zookeeper_settings=_settings("zoo.cfg", None),
     ).checked()
+    require_spark("cluster start")
     if running := noted_driver(data_dir):
         raise ClusterError(f"process {running.process.pid} already runs the cluster in {data_dir}")
     if detach:

@@ -25,6 +25,7 @@ import msgspec
 
 from sparklog.cluster.process import ProcessIdentity, identify, is_alive, port_taken, send_signal
 from sparklog.errors import ClusterError
+from sparklog.extras import require_spark
 from sparklog.model import host_and_port
 from sparklog.storage.disk import PRIVATE_DIRECTORY, RealDisk, read_file, replace_file
 
@@ -88,6 +89,7 @@ class EmbeddedZookeeper:
 
         Raises:
             ClusterError: no Java; the kept port is taken by something else; it did not come up (with its last words).
+            ConfigError: Spark, which brings the server, is not installed.
         """
         # For this user alone: another one who may read the lock file may hold the lock, and no cluster would start.
         directory.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -289,6 +291,7 @@ def _class_path() -> str:
 
     Raises:
         ClusterError: none of Spark's directories has the server.
+        ConfigError: there is none because Spark is not installed.
     """
     directories = _jar_directories()
     for directory in directories:
@@ -296,6 +299,7 @@ def _class_path() -> str:
         jars = [str(jar) for jar in names if _JARS.match(jar.name)]
         if any("zookeeper-3" in jar for jar in jars):
             return ":".join(jars)
+    require_spark("a ZooKeeper server of sparklog's own")
     raise ClusterError(
         f"no ZooKeeper jar in {', '.join(map(str, directories))}; name a server by zookeeper.connect instead"
     )

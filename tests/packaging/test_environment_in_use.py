@@ -77,7 +77,7 @@ def clone(tmp_path: Path) -> Clone:
     made = Clone(tmp_path)
     done = made.submit("--setup")
     assert done.returncode == 0, done.stderr
-    assert made.asked()[-1] == [f"{tmp_path}[uvloop,demo]"]
+    assert made.asked()[-1] == [f"{tmp_path}[spark,uvloop,demo]"]
     return made
 
 
@@ -139,4 +139,4 @@ def test_changed_requirements_are_refused_while_something_runs_from_the_environm
     running.kill()
     running.wait()
     assert clone.submit(str(clone.root / "job.py")).returncode == 0
-    assert clone.asked()[-1] == [f"{clone.root}[uvloop,demo]"]
+    assert clone.asked()[-1] == [f"{clone.root}[spark,uvloop,demo]"]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from email.parser import Parser
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,3 +41,16 @@ def test_the_wheel_holds_every_module_and_the_name_that_spark_looks_for(tmp_path
     }
     (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
     assert "sparklog = sparklog.cli.main:main" in wheel.joinpath(entry_points).read_text()
+
+
+def test_spark_is_an_extra_and_in_every_extra_that_needs_it(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path)
+    (metadata,) = (name for name in wheel.root.namelist() if name.endswith(".dist-info/METADATA"))
+    said = Parser().parsestr(wheel.joinpath(metadata).read_text(), headersonly=True)
+    needed = said.get_all("Requires-Dist", [])
+    base = [line for line in needed if "extra ==" not in line]
+    assert any(line.startswith("pyarrow") for line in base)
+    assert not [line for line in base if line.startswith(("pyspark", "py4j", "pandas", "delta"))]
+    assert 'pyspark==4.2.0; extra == "spark"' in needed
+    for extra in ("bench", "delta", "demo", "test"):
+        assert f'sparklog[spark]; extra == "{extra}"' in needed

@@ -99,7 +99,8 @@ class Admin:
             partitions: left out, the brokers' ``num.partitions``.
             replication_factor: left out, the brokers' ``default.replication.factor``.
             schema: a pyarrow schema, a Spark ``StructType``, or text like ``"carrier string, delay double"``.
-                Left out: Kafka's columns key, value, headers, timestamp.
+                sparklog reads the text itself; of the three only a ``StructType`` needs Spark. Left out: Kafka's
+                columns key, value, headers, timestamp.
             key: column or columns that decide the partition of a typed topic's records.
             event_time: timestamp column that time queries go by.
             config: topic settings by their Kafka names; values are written as text.

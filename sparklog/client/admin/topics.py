@@ -13,6 +13,7 @@ import pyarrow as pa
 from sparklog.client.admin.ddl import parse_columns
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.extras import is_spark, spark_missing
 from sparklog.model import check_topic_name
 from sparklog.protocol.messages import (
     Ack,
@@ -171,7 +172,7 @@ def to_arrow_schema(schema: pa.Schema | str | Any) -> pa.Schema:
     """A pyarrow schema out of one, out of text, or out of a Spark ``StructType`` (times become us, UTC).
 
     Raises:
-        ConfigError: text that is not understood.
+        ConfigError: text that is not understood; a StructType where Spark is not installed.
         TypeError: anything else.
     """
     if isinstance(schema, pa.Schema):
@@ -179,8 +180,13 @@ def to_arrow_schema(schema: pa.Schema | str | Any) -> pa.Schema:
     if isinstance(schema, str):
         return parse_columns(schema)
     if hasattr(schema, "fieldNames") and hasattr(schema, "jsonValue"):
-        from pyspark.sql.pandas.types import to_arrow_schema as spark_to_arrow  # heavy, and only Spark users need it
-
+        try:
+            # Heavy, and only users of Spark need it.
+            from pyspark.sql.pandas.types import to_arrow_schema as spark_to_arrow
+        except ModuleNotFoundError as missing:
+            if not is_spark(missing):
+                raise
+            raise spark_missing("a StructType as a schema") from None
         return spark_to_arrow(schema, timezone="UTC")
     raise TypeError(f"schema: {type(schema).__name__} found; expected pyarrow.Schema, StructType or text")
 

@@ -1,0 +1,48 @@
+"""The error of programs that use Spark where it is not installed.
+
+``pip install sparklog`` installs what clients and the command line need; ``sparklog[spark]`` adds Spark. This module
+imports nothing of Spark.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import NoReturn
+
+from sparklog.errors import ConfigError
+
+#: Top-level modules that come with Spark.
+_OF_SPARK = {"pyspark", "py4j"}
+
+
+def spark_missing(what: str) -> ConfigError:
+    """Return the error that ``what`` ends with where Spark is not installed."""
+    return ConfigError(f"{what} needs Spark, which is not installed: run pip install 'sparklog[spark]'")
+
+
+def is_spark(missing: ModuleNotFoundError) -> bool:
+    """Tell whether the module that was not found is a part of Spark."""
+    return (missing.name or "").partition(".")[0] in _OF_SPARK
+
+
+def require_spark(what: str) -> None:
+    """Return where Spark is installed; this does not import it.
+
+    Raises:
+        ConfigError: Spark is not installed, so ``what`` cannot be done.
+    """
+    if find_spec("pyspark") is None:
+        raise spark_missing(what)
+
+
+def without_spark(name: str) -> type:
+    """Return a class that takes the place of the public ``name`` where Spark is not installed.
+
+    A program can import it and use it in annotations. Calling it raises ConfigError.
+    """
+
+    def refuse(_cls: type, *_: object, **__: object) -> NoReturn:
+        raise spark_missing(f"sparklog.{name}")
+
+    doc = f"{spark_missing(f'sparklog.{name}')}."
+    return type(name, (), {"__new__": refuse, "__module__": "sparklog", "__doc__": doc})
