@@ -1,8 +1,9 @@
-# Read by Spark's own scripts for the JVM that they start, and so for all that it starts; not for the job's Python.
+# Spark's scripts read this file for the JVM that they start. Its child processes inherit the settings; the Python of the
+# job does not.
 
-# Whoever may write to a Unix socket of Spark's may have its Python workers run what he likes: that is to be the user.
+# A user who can write to a Unix socket of Spark can run code in its Python workers. Only the owner may write.
 umask go-w
 
-# The Python process that plans a streaming query loads numpy with Arrow, whose BLAS starts a thread for each core of the
-# machine, which keep all of them busy for a tenth of a second. Workers have what Spark gives them (spark.task.cpus).
+# The Python process that plans a streaming query imports numpy with Arrow. numpy's BLAS starts a thread for each core,
+# and these threads keep all cores busy for 0.1 s. Spark sets the number for workers itself (spark.task.cpus).
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
