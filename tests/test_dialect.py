@@ -34,7 +34,6 @@ DIALECT = re.compile(
 LIMITS: dict[str, int] = {
     ".": 1,
     "bench": 133,
-    "conf": 3,
     "docs": 184,
     "docs/adr": 46,
     "sparklog": 3,
