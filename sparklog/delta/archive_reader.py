@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.delta.archive_progress import ArchiveProgress, read_seam
+from sparklog.delta.data_file import DataFile
 from sparklog.delta.restore_batches import Numbers, Rows
-from sparklog.delta.rows import place_of, read_rows
-from sparklog.delta.snapshot import DataFile, check_kind, data_files
+from sparklog.delta.rows import ends_of_rows, place_of, read_rows
+from sparklog.delta.snapshot import check_kind, data_files
 from sparklog.delta.table import OFFSET, PARTITION, RECORD, TIMESTAMP, quarantine_path
-from sparklog.delta.time_index import ends_of_rows
 from sparklog.delta.topic_description import PROPERTY, ArchivedTopic, from_json
 from sparklog.errors import ConfigError, SparklogError
 from sparklog.model import Span

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparklog.delta.snapshot import DataFile
+from sparklog.delta.data_file import DataFile
 from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
 from sparklog.errors import SparklogError
 from sparklog.model import Span
@@ -139,3 +139,19 @@ def _numbers(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
 def place_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Partitions, offsets and times (us) of the rows of a batch that has these columns."""
     return _numbers(batch, PARTITION), _numbers(batch, OFFSET), _numbers(batch, TIMESTAMP)
+
+
+def ends_of_rows(table: str, files: Sequence[DataFile]) -> dict[int, int]:
+    """By partition, the offset behind the last row that is left: what is known of an archive's progress where Delta has
+    cleaned away all commits that said it. Raises ArchiveFileGone."""
+    ends: dict[int, int] = {}
+    for file in files:
+        number = file.single_partition
+        if number is not None and file.offsets.high != _ALL.high and not file.deleted:
+            ends[number] = max(file.offsets.high, ends.get(number, 0))
+            continue
+        for batch in read_rows(table, file, (PARTITION, OFFSET, TIMESTAMP), ranges=None):
+            partitions, offsets, _ = place_of(batch)
+            for number in np.unique(partitions).tolist():
+                ends[number] = max(int(offsets[partitions == number].max()) + 1, ends.get(number, 0))
+    return ends

@@ -6,15 +6,15 @@ files away, and not before the table's retention time is over. It reads no rows;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
 from sparklog.delta.archive_progress import ArchiveProgress, Mode, read_seam
+from sparklog.delta.data_file import DataFile
 from sparklog.delta.origin import Origin
 from sparklog.delta.table import MODE_PROPERTY, OFFSET, PARTITION, TIMESTAMP, table_path
 from sparklog.delta.topic_description import PROPERTY, from_json
@@ -36,36 +36,6 @@ _TIME_STEP_US = 1000
 #: until 1972. Source: Spark's JSON format of timestamps (XXX), the tz database.
 _ODD_OFFSETS_US, _LAST_ODD_US = 60_000_000, 2 * 366 * 86_400_000_000
 _ALL = Span()
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """One Parquet file; small, pickled to tasks. The spans are what its rows lie in, wider where the table keeps no
-    statistics of a column; times are in us."""
-
-    #: Below the table's directory.
-    path: str
-    #: In bytes.
-    size: int
-    partitions: Span = _ALL
-    offsets: Span = _ALL
-    times: Span = _ALL
-    #: Values of the columns that the table is partitioned by, which are the same in all rows.
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    #: Positions of rows that were deleted without writing the file anew: int64, ascending.
-    deleted: bytes = b""
-
-    @property
-    def single_partition(self) -> int | None:
-        """The one partition of all rows, where that is known."""
-        return self.partitions.low if self.partitions.low + 1 == self.partitions.high else None
-
-    def may_hold(self, partition: int, offsets: Span) -> bool:
-        return (
-            self.partitions.low <= partition < self.partitions.high
-            and self.offsets.low < offsets.high
-            and offsets.low < self.offsets.high
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +97,7 @@ def take_snapshot(table: str, topic: str, origin: Origin) -> Snapshot:
 
 def _seam_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) -> ArchiveProgress:
     """Of a table that was made just now, or all of whose commits by its archive Delta has cleaned away since."""
-    from sparklog.delta.time_index import ends_of_rows
+    from sparklog.delta.rows import ends_of_rows
 
     described = found.metadata().configuration.get(PROPERTY)
     if not described:

@@ -6,12 +6,11 @@ looked at from the least offsets on, and only as long as one may hold something 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
-
+from sparklog.delta.data_file import DataFile
 from sparklog.delta.rows import place_of, read_rows
-from sparklog.delta.snapshot import DataFile, Snapshot
+from sparklog.delta.snapshot import Snapshot
 from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
 from sparklog.model import Span
 
@@ -38,22 +37,6 @@ def first_offsets(snapshot: Snapshot, times: Mapping[int, int]) -> dict[int, int
             for partition, offset in _firsts(snapshot, file, wanted, found).items():
                 found[partition] = min(offset, found.get(partition, offset))
     return found
-
-
-def ends_of_rows(table: str, files: Sequence[DataFile]) -> dict[int, int]:
-    """By partition, the offset behind the last row that is left: what is known of an archive's progress where Delta has
-    cleaned away all commits that said it. Raises ArchiveFileGone."""
-    ends: dict[int, int] = {}
-    for file in files:
-        number = file.single_partition
-        if number is not None and file.offsets.high != _ALL.high and not file.deleted:
-            ends[number] = max(file.offsets.high, ends.get(number, 0))
-            continue
-        for batch in read_rows(table, file, (PARTITION, OFFSET, TIMESTAMP), ranges=None):
-            partitions, offsets, _ = place_of(batch)
-            for number in np.unique(partitions).tolist():
-                ends[number] = max(int(offsets[partitions == number].max()) + 1, ends.get(number, 0))
-    return ends
 
 
 def _firsts(

@@ -21,7 +21,7 @@ from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
 from sparklog.spark.history_read_task import FilesRead
 from sparklog.spark.offsets import PartitionRange
-from sparklog.spark.read_task import ArchivePlace, RangeRead
+from sparklog.spark.range_read import ArchivePlace, RangeRead
 from sparklog.spark.topics import LogEnds, SelectedTopic
 
 _ALL = Span()

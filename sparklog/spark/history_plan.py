@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparklog.delta.snapshot import DataFile, Snapshot
+from sparklog.delta.data_file import DataFile
+from sparklog.delta.snapshot import Snapshot
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.offsets import PartitionRange
 from sparklog.spark.topics import LogEnds

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from sparklog.delta.snapshot import DataFile
+from sparklog.delta.data_file import DataFile
 from sparklog.model import Span
 from sparklog.spark.coalesce_batches import gathered
 from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.offsets import PartitionRange
-from sparklog.spark.read_task import RangeRead
+from sparklog.spark.range_read import RangeRead
 
 _ALL = Span()
 #: Of a batch for Spark: as in ``task``.

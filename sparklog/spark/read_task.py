@@ -9,25 +9,23 @@ The driver, which only makes ranges, does not load what reads them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.offsets import list_offsets
-from sparklog.client.cluster.replica_selector import LocalReads
 from sparklog.client.errors import LogTruncated
-from sparklog.delta.origin import Origin
-from sparklog.errors import BrokerError, ErrorCode, SparklogError
-from sparklog.model import NO_EPOCH, Span, TopicPartition
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import NO_EPOCH
 from sparklog.record.arrays import array_of
 from sparklog.spark.coalesce_batches import gathered
-from sparklog.spark.columns import ColumnPlan, offset_run, plan_timestamps
+from sparklog.spark.columns import offset_run, plan_timestamps
 from sparklog.spark.gc_freeze import rest_what_is_loaded
 from sparklog.spark.options import CLIENT_ID
+from sparklog.spark.range_read import DataLoss, RangeRead
 
 if TYPE_CHECKING:
     from sparklog.client.consumer.fetched_batches import FetchedBatch
@@ -39,51 +37,6 @@ _GONE = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID}
 _LOSSES = {*_GONE, ErrorCode.OFFSET_OUT_OF_RANGE}
 #: Of a batch for Spark: from here on its rows are what takes time.
 _ENOUGH_BYTES = 256 * 1024
-
-
-class DataLoss(SparklogError):
-    """Records that were to be read are gone, or may be. With failOnDataLoss=false they are passed over."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(f"{detail}; with option failOnDataLoss=false they are passed over with a warning")
-
-
-def tell_losses(losses: Sequence[str], *, fail: bool) -> None:
-    """Raises DataLoss for the first, or warns of each."""
-    if losses and fail:
-        raise DataLoss(losses[0] + (f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""))
-    for loss in losses:
-        _LOG.warning("records may be missing: %s", loss)
-
-
-class ArchivePlace(NamedTuple):
-    """Where the topic's archive is, for what it has taken over from the log since a read of history was planned;
-    ``origin`` says whose archive it may be."""
-
-    table: str
-    origin: Origin
-
-
-@dataclass(frozen=True)
-class RangeRead(InputPartition):
-    """Offsets ``[start, end)`` of one partition of the topic with this id, as ``columns``; pickled to its task.
-
-    ``last_epoch`` and ``local``: as for PartitionReader. ``times``: only records of these times (us). ``archive``: that
-    of a read of history.
-    """
-
-    bootstrap: str
-    partition: TopicPartition
-    topic_id: str
-    start: int
-    end: int
-    columns: ColumnPlan
-    isolation: int
-    fail_on_data_loss: bool
-    last_epoch: int = NO_EPOCH
-    times: Span | None = None
-    local: LocalReads = "auto"
-    archive: ArchivePlace | None = None
 
 
 def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:

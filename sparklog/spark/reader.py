@@ -23,8 +23,9 @@ from sparklog.spark.offsets import (
     settle_ranges,
     times_to_ask,
 )
+from sparklog.spark.range_read import RangeRead, tell_losses
 from sparklog.spark.read_options import ReadOptions
-from sparklog.spark.read_task import RangeRead, read_task, tell_losses
+from sparklog.spark.read_task import read_task
 from sparklog.spark.schema import CAST_ERROR_COLUMN, TopicShape, check_projection, topic_columns
 from sparklog.spark.topics import LogEnds, Selected, TopicView
 

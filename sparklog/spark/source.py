@@ -74,7 +74,8 @@ class SparklogSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer that appends rows of ``schema``, which is checked against the topic here, before any task."""
         from sparklog.spark.write_options import parse_write_options
-        from sparklog.spark.writer import BatchWriter, plan_write
+        from sparklog.spark.write_plan import plan_write
+        from sparklog.spark.writer import BatchWriter
 
         if overwrite:
             raise ConfigError(
@@ -87,7 +88,8 @@ class SparklogSource(DataSource):
         """A writer of one micro-batch, made three times for each, so it asks nobody here. ``overwrite`` is what Spark
         says for output mode complete: the whole result is appended each time, as the Kafka sink does."""
         from sparklog.spark.write_options import parse_write_options
-        from sparklog.spark.writer import StreamWriter, plan_write
+        from sparklog.spark.write_plan import plan_write
+        from sparklog.spark.writer import StreamWriter
 
         options = parse_write_options(write_options_of(self.options, schema), self.defaults, streaming=True)
         return StreamWriter(plan_write(options, schema=schema, now=False))

@@ -34,8 +34,9 @@ from sparklog.spark.micro_batch_plan import (
 )
 from sparklog.spark.offsets import PartitionRange, asked_offsets, cut_ranges
 from sparklog.spark.progress import GroupProgress
+from sparklog.spark.range_read import DataLoss, RangeRead
 from sparklog.spark.read_options import Assign, ReadOptions
-from sparklog.spark.read_task import DataLoss, RangeRead, read_task
+from sparklog.spark.read_task import read_task
 from sparklog.spark.reader import project, settle_place
 from sparklog.spark.stream_offset import MARKER, Position, StreamOffset, is_marker, parse_stream_offset
 from sparklog.spark.topics import LogEnds, Selected, TopicView

@@ -24,7 +24,7 @@ from sparklog.spark.sink import SinkRun, Written, is_known, take_part
 
 if TYPE_CHECKING:
     from sparklog.client.producer.futures import WriteResult
-    from sparklog.spark.writer import WritePlan
+    from sparklog.spark.write_plan import WritePlan
 
 #: Spark cuts a task's rows into batches of at most 10,000; so many bytes of them are encoded together, and stored as
 #: one batch where they go to one partition: what a batch costs three brokers besides its bytes is a millisecond.

@@ -8,7 +8,7 @@ what ZooKeeper holds, and its epoch fences the old one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol, TypeVar
 
 from sparklog.controller import effects as fx
@@ -24,6 +24,7 @@ from sparklog.model import (
     VersionedState,
     assert_never,
 )
+from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_hosted import PartitionHost
 from sparklog.testing.sim_process import SimProcess
@@ -44,6 +45,9 @@ class ControlledCluster(PartitionHost, Protocol):
 
     checkers: dict[TopicPartition, PartitionChecker]
     controllers: list[CoreController]
+
+    @property
+    def brokers(self) -> Mapping[int, SimBroker]: ...
 
 
 class CoreController(SimProcess):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -14,15 +15,28 @@ from sparklog.replica import events as ev
 from sparklog.replica.effects import RefuseCut, TruncateLog
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_checks import PartitionChecker
-from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimLog
+from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimBatch, SimLog
 from sparklog.testing.sim_network import SimNetwork
+from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_zk import SimZk
 
-if TYPE_CHECKING:
-    from sparklog.testing.sim_broker import SimBroker
-    from sparklog.testing.sim_performer import ReplicaPerformer
-
 Told = Callable[[ErrorCode], None]
+
+
+class PeerBroker(SimProcess):
+    """A simulated broker as other simulated brokers send messages to it."""
+
+    @abstractmethod
+    def fetched(self, asked: Asked) -> None:
+        """Receive a follower's fetch."""
+
+    @abstractmethod
+    def fetch_answered(self, asked: Asked, answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
+        """Receive the leader's response to a fetch."""
+
+    @abstractmethod
+    def follower_lost(self, replica_id: int) -> Callable[[], None]:
+        """Return the action that tells this broker that a follower's connection was closed."""
 
 
 class Produce(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +72,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
     event: ev.FollowerFetched
     mark: int
-    follower: ReplicaPerformer
+    follower: PeerBroker
     process: int
     tp: TopicPartition
     hosted: Hosted
@@ -105,7 +119,10 @@ class PartitionHost(Protocol):
     settings: ReplicaSettings
     replica_type: type[Replica]
     log_type: type[SimLog]
-    brokers: dict[int, SimBroker]
+
+    @property
+    def brokers(self) -> Mapping[int, PeerBroker]: ...
+
     #: whether to call ``Replica.check_invariants`` after each event
     check_cores: bool
     #: chance that an append fails its checks

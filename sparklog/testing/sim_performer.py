@@ -22,9 +22,9 @@ from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicPartition, TopicStates, 
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.testing.sim_checks import Violation
-from sparklog.testing.sim_hosted import Asked, Fetching, Hosted, PartitionHost, Produce
+from sparklog.testing.sim_hosted import Asked, Fetching, Hosted, PartitionHost, PeerBroker, Produce
 from sparklog.testing.sim_log import NOT_IDEMPOTENT, SimBatch
-from sparklog.testing.sim_process import ProcessEnded, SimProcess
+from sparklog.testing.sim_process import ProcessEnded
 from sparklog.testing.sim_session import SimSession
 from sparklog.testing.sim_zk import BadVersion, NodeGone
 
@@ -41,7 +41,7 @@ CUT_FAILURE = 0.4
 FetchVerdict = fx.ServeFetch | fx.RefuseFetch | fx.AnswerDiverging
 
 
-class ReplicaPerformer(SimProcess):
+class ReplicaPerformer(PeerBroker):
     """Mutable, owned by the ``SimCluster``; the part of a broker that ``SimBroker`` completes."""
 
     def __init__(self, broker_id: int, cluster: PartitionHost) -> None:

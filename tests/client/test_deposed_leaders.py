@@ -39,8 +39,8 @@ from sparklog.protocol.messages import (
     Request,
     TopicMetadata,
 )
+from sparklog.spark.range_read import RangeRead
 from sparklog.spark.read_options import parse_read_options
-from sparklog.spark.read_task import RangeRead
 from sparklog.spark.reader import BatchReader, plan_read
 from sparklog.spark.stream import StreamReader
 from sparklog.spark.stream_offset import Position, StreamOffset

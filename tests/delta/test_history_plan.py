@@ -7,7 +7,8 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sparklog.delta.archive_progress import ArchiveProgress
-from sparklog.delta.snapshot import DataFile, Snapshot, _spans
+from sparklog.delta.data_file import DataFile
+from sparklog.delta.snapshot import Snapshot, _spans
 from sparklog.delta.table import META_COLUMNS, statistics, table_columns
 from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition

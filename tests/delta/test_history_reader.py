@@ -22,9 +22,9 @@ from sparklog.delta.topic_description import to_json
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.model import TopicPartition
 from sparklog.spark.history_read_task import FilesRead
+from sparklog.spark.range_read import DataLoss, RangeRead
 from sparklog.spark.read_history import find_moment
 from sparklog.spark.read_options import parse_read_options, parse_schema_options
-from sparklog.spark.read_task import DataLoss, RangeRead
 from sparklog.spark.reader import BatchReader, plan_read
 from sparklog.spark.topics import TopicView
 from sparklog.testing.process_cluster import ProcessCluster

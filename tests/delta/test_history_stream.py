@@ -18,8 +18,8 @@ from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.spark.history_read_task import FilesRead
+from sparklog.spark.range_read import DataLoss, RangeRead
 from sparklog.spark.read_options import parse_read_options
-from sparklog.spark.read_task import DataLoss, RangeRead
 from sparklog.spark.schema import DEFAULT_COLUMNS
 from sparklog.spark.stream import StreamReader
 from sparklog.spark.stream_offset import parse_stream_offset

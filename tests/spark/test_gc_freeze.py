@@ -17,7 +17,8 @@ from pyspark.sql.types import StructType
 from sparklog.spark.sink import Written
 from sparklog.spark.source import SparklogSource
 from sparklog.spark.write_options import WriteOptions
-from sparklog.spark.writer import BatchWriter, WritePlan
+from sparklog.spark.write_plan import WritePlan
+from sparklog.spark.writer import BatchWriter
 
 _CODE = """
 import gc, sys, weakref

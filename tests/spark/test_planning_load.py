@@ -18,7 +18,7 @@ _OF_TASKS = {
 }
 
 
-@pytest.mark.parametrize("step", ["reader", "stream", "writer", "destinations"])
+@pytest.mark.parametrize("step", ["reader", "stream", "writer", "topic_resolution"])
 def test_planning_loads_nothing_that_only_tasks_use(step: str) -> None:
     code = (
         f"import sys; import sparklog.spark.source, sparklog.spark.{step};"

@@ -24,8 +24,9 @@ from sparklog.model import TopicPartition
 from sparklog.spark import sink
 from sparklog.spark.sink import SinkRun, Written, abort_run, batch_run, commit_run, known_run
 from sparklog.spark.write_options import NamedWrite, WriteOptions
+from sparklog.spark.write_plan import WritePlan, plan_write
 from sparklog.spark.write_task import write_rows
-from sparklog.spark.writer import BatchWriter, WritePlan, plan_write
+from sparklog.spark.writer import BatchWriter
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
 pytestmark = pytest.mark.integration
@@ -421,7 +422,8 @@ def test_messages_that_cannot_be(plan: WritePlan) -> None:
 #: What Spark does in a process of its own before a write's tasks, and behind them.
 _PLAN = """
 import pickle, sys
-from sparklog.spark.writer import BatchWriter, plan_write
+from sparklog.spark.write_plan import plan_write
+from sparklog.spark.writer import BatchWriter
 options, columns = pickle.load(sys.stdin.buffer)
 writer = BatchWriter(plan_write(options, schema=columns, now=True))
 assert not {"asyncio", "uvloop", "pandas", "pyarrow.compute", "sparklog.client.producer.producer"} & set(sys.modules)

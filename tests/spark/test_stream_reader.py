@@ -16,8 +16,8 @@ from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition
+from sparklog.spark.range_read import DataLoss
 from sparklog.spark.read_options import parse_read_options
-from sparklog.spark.read_task import DataLoss
 from sparklog.spark.schema import DEFAULT_COLUMNS
 from sparklog.spark.stream import StreamReader
 from sparklog.testing.process_cluster import ProcessCluster, wait_until

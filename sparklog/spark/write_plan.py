@@ -1,0 +1,47 @@
+"""The plan of a write: the columns, checked on the driver, and where rows go. Pickled to every task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql.types import StructType
+
+from sparklog.errors import ConfigError
+from sparklog.spark.route import TopicRoute, find_topic_column
+from sparklog.spark.sink import SinkRun, batch_run
+from sparklog.spark.write_options import WriteOptions
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """Everything a task needs; small, pickled. Routes that are not there are made as topics appear."""
+
+    options: WriteOptions
+    columns: StructType
+    routes: Mapping[str, TopicRoute]
+    topic_column: str | None
+
+    def run(self, run_id: str) -> SinkRun:
+        """Of a batch write, whose topic, if it has one, has been looked up."""
+        topic = self.options.topic
+        return batch_run(run_id, self.options.named, topic_id=self.routes[topic].topic_id if topic is not None else "")
+
+
+def plan_write(options: WriteOptions, *, schema: StructType, now: bool) -> WritePlan:
+    """Check the columns of a DataFrame, ``now`` also against the topic it goes to, if an option names that.
+
+    Raises:
+        ConfigError: neither an option nor a column names the topic; two columns have one name.
+        BrokerError: SCHEMA_MISMATCH naming the columns; UNKNOWN_TOPIC_OR_PARTITION.
+    """
+    names = schema.fieldNames()
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"columns given twice: {', '.join(twice)}")
+    if options.topic is None:
+        return WritePlan(options, schema, {}, find_topic_column(schema))
+    if not now:
+        return WritePlan(options, schema, {}, None)
+    from sparklog.spark.topic_resolution import look_up_route
+
+    return WritePlan(options, schema, {options.topic: look_up_route(options.topic, schema, options)}, None)
