@@ -16,6 +16,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 @nox.session(python=PYTHONS)
 def fast(session: nox.Session) -> None:
     """Run the tests without real processes; arguments after ``--`` go to pytest."""
+    session.install("pip>=24", "setuptools>=77")  # as spark-submit.sh does: tests build wheels with them
     session.install(".[spark,test]")
     session.run(
         *("python", "-m", "pytest", "-q", "-n", "2", "--no-loadscope-reorder"),
