@@ -1,13 +1,13 @@
-"""One topic into one Delta table, exactly once, as a streaming query whose checkpoint does not count.
+"""Exactly-once archive of one topic in one Delta table, as a streaming query whose checkpoint is disposable.
 
-The table alone says how far it is (``archive_progress``). Every start of a query, also after a failure or a change of
-the topic's schema, takes the table's ends as its starting offsets. It uses a new checkpoint, which is thrown away, so
-nothing can contradict the table. ``micro_batch_archiver`` describes one micro-batch.
+Only the table records the progress (``archive_progress``). Every start of a query, also after a failure or a change of
+the topic's schema, uses the table's ends as its starting offsets. It uses a new checkpoint, which is deleted
+afterwards, so nothing can contradict the table. ``micro_batch_archiver`` describes one micro-batch.
 
-Rows are committed by ``ArchiveTable.append`` or, merged by key, by ``upsert``; each commit has the seam's JSON as its
-userMetadata, and the seam's ``batch`` as Delta's txnVersion of ``app_id``. A micro-batch holds all committed records of
-its offsets. It may come again with other bounds, never with a gap. ``maintenance`` runs beside the batches, and its
-commits say no seam.
+``ArchiveTable.append`` commits rows; ``upsert`` merges them by key. Each commit has the progress (the seam) as JSON in
+its userMetadata, and the seam's ``batch`` as Delta's txnVersion of ``app_id``. A micro-batch has all committed records
+of its offsets. It may be repeated with other bounds, but never with a gap. ``maintenance`` runs beside the batches, and
+its commits record no seam.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from sparklog.model import TopicPartition
 _LOG = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-#: Of the session in which batches are written.
+#: Settings of the session in which batches are written.
 _BATCH_SETTINGS = {
-    # Spark turns it off for streams; what is done here with a batch are batches.
+    # Spark disables adaptive execution for streams; the archive runs each micro-batch as a batch query.
     "spark.sql.adaptive.enabled": "true",
-    # A task writes so many directories at the same time, as most batches have few dates; for more it sorts its rows,
-    # as it would do for any number without this.
+    # Number of directories that a task writes concurrently, because most batches have few dates. For more it sorts its
+    # rows, which it would otherwise do for any number.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
 }
-#: How long a stop waits for the batch that is under way; what is cut off then is done again.
+#: How long a stop waits for the current batch; an interrupted batch is repeated.
 _STOP_PATIENCE_S = 60.0
 
 
 class TopicArchive:
-    """Archives one topic until it is stopped, or has reached the end it was to reach. Owner: a thread of its own;
-    ``stop`` may be called from another."""
+    """Archive of one topic, which runs until it is stopped or has reached its target end. Owner: one thread; another
+    thread may call ``stop``."""
 
-    #: For tests, which interrupt its steps.
+    #: Replaced by tests, which interrupt its steps.
     batches: type[BatchArchiver] = BatchArchiver
 
     def __init__(self, spark: SparkSession, options: ArchiveOptions, tell: Callable[[str], None]) -> None:
@@ -72,32 +72,32 @@ class TopicArchive:
         self._admin = Admin(options.bootstrap, client_id="sparklog-archive")
         self._attempt = uuid.uuid4().hex
         self._stopping = threading.Event()
-        #: Set when a query is to end: it has failed, the topic's schema has changed, or all is over.
+        #: Set when the query must end: it failed, the topic's schema changed, or the archive stops.
         self._wake = threading.Event()
-        #: Held by the batch under way.
+        #: Held by the current batch.
         self._busy = threading.Lock()
         self._failure: BaseException | None = None
         self._outdated = False
-        #: The table's progress as this run last saw it said, or said it itself.
+        #: The table's progress as this run last read or wrote it.
         self._last: ArchiveProgress | None = None
-        #: How long, in s, the first commit waits for one of the run that made the last.
+        #: How long, in s, the first commit waits for a commit of the run that made the last one.
         self._gives_way_s = 0.0
         self._sizes = FileSizes(options.maintenance.target_file_size)
         self._maintenance = maintenance_of(spark, options, batches=self._busy, tell=tell)
-        #: Commits so far, by which a failure that repeats is told from one after progress.
+        #: Commits so far, which distinguish a repeated failure from one after progress.
         self.commits = 0
 
     def run(self) -> None:
-        """One query after the other, as the topic's schema changes.
+        """Run queries one after the other, a new one for each change of the topic's schema.
 
         Raises:
-            ArchiveRefused: trying again would not help.
-            SparklogError, and what Spark raises: trying again may.
+            ArchiveRefused: a retry would not help.
+            SparklogError, and Spark's errors: a retry may help.
         """
         with self._maintenance.running():
             while not self._stopping.is_set():
                 self._failure, self._outdated = None, False
-                # Each query has its own: a batch that outlives its query finds it set.
+                # Each query has its own event: a batch that outlives its query finds it set.
                 self._wake = threading.Event()
                 checkpoint = Path(tempfile.mkdtemp(prefix="sparklog-archive-"))
                 try:
@@ -110,7 +110,7 @@ class TopicArchive:
             self._maintenance.run()
 
     def stop(self) -> None:
-        """End it when the batch under way is committed. Returns at once."""
+        """Request the end of the archive after the current batch is committed. Returns immediately."""
         self._stopping.set()
         self._wake.set()
 
@@ -124,8 +124,8 @@ class TopicArchive:
         offered = self._source(topic).load().schema
         prepared = prepare(self._spark, self._options, topic, columns=offered)
         seam = self._own(prepared.seam)
-        # A group that has read for another table may not have brokers delete what this one lacks, also where the start
-        # is refused below for what is gone already.
+        # If the group's offsets belong to another table, brokers must not delete records that this table lacks. This
+        # also applies if the start is refused below because records are already deleted.
         nothing = dict.fromkeys((part.partition for part in topic.partitions), 0)
         self._store(seam if seam.ends else msgspec.structs.replace(seam, ends=nothing))
         starting = self._starting(topic, seam)
@@ -148,8 +148,8 @@ class TopicArchive:
 
         def run_batch(batch: DataFrame, number: int) -> None:
             ready.wait()
-            # After an end nothing is read any more; what Spark notes as done it notes in a checkpoint that goes.
-            while not self._busy.acquire(timeout=_POLL_S):  # maintenance may hold it for long
+            # No batch may run after the end. Spark records its progress only in a checkpoint that is deleted.
+            while not self._busy.acquire(timeout=_POLL_S):  # maintenance may hold it for a long time
                 if is_over():
                     return
             try:
@@ -174,7 +174,7 @@ class TopicArchive:
         self, archiver: BatchArchiver, topic: TopicDescription, batch: DataFrame, *, ends_in: Path, number: int
     ) -> None:
         try:
-            # The records of the batch are older than this answer, and so is the schema of each of them.
+            # The records of the batch, and so their schemas, are older than this description.
             now = self._admin.describe_topic(topic.name)
             if now.topic_id == topic.topic_id and now.schema_id != topic.schema_id:
                 self._outdated = True
@@ -194,16 +194,16 @@ class TopicArchive:
             if has_news:
                 self.commits += 1
                 self._last = done.seam
-            self._tell(_told(done) if has_news else f"nothing new behind batch {done.seam.batch}")
+            self._tell(_told(done) if has_news else f"no new records after batch {done.seam.batch}")
 
     def _has_given_way(self, archiver: BatchArchiver, ends: BatchEnds) -> bool:
-        """Wait for the run that made the last commit, which may be going on, to commit what is new; once. False: this
-        one is to end meanwhile. Raises ArchiveFenced, QuarantineMoved: it has."""
+        """Wait once for the run that made the last commit, which may still be running, to commit new records. Return
+        False if this run must end meanwhile. Raises ArchiveFenced, QuarantineMoved: the other run has committed."""
         if not (self._gives_way_s and archiver.has_news(ends)):
             return True
         self._tell(
-            f"waits for {self._gives_way_s:.0f} s: another run made the last commit, and may be going on; of two, the "
-            "one that was first does"
+            f"waiting for {self._gives_way_s:.0f} s: another run made the last commit, and may still be running; of two"
+            " runs, the first one continues"
         )
         until = time.monotonic() + self._gives_way_s
         while time.monotonic() < until:
@@ -215,11 +215,11 @@ class TopicArchive:
 
     def _await(self, query: StreamingQuery) -> None:
         while query.isActive and not self._is_over:
-            with suppress(StreamingQueryException):  # is asked for below
+            with suppress(StreamingQueryException):  # the error is read below
                 query.awaitTermination(_POLL_S)  # type: ignore[arg-type] # it takes parts of a second
         has_ended = not self._is_over
         self._wake.set()
-        # Also of a query that somebody else stopped: its batch goes on in a thread of its own, with our connections.
+        # Also for a query that another thread stopped: its batch continues in its own thread, with our connections.
         if self._busy.acquire(timeout=_STOP_PATIENCE_S):
             self._busy.release()
         query.stop()
@@ -228,7 +228,7 @@ class TopicArchive:
         if has_ended and (error := query.exception()) is not None:
             raise explained(error)
         if has_ended and self._options.interval is not None:
-            raise SparklogError(f"the query that archives topic {self._options.topic} was ended by somebody else")
+            raise SparklogError(f"the query that archives topic {self._options.topic} was stopped from outside")
 
     @property
     def _is_over(self) -> bool:
@@ -245,15 +245,16 @@ class TopicArchive:
         }
         return self._spark.readStream.format("sparklog").options(**options, **more)
 
-    # --- where it begins ---
+    # --- start ---
 
     def _own(self, found: ArchiveProgress) -> ArchiveProgress:
-        """The table's progress under this run's name. Raises ArchiveFenced: it has moved since this run last saw it."""
+        """Return the table's progress with this run's id. Raises ArchiveFenced: it has changed since this run last read
+        it."""
         if self._last is None:
             self._gives_way_s = patience_s(found.every_s) if may_run(found.process) else 0.0
         elif found.attempt != self._attempt and found.commit != self._last.commit:
             raise ArchiveFenced(
-                f"another archive of topic {found.topic} has committed batch {found.batch}; this one had come to batch "
+                f"another archive of topic {found.topic} has committed batch {found.batch}; this one had reached batch "
                 f"{self._last.batch}"
             )
         self._last = found
@@ -262,7 +263,7 @@ class TopicArchive:
         )
 
     def _starting(self, topic: TopicDescription, seam: ArchiveProgress) -> str:
-        """The option ``startingOffsets``. Raises ArchiveRefused: the log does not hold what comes next."""
+        """Return the option ``startingOffsets``. Raises ArchiveRefused: the log lacks the next records."""
         if not seam.ends:
             return "earliest"
         ends = {TopicPartition(topic.name, number): end for number, end in seam.ends.items()}
@@ -271,7 +272,7 @@ class TopicArchive:
         for tp, end in ends.items():
             if last[tp] < end:
                 raise ArchiveRefused(
-                    f"{tp} ends at {last[tp]} and its table holds it up to {end}: the log was cut, or is another one"
+                    f"{tp} ends at {last[tp]} but its table has records up to {end}: the log was truncated or replaced"
                 )
         lost = {tp.partition: (end, first[tp]) for tp, end in ends.items() if first[tp] > end}
         if lost and self._options.fail_on_data_loss:
@@ -280,15 +281,15 @@ class TopicArchive:
         return msgspec.json.encode({topic.name: starts}).decode()
 
     def _store(self, seam: ArchiveProgress) -> None:
-        """Set the consumer group's offsets; an error is told, and the archive goes on."""
+        """Set the consumer group's offsets; an error is logged, and the archive continues."""
         try:
             self._admin.commit_offsets(
                 self._options.group,
                 {TopicPartition(seam.topic, number): end for number, end in seam.ends.items()},
-                topic_ids={seam.topic: seam.topic_id},  # else a topic made anew meanwhile would count as read
+                topic_ids={seam.topic: seam.topic_id},  # otherwise a topic recreated meanwhile would count as read
             )
         except SparklogError as error:
-            _LOG.warning("%s: progress was not stored in group %s: %s", seam.topic, self._options.group, error)
+            _LOG.warning("%s: could not store progress in group %s: %s", seam.topic, self._options.group, error)
 
 
 def _told(done: Archived) -> str:
@@ -297,10 +298,10 @@ def _told(done: Archived) -> str:
 
 
 def explained(error: StreamingQueryException) -> Exception:
-    """What Spark's text of a failed query comes to."""
+    """Return the error behind Spark's text of a failed query."""
     text = str(error)
     if found := re.search(r"DataLoss: (.*?)(; with option failOnDataLoss|\n|$)", text):
-        return ArchiveRefused(f"{found[1]}; to go on without them: --fail-on-data-loss false")
-    if "has to give an offset for each partition" in text:
-        return SparklogError("the topic got partitions while its archive began, and not all brokers know them yet")
+        return ArchiveRefused(f"{found[1]}; to continue without them: --fail-on-data-loss false")
+    if "must give an offset for each partition" in text:
+        return SparklogError("partitions were added while the archive started, and not all brokers know them yet")
     return error

@@ -1,13 +1,13 @@
-"""Up to where a Delta table holds its topic: said by every commit of the archive, in that commit.
+"""Progress of an archive: every commit to the Delta table records the end of the archived offsets, called the seam.
 
     {"sparklog": {"attempt": "...", "batch": 7, "begins": {"0": 0, "1": 12}, "ends": {"0": 120, "1": 88},
                   "every_s": 30.0, "format": 1, "lost": {}, "mode": "append", "process": "...", "topic": "flights",
                   "topic_id": "..."}}
 
-is the ``userMetadata`` of a commit. ``ends`` are the next offsets to be archived: all committed records below them are
-in the table or in its quarantine, none at or above them is in the table. So at any version of a table the seam is
-exact: it is the newest such commit at or before that version. Commits of others (OPTIMIZE, VACUUM, a user's) carry
-none, and what is older stands. Delta's log is read directly: a commit is one file, and its name is its version.
+is the ``userMetadata`` of a commit. ``ends`` are the next offsets to archive: all committed records below them are in
+the table or in its quarantine, none at or above them is in the table. So the seam of any version of a table is exact:
+it is in the newest such commit at or before that version. Other commits (OPTIMIZE, VACUUM, a user's) record no seam and
+do not change it. This module reads Delta's log directly: a commit is one file, named by its version.
 """
 
 from __future__ import annotations
@@ -33,69 +33,69 @@ Mode = Literal["append", "upsert", "quarantine"]
 
 
 class ArchiveProgressError(SparklogError):
-    """What a table says of its progress cannot be read, or is not there."""
+    """Failure to read the progress of a table, or missing progress."""
 
 
 class ArchiveProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one table as of one commit of its archive."""
+    """Progress of one table at one commit of its archive."""
 
     topic: str
     topic_id: str
     #: Number of the archive's commit in this table, from 0; also the version of Delta's transaction ``app_id``.
     batch: int
-    #: By partition, the offset behind the last one that is archived. Of a quarantine: what its rows are below.
+    #: By partition, the first offset that is not archived. In a quarantine: the bound below which its rows are.
     ends: dict[int, int]
     mode: Mode
-    #: By partition, where the archive began: all that was in the log below that was gone by then. Rows cannot tell, as
-    #: the first offsets may have none. Empty in tables that are older than this.
+    #: By partition, the start of the archive: earlier records had been deleted from the log by then. Rows do not show
+    #: it, because the first offsets may have none. Empty in tables of earlier releases.
     begins: dict[int, int] = {}
-    #: Whose commit it is: made anew by every start of an archive.
+    #: Id of the run that committed; every start of an archive has a new one.
     attempt: str = ""
-    #: The process of that run, as ``running`` says it, and how often it looks for records (s; 0: until it is done).
+    #: The process of that run, from ``process_liveness``, and its interval between batches (s; 0: one pass).
     process: str = ""
     every_s: float = 0.0
-    #: Half-open ranges, gone from the log before they were archived, that this commit passed over.
+    #: Half-open ranges that this commit skipped, because they were deleted from the log before they were archived.
     lost: dict[int, tuple[int, int]] = {}
     format: int = FORMAT
 
     @property
     def app_id(self) -> str:
-        """Name of the table's Delta transactions."""
+        """Return the application id of the table's Delta transactions."""
         return app_id(self.topic_id)
 
     @property
     def commit(self) -> tuple[int, str]:
-        """What tells the commit that says it from others of the table, whatever the topic has become since."""
+        """Return what identifies the commit with this progress in the table, even if the topic changes."""
         return self.batch, self.attempt
 
     def to_json(self) -> str:
-        """The text for ``userMetadata``, with sorted keys."""
+        """Return the text for ``userMetadata``, with sorted keys."""
         return msgspec.json.encode({_KEY: msgspec.to_builtins(self, str_keys=True)}, order="sorted").decode()
 
 
 def app_id(topic_id: str) -> str:
-    """The application id of Delta's transactions for tables of a topic."""
+    """Return the application id of Delta's transactions for tables of a topic."""
     return f"sparklog-archive/{topic_id}"
 
 
 def parse_seam(text: str | None) -> ArchiveProgress | None:
-    """The seam that a commit's ``userMetadata`` holds; None when it holds something else.
+    """Parse the progress in a commit's ``userMetadata``; None if it contains something else.
 
     Raises:
-        SeamError: written by a newer version, or damaged.
+        ArchiveProgressError: a newer version wrote it, or it is damaged.
     """
     if not text:
         return None
     try:
         outer = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return None  # some other program's
+        return None  # written by another program
     if not isinstance(outer, dict) or not isinstance(outer.get(_KEY), dict):
         return None
     found = outer[_KEY].get("format")
     if not isinstance(found, int) or found > FORMAT:
         raise ArchiveProgressError(
-            f"the table's progress has format {found}; this version of sparklog reads up to {FORMAT}"
+            f"the table's progress has format {found}; this version of sparklog supports up to {FORMAT}"
         )
     try:
         return msgspec.convert(outer[_KEY], ArchiveProgress, str_keys=True)
@@ -104,30 +104,31 @@ def parse_seam(text: str | None) -> ArchiveProgress | None:
 
 
 class ArchiveProgressAt(NamedTuple):
-    """A seam, and the version of the table whose commit says it."""
+    """Progress, and the version of the table whose commit records it."""
 
     version: int
     seam: ArchiveProgress
 
 
 class DeltaLog:
-    """The commits of a table that are still there, over any file system: names of files in ``_delta_log``, and the text
-    of one, FileNotFoundError where it is not there."""
+    """Existing commits of a table on any file system: the names of files in ``_delta_log``, and the text of one, which
+    raises FileNotFoundError if it does not exist."""
 
     def __init__(self, names: Callable[[], Iterable[str]], read: Callable[[str], bytes]) -> None:
         self._names = names
         self._read = read
 
     def versions(self) -> list[int]:
-        """Ascending; empty when there is no table. Old commits may be gone, behind a checkpoint."""
+        """Return versions in ascending order; empty if there is no table. Delta may have deleted old commits after a
+        checkpoint."""
         found = (_COMMIT.fullmatch(name) for name in self._names())
         return sorted(int(match[1]) for match in found if match)
 
     def newest_since(self, version: int) -> tuple[int, ArchiveProgressAt | None]:
-        """The newest version, looked for upwards from one that is known to exist (-1: from the beginning), and the
-        newest seam of those behind it. Asks for as many files as there are new commits, and for two more.
+        """Return the newest version, found upwards from one that is known to exist (-1: from the beginning), and the
+        newest progress after that one. Reads as many files as there are new commits, and two more.
 
-        Where ``version`` has been cleaned away since, so may have been what came next: then all commits are looked at.
+        If ``version`` was deleted meanwhile, its successors may be deleted too: then all commits are read.
         """
         newest, found = version, None
         while True:
@@ -142,10 +143,10 @@ class DeltaLog:
                 found = ArchiveProgressAt(newest, seam)
 
     def seam(self, version: int | None = None) -> ArchiveProgressAt | None:
-        """The seam at a version (None: the newest). None where no commit that is left says one.
+        """Return the progress at a version (None: the newest). None if no existing commit records it.
 
         Raises:
-            SeamError: as ``parse_seam``.
+            ArchiveProgressError: as ``parse_seam``.
         """
         for found in reversed(self.versions()):
             if version is not None and found > version:
@@ -153,13 +154,13 @@ class DeltaLog:
             try:
                 seam = parse_seam(self._user_metadata(found))
             except FileNotFoundError:
-                return None  # cleaned away just now, and all before it
+                return None  # Delta deleted it just now, and all earlier ones
             if seam is not None:
                 return ArchiveProgressAt(found, seam)
         return None
 
     def actions(self, version: int) -> Iterator[dict[str, Any]]:
-        """What a commit did, in Delta's words, one object with one key each. Raises FileNotFoundError."""
+        """Yield the actions of a commit in Delta's format, objects with one key each. Raises FileNotFoundError."""
         for line in self._read(f"{version:020d}.json").splitlines():
             if line:
                 yield msgspec.json.decode(line)
@@ -180,7 +181,8 @@ class DeltaLog:
 
 
 def open_log(table: str) -> DeltaLog:
-    """The log of the table at a local path or a URI that pyarrow knows (file, s3, gs, hdfs, ...); without a JVM."""
+    """Open the log of the table at a local path or a URI that pyarrow supports (file, s3, gs, hdfs, ...); without a
+    JVM."""
     if "://" in table or table.startswith("file:"):
         system, root = pafs.FileSystem.from_uri(table)
     else:
@@ -199,7 +201,7 @@ def open_log(table: str) -> DeltaLog:
 
 
 def open_log_with_spark(spark: SparkSession, table: str) -> DeltaLog:
-    """The same through the session's Hadoop file systems, which know every path that Spark can write to."""
+    """Open the log through the session's Hadoop file systems, which support every path that Spark can write to."""
     jvm: Any = spark._jvm
     directory = jvm.org.apache.hadoop.fs.Path(f"{table.rstrip('/')}/{_LOG}")
     system = directory.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
@@ -223,9 +225,9 @@ def open_log_with_spark(spark: SparkSession, table: str) -> DeltaLog:
 
 
 def read_seam(table: str, version: int | None = None) -> ArchiveProgressAt | None:
-    """The seam of the table at a path or URI, as of ``version`` (None: the newest); without a JVM.
+    """Return the progress of the table at a path or URI, at ``version`` (None: the newest); without a JVM.
 
     Raises:
-        SeamError: as ``parse_seam``.
+        ArchiveProgressError: as ``parse_seam``.
     """
     return open_log(table).seam(version)

@@ -1,9 +1,9 @@
-"""The rows of a topic's Delta table at one version, by partition and ascending offset, in whatever files. No JVM.
+"""Reader of a topic's Delta table at one version, by partition and ascending offset, in any files. No JVM.
 
-Read window by window: so many offsets that their rows, at most as many, take about ``WINDOW_BYTES``. A file that
-several windows need a part of is read several times, but for row groups that hold nothing of it. So memory is bounded
-by the window, whatever compaction has made of the files. Rows of the quarantine, which could not be cast, stand among
-the others with the values they had; also those of a batch whose other rows the archive has not come to commit.
+It reads windows of offsets whose rows take about ``WINDOW_BYTES``. A file that several windows overlap is read several
+times, except for row groups outside the window. So the window bounds the memory, however compaction has arranged the
+files. Rows of the quarantine, which could not be cast, are returned among the others with their original values,
+including those of a batch whose other rows the archive has not committed yet.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ _PLACE = (PARTITION, OFFSET, TIMESTAMP)
 
 
 class ArchiveDamagedError(SparklogError):
-    """A table holds what no archive writes: the same offset twice."""
+    """Damage of an archive table: the same offset occurs twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """One version of a topic's table and of its quarantine. Made by ``open_archive``."""
+    """One version of a topic's table and of its quarantine. Created by ``open_archive``."""
 
     table: str
     version: int
-    #: Delta's own id of the table: of two at the same path one after the other, each has its own
+    #: Delta's id of the table, which differs if the table at a path is replaced
     table_id: str
     topic: ArchivedTopic
     seam: ArchiveProgress
     files: tuple[DataFile, ...]
-    #: By partition, where its log ended as far as the table and the quarantine tell. A log that began below a row of
-    #: the quarantine would give its offset to another record, which the archive would then take for the one it has.
+    #: By partition, the end of its log according to the table and the quarantine. If a restored log ended before a row
+    #: of the quarantine, a new record would get that row's offset, and the archive would take it for the existing one.
     ends: Mapping[int, int]
     quarantine: str = ""
     quarantined: tuple[DataFile, ...] = ()
 
     @property
     def name(self) -> str:
-        """What a topic's setting ``restored.from`` says of it."""
+        """Return the value of the topic setting ``restored.from`` for this archive."""
         return f"{self.seam.topic_id}/{self.table_id}@{self.version}"
 
     def end(self, partition: int) -> int:
-        """Where the log of a partition ended."""
+        """Return the end offset of a partition's log."""
         return self.ends.get(partition, 0)
 
     @property
@@ -66,17 +66,17 @@ class Archive:
         return max([self.topic.partitions, *(partition + 1 for partition in self.ends)])
 
     def first_offset(self, partition: int) -> int:
-        """Of the first record that is left of a partition; where there is none, where its log ended."""
+        """Return the offset of a partition's first existing record; the end of its log if there is none."""
         rows = next(self.rows(partition), None)
         return self.end(partition) if rows is None else int(rows.offsets[0])
 
     def rows(self, partition: int, start: int = 0) -> Iterator[Rows]:
-        """All rows of a partition at or above ``start``, below where its log ended.
+        """Yield all rows of a partition from ``start`` to the end of its log.
 
         Raises:
-            ArchiveFileGone: a file was vacuumed.
-            ArchiveDamagedError: an offset is there twice.
-            BrokerError: SCHEMA_MISMATCH for values that the topic's columns cannot hold.
+            ArchiveFileGone: VACUUM deleted a file.
+            ArchiveDamagedError: an offset occurs twice.
+            BrokerError: SCHEMA_MISMATCH for values that do not fit the topic's columns.
         """
         end = self.end(partition)
         whole = Span(start, end)
@@ -95,7 +95,7 @@ class Archive:
                 bytes_per_row = max(rows.records.nbytes / len(rows.offsets), 1)
                 size = int(min(WINDOW_BYTES / bytes_per_row, 8 * size, _LARGEST_WINDOW)) or 1
                 yield rows
-            else:  # nothing but a gap: nothing is known of the rows behind it
+            else:  # only a gap: the position of the next rows is unknown
                 size = min(2 * size, _LARGEST_WINDOW)
 
     def _window(self, partition: int, window: Span, files: list[DataFile], extra: list[DataFile]) -> Rows | None:
@@ -113,7 +113,7 @@ class Archive:
         return _sorted(found, bad, f"{self.table} at version {self.version}, partition {partition}")
 
     def _rows(self, batch: pa.RecordBatch) -> Rows:
-        """Rows with the topic's own columns and types; columns that a file does not have yet are null."""
+        """Return rows with the topic's columns and types; columns that a file does not have are null."""
         _, offsets, times = place_of(batch)
         own = batch.select([name for name in batch.schema.names if name not in _PLACE])
         if self.topic.is_default:
@@ -122,12 +122,11 @@ class Archive:
 
 
 def open_archive(table: str, version: int | None = None) -> Archive:
-    """A topic's table at a version, None: the newest.
+    """Open a topic's table at a version (None: the newest).
 
     Raises:
-        ConfigError: ``table`` is no archive, does not hold all that its topic's records were, or is of a kind that is
-            not understood.
-        SeamError: its progress cannot be read.
+        ConfigError: ``table`` is not an archive, does not have complete records, or has unsupported features.
+        ArchiveProgressError: its progress cannot be read.
     """
     from deltalake import DeltaTable
 
@@ -138,7 +137,7 @@ def open_archive(table: str, version: int | None = None) -> Archive:
     said = read_seam(table, found.version())
     described = found.metadata().configuration.get(PROPERTY)
     if not described:
-        raise ConfigError(f"{table} was not written by an archive, or by one that did not say what its topic is")
+        raise ConfigError(f"{table} was not written by an archive, or has no description of its topic")
     topic = from_json(described)
     _check_columns(table, found, topic)
     files = data_files(table, found)
@@ -147,7 +146,7 @@ def open_archive(table: str, version: int | None = None) -> Archive:
     bad_files = data_files(quarantine, bad) if bad is not None else ()
     seam = said.seam if said is not None else _seam_of_rows(table, topic, files)
     ends = dict(seam.ends)
-    # The quarantine is the newest one: of an older version of the table it has rows that later batches came upon.
+    # The quarantine is always the newest: for an older version of the table it also has rows of later batches.
     if version is None or read_seam(table) == said:
         for partition, end in ends_of_rows(quarantine, bad_files).items():
             ends[partition] = max(end, ends.get(partition, 0))
@@ -165,8 +164,8 @@ def open_archive(table: str, version: int | None = None) -> Archive:
 
 
 def _seam_of_rows(table: str, topic: ArchivedTopic, files: Sequence[DataFile]) -> ArchiveProgress:
-    """Where Delta has cleaned away the commits of the archive since it ended: logs ended behind the last rows, or later
-    by offsets that no record had."""
+    """Return progress computed from the rows, if Delta has deleted all commits of the archive: logs ended after the
+    last rows, or later by offsets without records."""
     ends = {**dict.fromkeys(range(topic.partitions), 0), **ends_of_rows(table, files)}
     return ArchiveProgress(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends, mode="append")
 
@@ -177,23 +176,23 @@ def _quarantine_of(table: str) -> str:
 
 
 def _check_columns(table: str, found: object, topic: ArchivedTopic) -> None:
-    """Raises ConfigError when records were taken apart as they were archived: what they were is not in the table."""
+    """Raise ConfigError if the archive parsed records into columns: the table then lacks the original records."""
     there = {field.name for field in found.schema().fields}  # type: ignore[attr-defined]
     wanted = {"key", "value"} if topic.is_default else set(topic.columns.names)
     if missing := sorted(wanted - there):
         raise ConfigError(
-            f"{table} does not hold the records of topic {topic.name} as they were: it has no column {missing[0]}"
+            f"{table} does not have the original records of topic {topic.name}: column {missing[0]} is missing"
         )
 
 
 def _window_end(held: list[Span], start: int, end: int) -> int:
-    """Where files end, if one does in the second half of the window: then it need not be read again."""
+    """Return the end of a file in the second half of the window, if there is one: the file is then read only once."""
     ends = [span.high for span in held if start + (end - start) // 2 <= span.high <= end]
     return max(ends, default=end)
 
 
 def _unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of a quarantine with the columns of their records."""
+    """Return rows of a quarantine with the columns of their records."""
     record = batch.column(RECORD)
     names = [record.type.field(at).name for at in range(record.type.num_fields)]
     columns = [*record.flatten(), *(batch.column(name) for name in _PLACE)]
@@ -201,7 +200,7 @@ def _unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _sorted(found: list[Rows], bad: list[Rows], where: str) -> Rows | None:
-    """All of them by offset. Quarantines may name a row twice, and one that went into the table after all."""
+    """Return all rows by offset. A quarantine may have a row twice, or a row that is also in the table."""
     parts = [*found, *bad]
     if not parts:
         return None
@@ -211,7 +210,7 @@ def _sorted(found: list[Rows], bad: list[Rows], where: str) -> Rows | None:
     is_again = np.concatenate([[False], offsets[1:] == offsets[:-1]])
     in_table = sum(len(part.offsets) for part in found)
     if (twice := is_again & (order < in_table)).any():
-        raise ArchiveDamagedError(f"{where}: offset {int(offsets[np.argmax(twice)])} is there twice")
+        raise ArchiveDamagedError(f"{where}: offset {int(offsets[np.argmax(twice)])} occurs twice")
     order, offsets = order[~is_again], offsets[~is_again]
     records = parts[0].records if len(parts) == 1 else pa.concat_batches([part.records for part in parts])
     if not np.array_equal(order, np.arange(len(records))):

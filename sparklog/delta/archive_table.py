@@ -1,8 +1,8 @@
-"""One Delta table that an archive commits to: made, given columns, appended to, and asked whose the last commit is.
+"""Delta table of an archive: creation, new columns, appends, and the check which run made the last commit.
 
-Every commit is a Delta transaction numbered by its seam's ``batch``. Delta refuses one of two that run at the same
-time with the same application id, and leaves out one whose number was there before; so of all that try a number one
-succeeds, and whoever finds another's attempt in the commit of its number has been overtaken.
+Every commit is a Delta transaction numbered by its seam's ``batch``. Of two concurrent transactions with the same
+application id Delta refuses one, and it skips a transaction whose number is already committed. So exactly one attempt
+per number succeeds, and a run that finds another run's commit under its number has been fenced.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from sparklog.delta.archive_progress import ArchiveProgress, ArchiveProgressAt, 
 from sparklog.delta.table import needed_properties
 from sparklog.errors import SparklogError
 
-#: What Spark raises: the errors that pyspark knows as classes of its own, and all others, among them aborted jobs.
+#: Errors of Spark: those with classes in pyspark, and all others, such as aborted jobs.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 
 class ArchiveRefused(SparklogError):
-    """The topic cannot be archived to the table as things stand; trying again would not help."""
+    """Permanent obstacle to archiving the topic in the table; a retry would not help."""
 
 
 class ArchiveFenced(ArchiveRefused):
-    """Another archive has committed to the table in between."""
+    """Commit of another archive to the table."""
 
 
 class ArchiveTable:
-    """Owner: the one thread that archives a topic. Nothing of the table is kept but its last known version."""
+    """Delta table of an archive. Owner: the thread that archives the topic. It only keeps the table's last known
+    version."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path = path
         self._spark = spark
         self._log = open_log_with_spark(spark, path)
-        #: The newest known, and the newest seam at or before it.
+        #: The newest known version, and the newest progress at or before it.
         self._version = -1
         self._seam: ArchiveProgressAt | None = None
 
@@ -48,16 +49,16 @@ class ArchiveTable:
 
     @property
     def seam(self) -> ArchiveProgress | None:
-        """As of the last ``look``."""
+        """Return the progress at the last refresh."""
         return self._seam.seam if self._seam is not None else None
 
     @property
     def seam_version(self) -> int:
-        """Of the commit that says ``seam``; -1: none."""
+        """Return the version of the commit that records ``seam``; -1: none."""
         return self._seam.version if self._seam is not None else -1
 
     def look(self) -> ArchiveProgress | None:
-        """The newest seam; None when there is no table, or none that says one."""
+        """Return the newest progress; None if there is no table, or no commit that records it."""
         if self._version < 0:
             versions = self._log.versions()
             if versions:
@@ -68,13 +69,13 @@ class ArchiveTable:
             self._seam = found or self._seam
         return self.seam
 
-    # --- what it is ---
+    # --- description ---
 
     def columns(self) -> StructType:
         return self._spark.read.format("delta").load(self.path).schema
 
     def detail(self) -> dict[str, Any]:
-        """Delta's description: ``partitionColumns``, ``properties``, ``numFiles`` and more."""
+        """Return Delta's description: ``partitionColumns``, ``properties``, ``numFiles`` and more."""
         from delta.tables import DeltaTable
 
         found = DeltaTable.forPath(self._spark, self.path).detail().first()
@@ -84,7 +85,7 @@ class ArchiveTable:
     def create(
         self, columns: StructType, *, partition_by: Sequence[str], properties: Mapping[str, str], comment: str = ""
     ) -> None:
-        """An empty table, unless there is one."""
+        """Create an empty table, unless one exists."""
         from delta.tables import DeltaTable
 
         builder = DeltaTable.createIfNotExists(self._spark).location(self.path).addColumns(columns)
@@ -96,22 +97,23 @@ class ArchiveTable:
         self.look()
 
     def transaction(self, app: str) -> int:
-        """The last number of Delta's transactions under an application id; -1: none."""
+        """Return the last number of Delta's transactions with an application id; -1: none."""
         found = self._snapshot().transactions().get(app)
         return int(found.get()) if found.isDefined() else -1
 
     def file_count(self) -> int:
         snapshot = self._snapshot()
-        # The last commit has said it, mostly; else Spark reads the log anew.
+        # Usually the last commit has it; otherwise Spark reads the log again.
         known = snapshot.numOfFilesIfKnown()
         return int(known.get() if known.isDefined() else snapshot.numOfFiles())
 
     def files(self) -> DataFrame:
-        """Those of the newest version, in Delta's words: ``path``, ``partitionValues``, ``size`` and more."""
+        """Return the files of the newest version in Delta's format: ``path``, ``partitionValues``, ``size`` and
+        more."""
         return DataFrame(self._snapshot().allFiles().toDF(), self._spark)
 
     def _snapshot(self) -> Any:
-        """Delta's, brought up to date."""
+        """Return Delta's updated snapshot."""
         self.columns()
         jvm: Any = self._spark._jvm
         log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.path)
@@ -123,7 +125,8 @@ class ArchiveTable:
         self._spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({pairs})")
 
     def bring_properties(self, wanted: Mapping[str, str], columns: StructType, detail: Mapping[str, Any]) -> None:
-        """Set what the table, described by ``detail``, has not of ``wanted`` and of what ``columns`` need."""
+        """Set the properties of ``wanted``, and those that ``columns`` need, that the table described by ``detail``
+        lacks."""
         wanted = {**wanted, **needed_properties(columns, detail["tableFeatures"] or ())}
         changed = {name: value for name, value in wanted.items() if detail["properties"].get(name) != value}
         if changed:
@@ -132,11 +135,11 @@ class ArchiveTable:
     # --- commits ---
 
     def append(self, rows: DataFrame, seam: ArchiveProgress) -> dict[str, str]:
-        """Commit rows together with the seam that they make true; new columns come into the table with them. Returns
-        Delta's metrics of the commit.
+        """Commit rows together with the progress after them; new columns are added to the table. Return Delta's metrics
+        of the commit.
 
         Raises:
-            ArchiveFenced: the number is another's.
+            ArchiveFenced: another run committed the number.
         """
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         options = {"txnAppId": seam.app_id, "txnVersion": str(seam.batch), "userMetadata": seam.to_json()}
@@ -148,10 +151,10 @@ class ArchiveTable:
         return self.check_own(seam)
 
     def check_own(self, seam: ArchiveProgress, *, may_lack: bool = False) -> dict[str, str]:
-        """Whether the newest archive commit is the one of ``seam``; ``may_lack``: or comes before it.
+        """Check that the newest archive commit is the one of ``seam``, or with ``may_lack`` the one before it.
 
         Raises:
-            ArchiveFenced: it is another's.
+            ArchiveFenced: another run made it.
         """
         found = self.look()
         if may_lack and (found is None or found.batch < seam.batch):
@@ -166,7 +169,8 @@ class ArchiveTable:
         return self._metrics(self._seam.version)
 
     def told_at(self) -> float | None:
-        """When the newest seam was committed, in s since 1970, by the clock of its archive; None: there is none."""
+        """Return the time of the newest archive commit, in s since 1970, by the archive's clock; None if there is
+        none."""
         if self._seam is None:
             return None
         for action in self._log.actions(self._seam.version):

@@ -1,8 +1,8 @@
-"""From records as the source shows them to rows of their table, and to the reason why a record is none.
+"""Casting of records from the source to rows of their table, and the reasons why a record cannot be cast.
 
-A table that is there decides what its columns are: those the topic has in another type are cast, where no value may
-change by that. Values of a topic without a schema may be JSON that is taken apart. A record that cannot be cast as a
-whole is a bad row: it has a reason. Pure: makes Spark's column expressions, runs nothing.
+The columns of an existing table are fixed: columns with another type in the topic are cast, but no value may change.
+Values of a topic without a schema may be JSON that is parsed into columns. A record that cannot be cast completely is a
+bad row with a reason. Pure: creates Spark's column expressions, runs nothing.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ from sparklog.delta.table import (
 )
 from sparklog.errors import ConfigError
 
-#: Of the key and the headers beside columns that were taken out of the value.
+#: Names of key and headers beside columns that were parsed from the value.
 JSON_KEY, JSON_HEADERS = "_key", "_headers"
-#: Whether a row deletes its key; in no table.
+#: Temporary column: whether a row deletes its key.
 TOMBSTONE = "_sparklog_tombstone"
-#: The source's: values that no type of Spark's can hold.
+#: Column of the source: values that no Spark type can hold.
 _CAST_ERROR = "_cast_error"
-#: In the message of a failure: a record is none.
+#: Marker in the message of a failure that a bad row causes.
 BAD_ROW = "SPARKLOG_BAD_ROW"
 _PLACE = (PARTITION, OFFSET, TIMESTAMP)
 _CORRUPT = "_sparklog_corrupt"
 _PARSED = "_sparklog_parsed"
 _DAY_US = 86_400_000_000
-#: Years 1 to 9999, which every reader of a table can show, in us since 1970; half-open.
+#: Years 1 to 9999, which every reader of a table supports, in us since 1970; half-open.
 _TIMES = (-62_135_596_800_000_000, 253_402_300_800_000_000)
-#: Of a value that a reason shows.
+#: Maximum length of a value in a reason.
 _SHOWN = 100
-#: What Spark writes as three characters in the names of directories, and `{` to be on the safe side.
+#: Characters that Spark writes as three characters in names of directories, and `{` for safety.
 _ESCAPED = r"[\x01-\x1f\x7f\"#%'*/:=?\\\[\]^{]"
-#: Of a name in a directory, on file systems.
+#: Maximum bytes of a file name on file systems.
 _NAME_BYTES = 255
-#: Values of a column that a table is partitioned by which Delta takes for null.
+#: Values of a partition column that Delta reads as null.
 _NULLS = ("", "__HIVE_DEFAULT_PARTITION__")
 
 
 @dataclass(frozen=True, slots=True)
 class Casting:
-    """How the records of one topic become rows. ``own``: its columns as they are read; ``json``: those in its values;
-    ``table``: the columns that rows get; ``keys``: of the table of a topic's current state, those of ``own`` that are
-    the key, else none. ``partition_by``: the table's columns that it is partitioned by; ``named``: whether directories
-    are called by their values."""
+    """Plan for casting the records of one topic to rows. ``own``: its columns as read; ``json``: the columns parsed
+    from its values; ``table``: the columns of rows; ``keys``: for a table of the topic's current state, the key columns
+    in ``own``, otherwise empty. ``partition_by``: the table's partition columns; ``named``: whether values name
+    directories."""
 
     own: StructType
     is_default: bool
@@ -87,8 +87,8 @@ class Casting:
     named: bool = True
 
     def rows(self, read: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """The records of ``read``, which has the source's columns, as rows of the table, and the others as rows of the
-        quarantine. Where there are keys, rows have a column ``TOMBSTONE`` as well."""
+        """Return the records of ``read``, which has the source's columns, as rows of the table, and bad rows for the
+        quarantine. If there are keys, rows have an additional column ``TOMBSTONE``."""
         placed = self._placed(read)
         reasons = self._reasons(placed)
         is_good = _is_none(reasons)
@@ -97,21 +97,21 @@ class Casting:
         return self._good(placed.where(is_good)), bad
 
     def rows_or_failure(self, read: DataFrame) -> DataFrame:
-        """All records as rows of the table; what is made of them fails, with ``BAD_ROW`` in its message, where there
-        is another."""
+        """Return all records as rows of the table. A query over them fails with ``BAD_ROW`` in its message if there is
+        a bad row."""
         placed = self._placed(read)
         reasons = self._reasons(placed)
         failure = sf.raise_error(sf.concat(sf.lit(f"{BAD_ROW}: "), _joined(reasons))).cast("boolean")
         return self._good(placed.where(sf.when(_is_none(reasons), True).otherwise(failure)))
 
     def read_columns(self, offered: StructType) -> StructType:
-        """Those of the source's columns that rows are made of: each of the others would cost the JVM time."""
+        """Return the source's columns that rows need; each additional column would cost the JVM time."""
         wanted = {*self.own.names, *self._place_names, _CAST_ERROR}
         return StructType([field for field in offered.fields if field.name in wanted])
 
     @property
     def _place_names(self) -> tuple[str, ...]:
-        """What the source calls a record's place and time."""
+        """Return the source's names for a record's position and time."""
         return ("partition", "offset", "timestamp") if self.is_default else _PLACE
 
     def _good(self, placed: DataFrame) -> DataFrame:
@@ -120,16 +120,16 @@ class Casting:
 
     @property
     def table_keys(self) -> tuple[str, ...]:
-        """The names of the keys in the table."""
+        """Return the names of the keys in the table."""
         return (JSON_KEY,) if self.keys and self.json is not None else self.keys
 
     def _is_tombstone(self) -> Column:
-        """Whether a record deletes its key. The same as ``record.keys.tombstones`` finds."""
+        """Return whether a record deletes its key, as ``record.keys.tombstones`` does."""
         others = ["value"] if self.is_default else [name for name in self.own.names if name not in self.keys]
         return _all_null(others) if others else sf.lit(False)
 
     def _placed(self, read: DataFrame) -> DataFrame:
-        """The topic's own columns under their names, and where and when each record is."""
+        """Return the topic's columns under their names, and each record's position and time."""
         place = [sf.col(name).alias(alias) for name, alias in zip(self._place_names, _PLACE, strict=True)]
         told = [name for name in (_CAST_ERROR,) if name in read.columns and name not in self.own.names]
         placed = read.select(*(_column(name) for name in self.own.names), *place, *told)
@@ -140,7 +140,7 @@ class Casting:
         return placed.withColumn(_PARSED, sf.from_json(sf.col("value").cast("string"), wanted, options))
 
     def _sources(self) -> list[tuple[StructField, Column]]:
-        """The table's columns but for those of place and time, and where each comes from."""
+        """Return the table's columns, except for position and time, and the source of each."""
         if self.json is None:
             return [(field, _column(field.name)) for field in self.own.fields]
         taken = [(field, sf.col(_PARSED).getField(field.name)) for field in self.json.fields]
@@ -157,7 +157,7 @@ class Casting:
         ]
 
     def _reasons(self, placed: DataFrame) -> list[Column]:
-        """Why a record may be no row: all are null of one that is."""
+        """Return the reasons why a record is a bad row; all are null for a good one."""
         wanted = _by_name(self.table)
         found = [sf.col(_CAST_ERROR)] if _CAST_ERROR in placed.columns and _CAST_ERROR not in self.own.names else []
         found += [_time_reason(TIMESTAMP, sf.col(TIMESTAMP), TimestampType())]
@@ -182,15 +182,15 @@ def plan_casting(
     partition_by: tuple[str, ...] = (),
     properties: Mapping[str, str] | None = None,
 ) -> tuple[Casting, StructType]:
-    """How records become rows of a table with the columns ``table`` (None: it is not there yet), and the columns that
-    the table has to get. ``keys`` and ``partition_by``: as in ``Casting``; ``properties``: the table's, as it is.
+    """Return the plan for a table with the columns ``table`` (None: it does not exist yet), and the columns to add to
+    the table. ``keys`` and ``partition_by``: as in ``Casting``; ``properties``: the table's current ones.
 
     Raises:
-        ConfigError: naming the columns that Delta has no type for, that are in the table in a type nothing is cast to,
-            that would stand beside the archive's own under the same name, or that no new table can be partitioned by.
+        ConfigError: columns have no Delta type, have a type in the table to which no cast exists, have the same name as
+            the archive's own columns, or cannot be partition columns of a new table.
     """
     if json is not None and not is_default:
-        raise ConfigError("the topic has a schema: its values are not JSON to be taken apart")
+        raise ConfigError("the topic has a schema: --schema is for JSON values of topics without one")
     draft = Casting(own, is_default, json, StructType())
     needed = table_columns(StructType([field for field, _ in draft._sources()]))
     _check(needed)
@@ -208,7 +208,7 @@ def _check(columns: StructType) -> None:
     seen: set[str] = set()
     for name in (field.name.lower() for field in columns.fields):
         if name in seen:
-            raise ConfigError(f"column {name} would be in the table twice: Delta ignores case")
+            raise ConfigError(f"column {name} would occur twice in the table: Delta ignores case")
         seen.add(name)
     if refused := [f"{field.name} ({field.dataType.simpleString()})" for field in columns.fields if _lacks(field)]:
         raise ConfigError(f"Delta has no type for column {', '.join(refused)}")
@@ -220,7 +220,7 @@ def _lacks(field: StructField) -> bool:
 
 
 def _check_kinds(needed: StructType, there: Mapping[str, StructField]) -> None:
-    """Nested values are not cast: it could not be told which of them was lost."""
+    """Check the types of the columns. Nested values are not cast, because a reason could not name the lost value."""
     place = {PARTITION, OFFSET, TIMESTAMP, DATE}
     complaints = []
     for field in needed.fields:
@@ -232,14 +232,15 @@ def _check_kinds(needed: StructType, there: Mapping[str, StructField]) -> None:
         )
         if nested or field.name in place:
             complaints.append(
-                f"{field.name} is {found.dataType.simpleString()} there and {field.dataType.simpleString()} here"
+                f"{field.name}: {found.dataType.simpleString()} in the table, {field.dataType.simpleString()} to write"
             )
     if complaints:
-        raise ConfigError(f"the table's columns do not fit: {'; '.join(complaints)}")
+        raise ConfigError(f"the table's columns do not match the topic's: {'; '.join(complaints)}")
 
 
 def _check_partitions(columns: StructType, partition_by: tuple[str, ...]) -> None:
-    """Of a new table. Partitions are told apart by text, which not all bytes are: different keys would become one."""
+    """Check the partition columns of a new table. Partition values are text, which cannot represent all bytes:
+    different keys would become equal."""
     by_name = _by_name(columns)
     binary = [
         name
@@ -254,7 +255,7 @@ def _check_partitions(columns: StructType, partition_by: tuple[str, ...]) -> Non
 
 
 def _same(left: DataType, right: DataType) -> bool:
-    """Equal but for nullability and what is noted beside columns."""
+    """Return whether both types are equal except for nullability and column metadata."""
     return left.simpleString() == right.simpleString()
 
 
@@ -272,13 +273,14 @@ def _all_null(names: Iterable[str]) -> Column:
 
 
 def _utc_date() -> Column:
-    """Whatever the session's zone."""
+    """Return the UTC date, independent of the session's time zone."""
     since = sf.unix_micros(sf.col(TIMESTAMP))
     return sf.date_from_unix_date(sf.round((since - sf.pmod(since, sf.lit(_DAY_US))) / sf.lit(_DAY_US)).cast("int"))
 
 
 def _is_none(reasons: list[Column]) -> Column:
-    """Asked of every record: nothing is put together for it, as ``_joined`` would."""
+    """Return whether all reasons are null. Evaluated for every record, so it does not build texts as ``_joined``
+    does."""
     return reduce(and_, (reason.isNull() for reason in reasons))
 
 
@@ -301,37 +303,39 @@ def _cast_reason(field: StructField, source: Column, wanted: DataType) -> Column
     made = source.try_cast(wanted)
     is_bad = source.isNotNull() & made.isNull()
     if isinstance(field.dataType, NumericType | TimestampType | TimestampNTZType):
-        # Spark cuts 1.5 to 1 without a word.
+        # Spark silently truncates 1.5 to 1.
         is_bad = is_bad | (source.isNotNull() & ~made.try_cast(field.dataType).eqNullSafe(source))
-    return sf.when(is_bad, _told(f"{field.name}: ", source, f" is no {wanted.simpleString()}"))
+    return sf.when(is_bad, _told(f"{field.name}: ", source, f" is not a valid {wanted.simpleString()}"))
 
 
 def _time_reason(name: str, source: Column, kind: DataType) -> Column:
-    """Null for times within the years that everybody can show."""
+    """Return a reason for times outside the years that every reader supports; otherwise null."""
     if isinstance(kind, TimestampType):
         since = sf.unix_micros(source)
         is_bad, shown = (since < sf.lit(_TIMES[0])) | (since >= sf.lit(_TIMES[1])), since
-        words = " us since 1970 are not in the years 1 to 9999"
+        words = " us since 1970 is outside the years 1 to 9999"
     else:
         shown = sf.year(source)
-        is_bad, words = ~shown.between(1, 9999), " is not one of the years 1 to 9999"
+        is_bad, words = ~shown.between(1, 9999), " is outside the years 1 to 9999"
     return sf.when(is_bad, _told(f"{name}: ", shown, words))
 
 
 def _partition_reason(field: StructField, source: Column, *, named: bool) -> Column:
-    """Delta keeps a value of such a column as text, and rows of one value share a directory. ``named``: which is called
-    by the value."""
+    """Return a reason for values that a partition column cannot hold. Delta stores such a value as text, and rows with
+    the same value share a directory. ``named``: the value names the directory."""
     text = source.try_cast(field.dataType).cast("string")
-    before = f"{field.name}: the table is partitioned by it, and "
-    reason = sf.when(text.isin(*_NULLS), _told(f"{before}Delta takes this text there for null: ", text, ""))
+    before = f"{field.name}: partition column, "
+    reason = sf.when(text.isin(*_NULLS), _told(f"{before}in which Delta reads this text as null: ", text, ""))
     if isinstance(field.dataType, BinaryType):
-        # A cast to text keeps all bytes as they are.
-        changed = sf.concat(sf.lit(f"{before}Delta would change these bytes, which are no UTF-8: "), _hex(source))
+        # A cast to text keeps all bytes unchanged.
+        changed = sf.concat(
+            sf.lit(f"{before}in which Delta would change these bytes, which are not valid UTF-8: "), _hex(source)
+        )
         reason = reason.when(~sf.is_valid_utf8(text), changed)
     if named:
         room = _NAME_BYTES - len(re.sub(_ESCAPED, "%00", field.name).encode()) - 1
         is_long = sf.octet_length(sf.regexp_replace(text, _ESCAPED, "%00")) > room
-        words = f"{before}no directory can be called by this text: "
+        words = f"{before}but this text cannot name a directory: "
         reason = reason.when(sf.contains(text, sf.lit("\0")) | is_long, _told(words, text, ""))
     return reason
 
@@ -342,9 +346,9 @@ def _hex(value: Column) -> Column:
 
 def _json_reason() -> Column:
     corrupt = sf.col(_PARSED).getField(_CORRUPT)
-    # An empty text is parsed to null without being called corrupt.
+    # Spark parses an empty text to null without reporting it as corrupt.
     is_bad = sf.col("value").isNotNull() & (corrupt.isNotNull() | sf.col(_PARSED).isNull())
-    return sf.when(is_bad, _told("value is no JSON object of these columns: ", sf.col("value"), ""))
+    return sf.when(is_bad, _told("value is not a JSON object with these columns: ", sf.col("value"), ""))
 
 
 def _told(before: str, value: Column, after: str) -> Column:

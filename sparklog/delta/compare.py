@@ -1,4 +1,4 @@
-"""A restored partition beside the table it came from: both are read, and every row has to be the same."""
+"""Comparison of a restored partition with its table: both are read, and all rows must be equal."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _UTC_US = pa.timestamp("us", tz="UTC")
 
 
 class RestoreDiffersError(SparklogError):
-    """The log does not hold what the table holds."""
+    """Difference between a restored log and its table."""
 
 
 def compare(link: BlockingCluster, topic: TopicDescription, archive: Archive, partition: int) -> int:
-    """How many rows one partition has in both.
+    """Compare one partition in log and table, and return its number of rows.
 
     Raises:
-        RestoreDiffersError: names the first offset at which they differ.
+        RestoreDiffersError: they differ; the error names the first such offset.
         BrokerError, ClientTimeout: as ``PartitionReader``.
     """
     tp = TopicPartition(topic.name, partition)
@@ -45,12 +45,12 @@ def compare(link: BlockingCluster, topic: TopicDescription, archive: Archive, pa
                 raise RestoreDiffersError(f"{tp}: {_difference(found, expected)}")
             count += len(expected.offsets)
         if left := log.take(1):
-            raise RestoreDiffersError(f"{tp}: offset {int(left.offsets[0])} is in the log and not in the table")
+            raise RestoreDiffersError(f"{tp}: offset {int(left.offsets[0])} is in the log but not in the table")
     return count
 
 
 class _Log:
-    """Rows of a log in pieces of the size asked for."""
+    """Reader of a log's rows in pieces of a requested size."""
 
     def __init__(self, batches: Iterator[FetchedBatch], topic: TopicDescription) -> None:
         self._batches = batches
@@ -60,7 +60,7 @@ class _Log:
         self._left: Rows | None = None
 
     def take(self, count: int) -> Rows | None:
-        """So many rows, fewer at the end, None behind it."""
+        """Return ``count`` rows, fewer at the end, None after it."""
         parts: list[Rows] = []
         missing = count
         while missing and (rows := self._next()) is not None:
@@ -85,7 +85,7 @@ class _Log:
         if self._event_time is None:
             times = pa.repeat(stamp, batch.num_rows)
         else:
-            # as the Spark source shows them, and so as they were archived
+            # as in the Spark source, and therefore in the archive
             how = pc.CastOptions(_UTC_US, allow_time_truncate=True)
             times = pc.cast(batch.column(self._event_time), options=how).fill_null(stamp)
         return Rows(batch, offsets, times.cast(pa.int64()).to_numpy(zero_copy_only=False))
@@ -106,19 +106,19 @@ def _same(found: Rows | None, expected: Rows) -> bool:
         return False
     if not np.array_equal(found.times, expected.times):
         return False
-    # Not a number is no number's equal, but the same in both as text.
+    # NaN is not equal to itself, but its text is.
     return bool(found.records.equals(expected.records)) or repr(found.records.to_pylist()) == repr(
         expected.records.to_pylist()
     )
 
 
 def _difference(found: Rows | None, expected: Rows) -> str:
-    """The first row that differs, for people."""
+    """Return a description of the first row that differs."""
     for at, offset in enumerate(expected.offsets.tolist()):
         if found is None or at >= len(found.offsets):
-            return f"offset {offset} is in the table and not in the log"
+            return f"offset {offset} is in the table but not in the log"
         if found.offsets[at] != offset:
-            return f"offset {found.offsets[at]} found in the log, {offset} in the table"
+            return f"the log has offset {found.offsets[at]} where the table has {offset}"
         log, table = found.part(at, at + 1), expected.part(at, at + 1)
         if not _same(log, table):
             shown = [f"{one.records.to_pylist()[0]} at {int(one.times[0])} us" for one in (log, table)]

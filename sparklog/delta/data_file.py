@@ -13,24 +13,24 @@ _ALL = Span()
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file; small, pickled to tasks. The spans are what its rows lie in, wider where the table keeps no
-    statistics of a column; times are in us."""
+    """One Parquet file; small, pickled to tasks. The spans contain its rows; they are unbounded for a column without
+    statistics. Times are in us."""
 
-    #: Below the table's directory.
+    #: Path relative to the table's directory.
     path: str
-    #: In bytes.
+    #: Size in bytes.
     size: int
     partitions: Span = _ALL
     offsets: Span = _ALL
     times: Span = _ALL
-    #: Values of the columns that the table is partitioned by, which are the same in all rows.
+    #: Values of the partition columns, which are equal in all rows.
     constants: Mapping[str, Any] = field(default_factory=dict)
-    #: Positions of rows that were deleted without writing the file anew: int64, ascending.
+    #: Positions of rows that were deleted without rewriting the file: int64, ascending.
     deleted: bytes = b""
 
     @property
     def single_partition(self) -> int | None:
-        """The one partition of all rows, where that is known."""
+        """Return the only partition of all rows, if known."""
         return self.partitions.low if self.partitions.low + 1 == self.partitions.high else None
 
     def may_hold(self, partition: int, offsets: Span) -> bool:

@@ -1,7 +1,7 @@
-"""Several topics' archives in one application, each in a thread of its own: one that fails stops none of the others.
+"""Archives of several topics in one application, one thread each: a failure of one does not stop the others.
 
-What may pass (brokers that are away, a write that failed) is tried again, later each time. What would not pass is said,
-said again every few minutes while other topics go on, and is what the job's result is about.
+Transient errors (unavailable brokers, a failed write) are retried with increasing pauses. Permanent errors are
+reported, repeated every few minutes while other topics continue, and returned as the job's result.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 from sparklog.escaping import escaped
 
 _PAUSES_S = (1.0, 60.0)
-#: A run that has an end gives up after so many failures without a commit in between.
+#: Maximum consecutive failures without a commit of a run that has an end.
 _TRIES = 5
 _REMIND_S = 600.0
 _POLL_S = 0.2
 _SHOWN = 600
-#: What a broker says that the next try would hear again.
+#: Permanent broker errors, which a retry would get again.
 _LASTING = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.INVALID_TOPIC_EXCEPTION,
     ErrorCode.SCHEMA_MISMATCH,
     ErrorCode.INVALID_CONFIG,
 }
-#: The same of Spark; last, that its SparkContext is stopped: a job that went on could do nothing but hide that.
+#: Permanent errors of Spark. The last means that the SparkContext is stopped: continuing would only hide that.
 _LASTING_WORDS = r"\bConfigError\b|Spark has no type for column|stopped SparkContext"
 
 
 class _TopicThread(threading.Thread):
-    """``error``: why the topic is not archived any more; None: because it was to end."""
+    """Thread of one topic. ``error``: why its archive ended; None: it ended as requested."""
 
     def __init__(self, archive: TopicArchive, topic: str, *, has_end: bool, tell: Callable[[str], None]) -> None:
         super().__init__(name=f"archive-{topic}", daemon=True)
@@ -74,10 +74,10 @@ class _TopicThread(threading.Thread):
                     return
                 if is_lasting(error) or (self._has_end and failures >= _TRIES):
                     self.error = error
-                    self._tell(f"not archived any more: {told(error)}")
+                    self._tell(f"archive stopped: {told(error)}")
                     return
                 pause = min(_PAUSES_S[0] * 2 ** (failures - 1), _PAUSES_S[1])
-                self._tell(f"{told(error)}; tried again in {pause:g} s")
+                self._tell(f"{told(error)}; retrying in {pause:g} s")
                 if self._stopping.wait(pause):
                     return
             else:
@@ -85,24 +85,24 @@ class _TopicThread(threading.Thread):
 
 
 def is_lasting(error: Exception) -> bool:
-    """Whether trying again would come to the same."""
+    """Return whether a retry would fail with the same error."""
     if isinstance(error, BrokerError):
         return error.code in _LASTING
-    if isinstance(error, SPARK_ERRORS):  # from Spark's planning processes, as text
+    if isinstance(error, SPARK_ERRORS):  # text of an error in one of Spark's planning processes
         return re.search(_LASTING_WORDS, str(error)) is not None
-    if isinstance(error, OSError):  # a full disk passes; a JVM that is gone does not
+    if isinstance(error, OSError):  # a full disk is transient; the end of the JVM is not
         return isinstance(error, ConnectionError)
     return isinstance(error, ArchiveRefused | ConfigError) or not isinstance(error, SparklogError)
 
 
 def told(error: Exception) -> str:
-    """One line."""
+    """Return the error in one line."""
     text = escaped(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 class Stopping(Protocol):
-    """A ``threading.Event``, or what a handler of signals may set (``cluster.stop_request``)."""
+    """Event that requests the end: a ``threading.Event``, or one set by a signal handler (``cluster.stop_request``)."""
 
     def is_set(self) -> bool: ...
 
@@ -110,8 +110,8 @@ class Stopping(Protocol):
 def maintain(
     spark: SparkSession, archives: Sequence[ArchiveOptions], *, stopping: Stopping, tell: Callable[[str], None]
 ) -> dict[str, Exception]:
-    """Look after the tables of these topics once; no broker is asked. Returns where something was in the way. When
-    ``stopping`` is set, no further table is begun."""
+    """Maintain the tables of these topics once, without brokers. Return the topics that failed, and why. Once
+    ``stopping`` is set, no further table is started."""
     errors: dict[str, Exception] = {}
     for options in archives:
         if stopping.is_set():
@@ -120,7 +120,7 @@ def maintain(
         path = table_path(options.to, options.topic)
         try:
             is_there = bool(open_log_with_spark(spark, path).versions())
-        except SPARK_ERRORS as reason:  # a file system that is not known, or lets nobody in
+        except SPARK_ERRORS as reason:  # a file system that is unknown or denies access
             errors[options.topic] = reason
             continue
         if not is_there:
@@ -130,7 +130,7 @@ def maintain(
         error = maintenance_of(spark, options, tell=said.append).run(until=stopping.is_set)
         if error is not None:
             errors[options.topic] = error
-        for text in said or [f"{path}: nothing was due"] * (error is None):
+        for text in said or [f"{path}: no maintenance is due"] * (error is None):
             tell(text)
     return errors
 
@@ -138,8 +138,8 @@ def maintain(
 def run_archives(
     spark: SparkSession, archives: Sequence[ArchiveOptions], *, stopping: Stopping, tell: Callable[[str], None]
 ) -> dict[str, Exception]:
-    """Archive until ``stopping`` is set, or all have come to their end; returns the topics that could not be archived
-    any more, and why. Batches under way are committed before it returns."""
+    """Archive until ``stopping`` is set, or all archives have reached their end. Return the topics that failed, and
+    why. Current batches are committed before the return."""
     threads = []
     for options in archives:
 
@@ -157,7 +157,7 @@ def run_archives(
             remind_at = time.monotonic() + _REMIND_S
             for thread in threads:
                 if thread.error is not None:
-                    tell(f"{thread.topic}: still not archived: {told(thread.error)}")
+                    tell(f"{thread.topic}: archive is still stopped: {told(thread.error)}")
     for thread in threads:
         thread.stop()
     for thread in threads:

@@ -1,8 +1,8 @@
-"""Tables of few files, and none that nobody needs: OPTIMIZE and VACUUM beside the archive.
+"""OPTIMIZE and VACUUM beside the archive, which keep a table's files few and remove unreferenced ones.
 
-Every micro-batch makes files. A directory that has many small ones is compacted, and files go that no version within
-the table's retention has. Neither changes rows or says a seam, a version that somebody reads stays as it is for as long
-as the retention says, and appends go on meanwhile. What fails is tried again when it is due again, and stops nothing.
+Every micro-batch writes files. OPTIMIZE compacts directories with many small files; VACUUM removes files that no
+version within the table's retention references. Neither changes rows or records a seam. Versions stay readable during
+the retention, and appends continue meanwhile. A failure is retried when it is due again, and does not stop the archive.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from sparklog.delta.table import quarantine_path, table_path
 
 _LOG = logging.getLogger(__name__)
 
-#: Property: when the table was vacuumed, ISO 8601.
+#: Table property with the time of the last VACUUM, ISO 8601.
 VACUUMED = "sparklog.vacuumed"
 RETENTION = "delta.deletedFileRetentionDuration"
 LOG_RETENTION = "delta.logRetentionDuration"
-#: Delta's own.
+#: Delta's defaults.
 _RETENTION, _LOG_RETENTION = "interval 7 days", "interval 30 days"
-#: A directory with so many small files is compacted. Those below half the target are small: what is larger would be
-#: written again and again.
+#: Number of small files at which a directory is compacted. Files below half the target size are small; larger ones
+#: would be rewritten repeatedly.
 _MANY = 8
-#: How many directories one OPTIMIZE takes at most, those with most files first.
+#: Maximum number of directories in one OPTIMIZE, those with most files first.
 _DIRECTORIES = 100
 _FIRST_LOOK_S = 60.0
 _POLL_S = 1.0
-#: How long the end of an archive waits for what is under way; Delta takes what is cut off for not begun.
+#: How long the end of an archive waits for current maintenance; Delta discards interrupted operations.
 _PATIENCE_S = 60.0
 
 
 class Maintenance:
-    """Of one topic's tables. Owner: one thread, its own while an archive is ``running``. ``batches``: held by each
-    batch of that archive. One would have to begin anew if a table's properties changed meanwhile or, where it is
-    ``merging``, if it came upon an OPTIMIZE. Appends and OPTIMIZE are not in each other's way."""
+    """Maintenance of one topic's tables. Owner: one thread, its own while an archive is ``running``. ``batches``: lock
+    held by each batch of that archive. A batch would have to restart if a table's properties changed meanwhile or, if
+    it is ``merging``, if it conflicted with an OPTIMIZE. Appends and OPTIMIZE do not conflict."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Maintenance:
         for name, value in {
             "spark.databricks.delta.optimize.maxFileSize": str(options.target_file_size),
             "spark.databricks.delta.optimize.minFileSize": str(self._small),
-            # VACUUM lists files with so many tasks, whatever there is: 10,000 unless told otherwise.
+            # Number of tasks with which VACUUM lists files; the default is 10,000 for any table.
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(spark.sparkContext.defaultParallelism),
         }.items():
             self._spark.conf.set(name, value)
@@ -78,7 +78,7 @@ class Maintenance:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """In a thread of its own, whenever it is due."""
+        """Run maintenance in a new thread whenever it is due."""
         over = threading.Event()
         thread = threading.Thread(target=self._run_when_due, args=(over,), name="archive-maintenance", daemon=True)
         thread.start()
@@ -94,15 +94,15 @@ class Maintenance:
                 self.run()
 
     def run(self, *, until: Callable[[], bool] = lambda: False) -> Exception | None:
-        """Compact what is in many files, and vacuum if that is due. Returns what was in the way, if so. Once ``until``
-        says so no further table is begun."""
+        """Compact directories with many files, and vacuum if that is due. Return the error if it failed. Once ``until``
+        returns true, no further table is started."""
         errors = [self._look_after(path) for path in itertools.takewhile(lambda _: not until(), self._tables)]
         self._next = time.monotonic() + (self._every_s or 0.0)
         return next((error for error in errors if error is not None), None)
 
     @property
     def _small(self) -> int:
-        """Files below are small, in bytes."""
+        """Return the size in bytes below which files are small."""
         return self._options.target_file_size // 2
 
     def _look_after(self, path: str) -> Exception | None:
@@ -116,7 +116,7 @@ class Maintenance:
             if self._options.vacuum_every_s is not None:
                 self._vacuum(table, self._options.vacuum_every_s)
         except Exception as error:
-            _LOG.warning("%s: maintenance failed, and is tried again when it is due: %s", path, error)
+            _LOG.warning("%s: maintenance failed, and will be retried when it is due again: %s", path, error)
             return error
         return None
 
@@ -133,10 +133,10 @@ class Maintenance:
         with self._batches if self._merging else nullcontext():
             result = (builder.where(where) if where else builder).executeCompaction().select("metrics.*").first()
         assert result is not None
-        self._tell(f"{table.path}: {result['numFilesRemoved']:,} files became {result['numFilesAdded']:,}")
+        self._tell(f"{table.path}: compacted {result['numFilesRemoved']:,} files to {result['numFilesAdded']:,}")
 
     def _crowded(self, table: ArchiveTable) -> list[dict[str, str | None]]:
-        """Values of the partition columns, by column."""
+        """Return the partition values of directories to compact, by column."""
         if table.file_count() < _MANY:
             return []
         small = table.files().where(sf.col("size") < self._small)
@@ -148,7 +148,7 @@ class Maintenance:
     # --- VACUUM ---
 
     def _vacuum(self, table: ArchiveTable, every_s: float) -> None:
-        """If it is due. The time goes to the table first, so that what fails is not begun again at once."""
+        """Vacuum if it is due. The time is stored in the table first, so that a failure is not retried immediately."""
         detail = table.detail()
         now, told = dt.datetime.now(dt.timezone.utc), detail["properties"].get(VACUUMED)
         last = dt.datetime.fromisoformat(told) if told else detail["createdAt"].astimezone(dt.timezone.utc)
@@ -158,7 +158,7 @@ class Maintenance:
         wanted = {VACUUMED: now.isoformat(timespec="seconds")}
         if self._options.retain_h is not None and self._options.retain_h != retention:
             wanted[RETENTION] = f"interval {self._options.retain_h} hours"
-            # A version can be read as long as there are its files and the commit that names them.
+            # A version is readable while its files and the commit that references them exist.
             if self._options.retain_h > _hours(detail["properties"].get(LOG_RETENTION, _LOG_RETENTION)):
                 wanted[LOG_RETENTION] = wanted[RETENTION]
         with self._batches:
@@ -167,14 +167,14 @@ class Maintenance:
         self._tell(f"{table.path}: vacuumed")
 
     def _has_rested(self, table: ArchiveTable, last: dt.datetime, retention_h: float) -> bool:
-        """Whether a vacuum found all there was. Each makes commits, and enough of those would in time put the commit
-        that says the seam out of Delta's log."""
+        """Return whether the last vacuum removed everything. Each vacuum makes commits, and with enough of them Delta
+        would delete the commit that records the seam from its log."""
         changed = table.told_at()
         slack_h = 1 + (self._options.optimize_every_s or 0.0) / 3600
         return changed is None or last.timestamp() > changed + (retention_h + slack_h) * 3600
 
 
-#: Types whose values a directory's name gives as SQL does.
+#: Types whose values have the same form in a directory's name and in SQL.
 _TOLD_BY_TEXT = {"date", "string", "boolean", "tinyint", "smallint", "int", "bigint"}
 
 
@@ -187,13 +187,13 @@ def _is(name: str, value: str | None, kind: str) -> str:
 
 
 def _hours(interval: str) -> float:
-    """Of a table's property; what is not plain counts as long."""
+    """Return the hours of a table property; complex intervals count as long."""
     match = re.fullmatch(r"interval (\d+) (hour|day|week)s?", interval)
     return float(int(match[1]) * {"hour": 1, "day": 24, "week": 168}[match[2]]) if match else math.inf
 
 
 def _predicate(table: ArchiveTable, directories: list[dict[str, str | None]]) -> str | None:
-    """What tells these directories; None: the whole table."""
+    """Return the predicate of these directories; None: the whole table."""
     kinds = {field.name: field.dataType.simpleString() for field in table.columns().fields}
     names = {name for directory in directories for name in directory}
     if not names or any(kinds.get(name) not in _TOLD_BY_TEXT for name in names):
@@ -211,7 +211,8 @@ def maintenance_of(
     tell: Callable[[str], None],
     batches: AbstractContextManager[Any] | None = None,
 ) -> Maintenance:
-    """Of a topic's table and quarantine. ``batches``: as in ``Maintenance``; None: there is no archive here."""
+    """Return the maintenance of a topic's table and quarantine. ``batches``: as in ``Maintenance``; None: no archive
+    runs in this process."""
     tables = (table_path(options.to, options.topic), quarantine_path(options.to, options.topic))
     return Maintenance(
         spark,

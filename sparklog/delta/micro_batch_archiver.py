@@ -1,9 +1,9 @@
-"""From a micro-batch to commits: bad rows, then the table with its new ends, then the consumer group.
+"""Archiving of a micro-batch in three commits: bad rows, the table with its new ends, the consumer group's offsets.
 
-Each step rests on the one before it: a record counts as archived when the table's ends are behind it, and that commit
-comes when its bad rows are safe; the group, which lets brokers delete records, comes last. Whoever dies between two
-steps has promised nothing that is not so. No step looks at an earlier one of another run: it is done again, and what
-must not be done twice is numbered in Delta's log (``archive_table``) or keyed by offset (``quarantine``).
+Each step depends on the one before it. A record is archived once the table's ends are after it; that commit happens
+when its bad rows are safe. The group's offsets, which allow brokers to delete records, come last. So a crash between
+two steps leaves no false promise. A step never relies on another run's steps: it is repeated. Steps that must not be
+repeated are numbered in Delta's log (``archive_table``) or keyed by offset (``quarantine``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Archived(NamedTuple):
-    """What one batch came to."""
+    """Result of one batch."""
 
     seam: ArchiveProgress
     rows: int
@@ -34,10 +34,10 @@ class Archived(NamedTuple):
 
 
 class BatchArchiver:
-    """Owner: the thread in which Spark runs the batches of one query. ``seam``: what the table says before the first of
-    them, its ``attempt`` already that of this run. Tests interrupt it by overriding the steps."""
+    """Archiver of one query's micro-batches. Owner: the thread in which Spark runs them. ``seam``: the table's progress
+    before the first batch, with this run's ``attempt``. Tests override the steps to interrupt it."""
 
-    #: Whether the last batch had any.
+    #: Whether the last batch had bad rows.
     expects_bad_rows = False
 
     def __init__(
@@ -57,22 +57,22 @@ class BatchArchiver:
         self._fail_on_data_loss = fail_on_data_loss
         self._store = store
         self._sizes = sizes
-        #: The last commit of this run, or what it found.
+        #: The last commit of this run, or the one that it found.
         self.seam = seam
-        #: The newest seam of the table as this run has seen or made it.
+        #: The newest progress of the table that this run has read or written.
         self._expected = table.seam
 
     def archive(self, read: DataFrame, batch: BatchEnds) -> Archived:
         """Archive the records of a micro-batch, which ends at ``batch``.
 
         Raises:
-            ArchiveFenced: another archive has come in between.
-            ArchiveRefused: the batch does not follow from what the table holds.
+            ArchiveFenced: another archive has committed meanwhile.
+            ArchiveRefused: the batch does not continue the table's progress.
         """
         self.check_unchanged()
         seam = self._next(batch)
         if not self.has_news(batch):
-            return Archived(self.seam, 0, 0)  # the first batch of a run has to be, whether there is anything or not
+            return Archived(self.seam, 0, 0)  # the first batch of a run may be empty
         done = self._in_one_pass(read, seam) or self._in_two_passes(read, seam)
         self.expects_bad_rows = done.bad_rows > 0
         self.seam = self._expected = seam
@@ -80,8 +80,8 @@ class BatchArchiver:
         return done
 
     def _in_one_pass(self, read: DataFrame, seam: ArchiveProgress) -> Archived | None:
-        """None where there is a bad row: then nothing has been committed. A batch is read for each look at it, and bad
-        rows, which have to be known before the commit, are rare."""
+        """Archive the batch in one pass. Return None if there is a bad row: then nothing was committed. Every pass
+        reads the batch again, and bad rows, which must be known before the commit, are rare."""
         if self.expects_bad_rows:
             return None
         good = self._quarantine.without_pending(self._casting.rows_or_failure(read), self.seam.ends)
@@ -90,7 +90,7 @@ class BatchArchiver:
         except SPARK_ERRORS as error:
             if BAD_ROW not in str(error):
                 raise
-            _LOG.warning("%s: batch %d has bad rows, it is done again without them", seam.topic, seam.batch)
+            _LOG.warning("%s: batch %d has bad rows, repeating it without them", seam.topic, seam.batch)
             return None
 
     def _in_two_passes(self, read: DataFrame, seam: ArchiveProgress) -> Archived:
@@ -102,14 +102,14 @@ class BatchArchiver:
     # --- the steps ---
 
     def set_aside(self, bad: DataFrame, seam: ArchiveProgress) -> int:
-        """Commit bad rows to the quarantine; how many there were."""
+        """Commit bad rows to the quarantine, and return their number."""
         count = bad.count()
         if count:
             self._quarantine.add(bad, seam)
         return count
 
     def commit(self, good: DataFrame, seam: ArchiveProgress) -> int:
-        """Commit the other rows to the table, with its new ends; how many there were."""
+        """Commit the other rows to the table, with its new ends, and return their number."""
         if self._casting.keys:
             return upsert(self._table, good, seam, keys=self._casting.table_keys)
         offsets = sum(seam.ends.values()) - sum(self.seam.ends.values())
@@ -118,22 +118,23 @@ class BatchArchiver:
         return int(metrics.get("numOutputRows", 0))
 
     def store_progress(self, seam: ArchiveProgress) -> None:
-        """Tell the consumer group. Nothing rests on it but what brokers keep, and they may keep more."""
+        """Set the consumer group's offsets. Only brokers' retention depends on them, and may keep more records."""
         self._store(seam)
 
-    # --- what they rest on ---
+    # --- checks ---
 
     def has_news(self, batch: BatchEnds) -> bool:
-        """Whether there is anything to commit; to a new table there is."""
+        """Return whether there is anything to commit; always true for a new table."""
         return self._expected is None or {**self.seam.ends, **batch.ends} != self.seam.ends
 
     def check_unchanged(self) -> None:
-        """Raises ArchiveFenced, QuarantineMoved: another archive has committed since this one last did, or began."""
+        """Raise ArchiveFenced or QuarantineMoved if another archive has committed since this run's last commit or
+        start."""
         found = self._table.look()
         if found != self._expected:
             raise ArchiveFenced(
-                f"another archive has committed to {self._table.path}: {_named(found)} found, {_named(self._expected)} "
-                "expected"
+                f"another archive has committed to {self._table.path}: found {_named(found)}, expected "
+                f"{_named(self._expected)}"
             )
         self._quarantine.check()
 
@@ -141,8 +142,8 @@ class BatchArchiver:
         before = self.seam
         if batch.topic_id != before.topic_id:
             raise ArchiveRefused(
-                f"topic {before.topic} was deleted and made again: its id was {before.topic_id} and is "
-                f"{batch.topic_id} now; {self._table.path} holds the old one: archive the new one to another path"
+                f"topic {before.topic} was deleted and created again: its id changed from {before.topic_id} to "
+                f"{batch.topic_id}; {self._table.path} has the old topic: archive the new one to another path"
             )
         lost = self._lost(before.ends, batch)
         ends = {**before.ends, **batch.ends}
@@ -160,31 +161,32 @@ class BatchArchiver:
         )
 
     def _begins(self, batch: BatchEnds) -> dict[int, int]:
-        """Partitions that come later begin at 0; what is gone of them by then is ``lost``."""
+        """Return the partitions' start offsets. Partitions added later begin at 0; their deleted records are
+        ``lost``."""
         before = self.seam
         if not before.ends:
             return {number: batch.begun.get(number, 0) for number in batch.ends}
         if not before.begins:
-            return {}  # not known
+            return {}  # unknown
         return {**dict.fromkeys(batch.ends, 0), **before.begins}
 
     def _lost(self, ends: Mapping[int, int], batch: BatchEnds) -> dict[int, tuple[int, int]]:
-        """Ranges that the batch left out behind the table's ends."""
+        """Return the ranges between the table's ends and the batch's start."""
         lost = {}
         for number, end in batch.ends.items():
             first = batch.begun.get(number, ends.get(number, 0))
             expected = ends.get(number, 0)
-            if first > expected and ends:  # partitions that come later begin at 0
+            if first > expected and ends:  # partitions added later begin at 0
                 lost[number] = (expected, first)
             if first < expected or end < expected:
                 raise ArchiveRefused(
-                    f"{self.seam.topic}-{number} is read from {first} to {end}, and {self._table.path} holds it up to "
-                    f"{expected}: the log was cut, or is another one"
+                    f"{self.seam.topic}-{number} is read from {first} to {end}, but {self._table.path} ends at "
+                    f"{expected}: the log was truncated or replaced"
                 )
         if lost and self._fail_on_data_loss:
             raise ArchiveRefused(data_loss(self.seam.topic, lost))
         if lost:
-            _LOG.warning("%s: passed over: %s", self.seam.topic, lost)
+            _LOG.warning("%s: skipped lost offsets: %s", self.seam.topic, lost)
         return lost
 
 
@@ -193,9 +195,9 @@ def _named(seam: ArchiveProgress | None) -> str:
 
 
 def data_loss(topic: str, lost: Mapping[int, tuple[int, int]]) -> str:
-    """What to say of ranges that are gone from the log."""
+    """Return the message for ranges that were deleted from the log."""
     ranges = ", ".join(f"offsets {low} to {high} of {topic}-{number}" for number, (low, high) in sorted(lost.items()))
     return (
-        f"{ranges} are gone from the log and were not archived (retention, or deleted records); "
-        "to go on without them: --fail-on-data-loss false"
+        f"{ranges} were deleted from the log before they were archived (retention, or deleted records); "
+        "to continue without them: --fail-on-data-loss false"
     )

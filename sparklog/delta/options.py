@@ -1,4 +1,4 @@
-"""What the archive of one topic was asked for, and how the job's arguments are read. Pure."""
+"""Options of the archive of one topic, and parsers of the job's arguments. Pure."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ _TIME = re.compile(r"(\d+)\s*(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZE = re.compile(r"(\d+)\s*(k|m|g|)b?", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
-#: Delta's own for files that a table has no more: readers of older versions are counted on to be done by then.
+#: Delta's default retention of unreferenced files: readers of older versions must finish within it.
 LEAST_RETENTION_H = 168
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceOptions:
-    """How the tables are kept; intervals in s, None: never."""
+    """Options of table maintenance; intervals in s, None: never."""
 
-    #: Of compacted files, in bytes.
+    #: Target size of compacted files, in bytes.
     target_file_size: int = 128 << 20
     optimize_every_s: float | None = 3600.0
     vacuum_every_s: float | None = 86_400.0
-    #: How long files stay that the table has no more; None: as the table has it, 7 days unless somebody set it.
+    #: How long unreferenced files are kept; None: the table's setting, 7 days by default.
     retain_h: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOptions:
-    """What one topic's archive was asked for."""
+    """Options of one topic's archive."""
 
     bootstrap: str
     topic: str
     to: str
     group: str
-    #: None: a new table by ``_date``, one that is there as it is.
+    #: None: ``_date`` for a new table, unchanged for an existing one.
     partition_by: tuple[str, ...] | None = None
-    #: Spark's text for an interval; None: what is there when it begins, and then the end.
+    #: Spark's text for an interval; None: archive existing records and stop.
     interval: str | None = "30 seconds"
     max_offsets: int = 5_000_000
     fail_on_data_loss: bool = True
-    #: Columns in the values of a topic without a schema, which are JSON.
+    #: Columns to parse from the JSON values of a topic without a schema.
     json: StructType | None = None
     mode: Mode = "append"
     maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
 
 
 def parse_trigger(text: str) -> str | None:
-    """Spark's text for an interval; None for ``available-now``.
+    """Return Spark's text for an interval; None for ``available-now``.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: the text is neither.
     """
     if text == "available-now":
         return None
@@ -71,7 +71,7 @@ def parse_trigger(text: str) -> str | None:
 
 
 def interval_s(interval: str | None) -> float:
-    """Of Spark's text for an interval, a number and a unit as ``parse_trigger`` makes it; 0: none."""
+    """Return the seconds of Spark's text for an interval, as returned by ``parse_trigger``; 0: none."""
     if interval is None:
         return 0.0
     count, unit = interval.split()
@@ -79,7 +79,7 @@ def interval_s(interval: str | None) -> float:
 
 
 def parse_every(option: str, text: str) -> float | None:
-    """In s; None for ``never``. Raises ConfigError."""
+    """Return an interval in s; None for ``never``. Raises ConfigError."""
     if text == "never":
         return None
     match = _TIME.fullmatch(text.strip())
@@ -89,19 +89,19 @@ def parse_every(option: str, text: str) -> float | None:
 
 
 def parse_retention(text: str) -> int:
-    """In h. Raises ConfigError: no time, or one below ``LEAST_RETENTION_H``."""
+    """Return a retention in h. Raises ConfigError if it is not a time, or is below ``LEAST_RETENTION_H``."""
     match = _TIME.fullmatch(text.strip())
     hours = -(-int(match[1]) * _SECONDS[match[2]] // 3600) if match is not None else 0
     if hours < LEAST_RETENTION_H:
         raise ConfigError(
-            f"--retain {text}: expected a time of at least 7d: readers of a version that is not the newest rely on its "
-            "files; for less set the table's delta.deletedFileRetentionDuration"
+            f"--retain {text}: expected a time of at least 7d: readers of older versions need their files; "
+            "to use less, set the table's delta.deletedFileRetentionDuration"
         )
     return hours
 
 
 def parse_size(option: str, text: str) -> int:
-    """In bytes. Raises ConfigError."""
+    """Return a size in bytes. Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     size = int(match[1]) << _SHIFTS[match[2].lower()] if match is not None else 0
     if size < 1 << 20:
@@ -112,11 +112,11 @@ def parse_size(option: str, text: str) -> int:
 def parse_schemas(
     texts: Iterable[str], topics: Sequence[str], *, parse: Callable[[str], DataType]
 ) -> dict[str, StructType]:
-    """Columns by topic, from texts ``topic=columns``, or ``columns`` for all topics that have none of their own.
-    ``parse``: Spark's parser of columns, which needs a session.
+    """Return columns by topic, from texts ``topic=columns``, or ``columns`` for all other topics. ``parse``: Spark's
+    parser of columns, which needs a session.
 
     Raises:
-        ConfigError: columns that cannot be parsed, or of a topic that is not archived.
+        ConfigError: columns cannot be parsed, or their topic is not archived.
     """
     found: dict[str, StructType] = {}
     for text in texts:
@@ -124,13 +124,13 @@ def parse_schemas(
         named = equals and not check_topic_name(name.strip())
         chosen = [name.strip()] if named else list(topics)
         if named and chosen[0] not in topics:
-            raise ConfigError(f"--schema {text}: topic {chosen[0]} is not among those to be archived")
+            raise ConfigError(f"--schema {text}: topic {chosen[0]} is not in --topics")
         try:
             schema = parse(columns if named else text)
         except PySparkException as error:
             raise ConfigError(f"--schema {text}: {' '.join(str(error).split())[:300]}") from None
         if not isinstance(schema, StructType):
-            raise ConfigError(f"--schema {text}: columns and their types expected: 'customer string, price double'")
+            raise ConfigError(f"--schema {text}: expected columns with types: 'customer string, price double'")
         for topic in chosen:
             if named or topic not in found:
                 found[topic] = schema

@@ -1,7 +1,7 @@
-"""Which process archives a topic, as its commits say it, and whether that process may still do so.
+"""Identity of the process that archives a topic, as recorded in its commits, and whether it may still be running.
 
-Nothing rests on it but who of two archives goes on: the one that was there first. What is committed twice or by the
-wrong one is prevented by Delta's transactions (``archive_table``).
+It only decides which of two archives continues: the first one. Delta's transactions prevent duplicate and conflicting
+commits (``archive_table``).
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from pathlib import Path
 
 from sparklog.net.descriptors import boot_id
 
-#: How long a run waits for a commit of the one before it: some of its intervals, at most; and of one without any.
+#: How long a run waits for a commit of the previous run: a number of its intervals, the maximum, and the value for a
+#: run without interval.
 _INTERVALS, _SLACK_S, _LONGEST_S = 1.5, 2.0, 120.0
 _WITHOUT_INTERVAL_S = 10.0
 
 
 def this_process() -> str:
-    """``<host>/<its boot>/<process>/<when that began>``."""
+    """Return ``<host>/<boot id>/<process>/<start time>``."""
     return f"{_host()}/{os.getpid()}/{_began(os.getpid())}"
 
 
 def may_run(process: str) -> bool:
-    """Whether another process may be running, as far as this host can tell. Not this one: what runs in it is known.
-    ``process``: as ``this_process`` said; empty: not known."""
+    """Return whether another process may be running, as far as this host can tell; False for this process. ``process``:
+    a result of ``this_process``; empty: unknown."""
     host, _, number = process.rpartition("/")[0].rpartition("/")
     if process == this_process() or not process:
         return False
@@ -34,8 +35,8 @@ def may_run(process: str) -> bool:
 
 
 def patience_s(every_s: float) -> float:
-    """How long an archive that looks so often (0: at once, until it is done) may take until its next commit, in s. One
-    whose batches take longer than that is not waited for."""
+    """Return the maximum time until the next commit of an archive with this interval (0: one pass), in s. A new run
+    does not wait for an archive whose batches take longer."""
     return min(_INTERVALS * every_s + _SLACK_S, _LONGEST_S) if every_s else _WITHOUT_INTERVAL_S
 
 
@@ -44,7 +45,7 @@ def _host() -> str:
 
 
 def _began(process: int) -> str:
-    """In ticks of the kernel's clock; empty: there is no such process, or it is dead. Source: proc(5)."""
+    """Return a process's start time in clock ticks; empty if the process does not exist or is dead. Source: proc(5)."""
     try:
         found = Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:

@@ -1,9 +1,9 @@
-"""Bad rows: a Delta table beside that of the topic, keyed by partition and offset.
+"""Quarantine of bad rows: a Delta table beside that of the topic, keyed by partition and offset.
 
-Bad rows are committed before the table's commit of their batch. An archive that dies between the two leaves rows here
-at or above the table's ends: *pending* ones. They stay, and stay where they are: whoever archives these offsets next
-writes them neither here again nor into the table, even where it could cast them by now. So every record below the
-table's ends is in exactly one of the two, whatever batches it was in.
+Bad rows are committed before the table's commit of their batch. An archive that crashes between the two leaves rows at
+or above the table's ends: *pending* rows. They stay in the quarantine: the next archive of these offsets writes them
+neither to the quarantine again nor to the table, even if it could cast them now. So every record below the table's ends
+is in exactly one of the two, whatever batches contained it.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveT
 from sparklog.delta.table import OFFSET, PARTITION, needed_properties
 from sparklog.errors import SparklogError
 
-#: Times outside all calendars are among the rows, and statistics of those are in nobody's format.
+#: No statistics of times: bad rows may have times outside all calendars, which no statistics format supports.
 _PROPERTIES = {"delta.dataSkippingStatsColumns": f"{PARTITION},{OFFSET}"}
 
 
 class QuarantineMoved(SparklogError):
-    """Another archive has written bad rows. It need not win: the table decides that, so there is another try."""
+    """Commit of another archive to the quarantine. The table decides which archive continues, so a retry follows."""
 
 
 class Quarantine:
-    """Owner: the thread that archives the topic. The table is made with its first row."""
+    """Quarantine of one topic. Owner: the thread that archives the topic. The table is created with its first row."""
 
     def __init__(self, spark: SparkSession, path: str, columns: StructType) -> None:
         self.table = ArchiveTable(spark, path)
         self._spark = spark
         self._columns = columns
-        #: Whose commit was the last when this run last looked.
+        #: The last commit when this run last read the table.
         self._expected: ArchiveProgress | None = None
         self._pending: DataFrame | None = None
         self._pending_ends: Mapping[int, int] = {}
 
     def begin(self, ends: Mapping[int, int]) -> None:
-        """Find the pending rows of a table that ends at ``ends``."""
+        """Find the pending rows for a table that ends at ``ends``."""
         self._expected = self.table.look()
         self._pending, self._pending_ends = None, {}
         if not self.table.exists:
             return
         if needed_properties(self._columns):
-            # Its records have got columns that it was not made for, perhaps; they come into it with the next bad row.
+            # The topic may have new columns; the next bad row adds them to the quarantine.
             self.table.bring_properties({}, self._columns, self.table.detail())
         found = self._spark.read.format("delta").load(self.table.path).where(_from(ends)).select(PARTITION, OFFSET)
         rows = found.groupBy(PARTITION).agg(sf.max(OFFSET).alias(OFFSET)).collect()
@@ -55,31 +55,31 @@ class Quarantine:
             self._pending_ends = {row[PARTITION]: row[OFFSET] + 1 for row in rows}
 
     def check_topic(self, topic_ids: Collection[str]) -> None:
-        """Raises ArchiveRefused: there are rows of another topic, whose offsets would keep records of the same offsets
-        out of a new table. ``topic_ids``: that of the topic, and of the one it was restored from."""
+        """Raise ArchiveRefused if there are rows of another topic: records with the same offsets would be missing from
+        a new table. ``topic_ids``: those of the topic, and of the one it was restored from."""
         if self._pending is None:
             return
         if self._expected is not None:
             is_own = self._expected.topic_id in topic_ids
-        else:  # the commits that said it are cleaned away
+        else:  # Delta deleted the commits that recorded it
             is_own = any(self.table.transaction(app_id(found)) >= 0 for found in topic_ids)
         if not is_own:
             raise ArchiveRefused(
-                f"{self.table.path} holds bad rows of an earlier topic, and the table beside it is new: move it away, "
-                "or archive the topic to another path"
+                f"{self.table.path} has bad rows of an earlier topic, but the topic's table is new: move the quarantine"
+                " away, or archive the topic to another path"
             )
 
     def without_pending(self, rows: DataFrame, ends: Mapping[int, int]) -> DataFrame:
-        """Rows of a batch that begins at ``ends``, without those that are pending here."""
+        """Return the rows of a batch that begins at ``ends``, without pending ones."""
         if self._pending is None or all(ends.get(number, 0) >= end for number, end in self._pending_ends.items()):
             return rows
         return rows.join(self._pending, [PARTITION, OFFSET], "left_anti")
 
     def add(self, rows: DataFrame, seam: ArchiveProgress) -> None:
-        """Commit bad rows of the batch behind which the table will end at ``seam.ends``.
+        """Commit bad rows of the batch after which the table will end at ``seam.ends``.
 
         Raises:
-            QuarantineMoved: another archive has written here in between.
+            QuarantineMoved: another archive has committed bad rows meanwhile.
         """
         if not self.table.exists:
             self.table.create(
@@ -88,7 +88,7 @@ class Quarantine:
                 properties=_PROPERTIES | needed_properties(self._columns),
                 comment="Records left out of the archive",
             )
-        # Delta's number stays when the commits that said it are cleaned away.
+        # Delta keeps the transaction number when it deletes the commits.
         before = self._expected.batch if self._expected is not None else self.table.transaction(seam.app_id)
         own = ArchiveProgress(
             topic=seam.topic,
@@ -105,13 +105,13 @@ class Quarantine:
         self._expected = own
 
     def check(self) -> None:
-        """Raises QuarantineMoved: another archive has written here since this one last did, or began."""
+        """Raise QuarantineMoved if another archive has committed since this run's last commit or start."""
         if self.table.look() != self._expected:
             raise QuarantineMoved(f"another archive has committed to {self.table.path}")
 
 
 def _from(ends: Mapping[int, int]) -> Column:
-    """Rows at or above ``ends``; partitions without one are new."""
+    """Return the condition for rows at or above ``ends``; partitions without an end are new."""
     if not ends:
         return sf.lit(True)
     by_partition = sf.create_map(*(sf.lit(value) for pair in ends.items() for value in pair))

@@ -1,12 +1,12 @@
-"""A topic whose brokers are gone, made again out of its Delta table: every record at the offset it had.
+"""Restore of a deleted topic from its Delta table, with every record at its original offset.
 
-The new topic is made in the state ``restoring``, in which brokers take records with offsets and refuse producers, and
-names the table and its version. What is in the log is all that is remembered of how far the restore has come: whoever
-runs it again goes on where each partition ends, and finds nothing to do where that is the table's end. When all
-partitions hold what the table holds, which is read back and compared, the topic is opened for producers.
+The new topic is created in the state ``restoring``, in which brokers accept records with offsets and refuse producers.
+It records the table and its version. Only the log records the progress of the restore: a later run continues at the end
+of each partition, and has nothing to do if that is the table's end. When all partitions have all rows of the table,
+which is verified by reading them back, the topic is opened for producers.
 
-Not restored, because it is not in the table: groups' offsets, producers' ids and sequences, transactions, leader
-epochs, and where one batch ended and the next began.
+Data outside the table is not restored: groups' offsets, producers' ids and sequences, transactions, leader epochs, and
+the boundaries of batches.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.record.codec import COMPRESSIONS, EncodedBatch
 
-#: Settings that a restore gives a topic, and nobody else.
+#: Topic settings that only a restore sets.
 RESTORING, RESTORED_FROM = "restoring", "restored.from"
-#: Bytes of one request, at most; less where brokers take smaller frames. A single batch may be larger.
+#: Maximum bytes of one request; lower if brokers accept smaller frames. A single batch may be larger.
 _REQUEST_BYTES = 4 << 20
-#: Times in a row that a log may turn out to end elsewhere without having grown: somebody else restores it, or leaders
-#: change. More is no accident.
+#: Maximum consecutive times that a log ends at an unexpected offset without growing, because of a concurrent restore or
+#: changes of leaders.
 _MOST_SURPRISES = 50
 
 
 class RestoredPartition(NamedTuple):
-    """Offsets ``[start, end)`` of a partition hold what the table has of it. ``records``: those sent by this run."""
+    """Restored offsets ``[start, end)`` of a partition. ``records``: the number sent by this run."""
 
     partition: int
     start: int
@@ -48,13 +48,13 @@ class RestoredPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore has done. ``was_there``: an earlier run had finished, and nothing was changed."""
+    """Result of a restore. ``was_there``: an earlier run had completed, and this one changed nothing."""
 
     topic: TopicDescription
     archive: Archive
     partitions: tuple[RestoredPartition, ...]
     was_there: bool
-    #: records that were read back and compared; None: not asked for
+    #: number of records that were read back and compared; None: not requested
     compared: int | None
 
     @property
@@ -75,23 +75,23 @@ def restore_topic(
     timeout_s: float = 60.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Restored:
-    """Make topic ``name`` out of ``archive``, or go on where an earlier run for the same table was stopped: then with
-    the table's version of that time.
+    """Recreate topic ``name`` from ``archive``, or continue an earlier run for the same table, with that run's version
+    of the table.
 
     Args:
-        partitions: at least as many as the archive has, which is the default.
-        replication_factor: left out, what the topic had.
-        config: settings that differ from those the topic had.
+        partitions: at least the number of the archive, which is the default.
+        replication_factor: default: that of the archived topic.
+        config: settings that override those of the archived topic.
         compression: of the batches: none, lz4 or zstd.
-        check: read back all that was restored and compare it with the table, before producers may write.
-        timeout_s: the longest time without any progress.
-        tell: is given a line at each step.
+        check: read back all restored records and compare them with the table, before producers can write.
+        timeout_s: maximum time without progress.
+        tell: receives a line at each step.
 
     Raises:
-        ConfigError: an argument does not fit the archive.
-        BrokerError: TOPIC_ALREADY_EXISTS when the topic is not a restore of this table; as ``Admin.create_topic``.
-        RestoreDiffersError: what was read back is not what the table holds; producers are still refused.
-        ClientTimeout: no progress; running it again goes on from there.
+        ConfigError: an argument does not match the archive.
+        BrokerError: TOPIC_ALREADY_EXISTS if the topic is not a restore of this table; as ``Admin.create_topic``.
+        RestoreDiffersError: the restored records differ from the table; the topic still refuses producers.
+        ClientTimeout: no progress; run it again to continue.
     """
     if compression not in {None, "none", *COMPRESSIONS}:
         raise ConfigError(f"compression {compression}: expected none, {', '.join(COMPRESSIONS)}")
@@ -117,13 +117,13 @@ class _Plan(NamedTuple):
 
 
 def _made(admin: Admin, name: str, plan: _Plan) -> tuple[TopicDescription, Archive]:
-    """The topic, made now or by an earlier run, and the archive at the version that it is made from."""
+    """Return the topic, created now or by an earlier run, and the archive at the version to restore."""
     archive, described = plan.archive, plan.archive.topic
     partitions = archive.partitions if plan.partitions is None else plan.partitions
     if partitions < archive.partitions:
-        raise ConfigError(f"{partitions} partitions asked for, {archive.partitions} are in {archive.table}")
+        raise ConfigError(f"{partitions} partitions requested, but {archive.table} has {archive.partitions}")
     if own := sorted({RESTORING, RESTORED_FROM} & plan.config.keys()):
-        raise ConfigError(f"{own[0]} is set by the restore itself")
+        raise ConfigError(f"{own[0]} cannot be set: the restore sets it")
     try:
         topic = admin.create_topic(
             name,
@@ -144,8 +144,8 @@ def _made(admin: Admin, name: str, plan: _Plan) -> tuple[TopicDescription, Archi
     if f"/{archive.table_id}@" not in found:
         raise BrokerError(
             ErrorCode.TOPIC_ALREADY_EXISTS,
-            f"topic {name!r} was {f'restored from {found}' if found else 'made by no restore'},"
-            f" {archive.name} is to be restored: delete it, or restore to another name",
+            f"topic {name!r} was {f'restored from {found}' if found else 'not created by a restore'},"
+            f" but {archive.name} is to be restored: delete the topic, or restore to another name",
         )
     return topic, open_archive(archive.table, int(found.rpartition("@")[2]))
 
@@ -155,7 +155,7 @@ def _is_restoring(topic: TopicDescription) -> bool:
 
 
 class _Run:
-    """One restore at work."""
+    """One run of a restore."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _Run:
         )
 
     def partition(self, partition: int) -> RestoredPartition:
-        """Bring one partition to where its log ended."""
+        """Restore one partition up to the archived end of its log."""
         tp = TopicPartition(self._topic.name, partition)
         first, end = self._archive.first_offset(partition), self._archive.end(partition)
         at = began_at = self._admin.list_offsets([tp], isolation="read_uncommitted")[tp]
@@ -201,13 +201,13 @@ class _Run:
             surprises += at != expected
             if at > end or surprises > _MOST_SURPRISES:
                 raise BrokerError(
-                    ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: the log ends at {at}, {expected} to {end} expected"
+                    ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: the log ends at {at}, expected {expected} to {end}"
                 )
-        self._tell(f"{tp}: offsets {first} to {end}, {records} records sent from offset {began_at} on")
+        self._tell(f"{tp}: offsets {first} to {end}, sent {records} records from offset {began_at} on")
         return RestoredPartition(partition, first, end, records)
 
     def _requests(self, partition: int, at: int, first: int) -> Iterator[list[EncodedBatch]]:
-        """All that a partition lacks from offset ``at`` on, a request at a time."""
+        """Yield the missing batches of a partition from offset ``at`` on, one request at a time."""
         batches = self._batches(partition, at, first)
         limit = min(_REQUEST_BYTES, self._link.any_connection().hello.max_frame_bytes // 2)
         return _grouped(batches, limit)
@@ -222,35 +222,35 @@ class _Run:
         yield from self._placing.nothing(at, self._archive.end(partition))
 
     def begin_where_they_began(self, done: Sequence[RestoredPartition]) -> None:
-        """What lies below the first record was gone before the archive looked."""
+        """Set the log start offsets to the first records: earlier records were deleted before they were archived."""
         starts = {TopicPartition(self._topic.name, found.partition): found.start for found in done if found.start}
         if starts:
             self._admin.delete_records(starts)
 
     def check_ends(self, done: Sequence[RestoredPartition]) -> None:
-        """Raises BrokerError OFFSET_OUT_OF_RANGE: a partition does not begin and end, committed, where it should."""
+        """Raise BrokerError OFFSET_OUT_OF_RANGE if the committed records of a partition have the wrong start or end."""
         by_partition = {TopicPartition(self._topic.name, found.partition): found for found in done}
         starts = self._admin.list_offsets(list(by_partition), at="earliest")
         ends = self._admin.list_offsets(list(by_partition), at="latest")
         for tp, found in by_partition.items():
             if (starts[tp], ends[tp]) != (found.start, found.end):
-                detail = f"{tp}: offsets {starts[tp]} to {ends[tp]} found, {found.start} to {found.end} expected"
+                detail = f"{tp}: expected offsets {found.start} to {found.end}, found {starts[tp]} to {ends[tp]}"
                 raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
 
     def check_table(self) -> None:
-        """Raises ConfigError when the archive has gone on meanwhile: what it added would get its offsets twice."""
+        """Raise ConfigError if the archive has continued meanwhile: the offsets of its new rows would be used twice."""
         said = read_seam(self._archive.table)
         if said is not None and said.seam.batch > self._archive.seam.batch >= 0:
             raise ConfigError(
-                f"{self._archive.table} has got records since version {self._archive.version}, which"
+                f"{self._archive.table} has new records since version {self._archive.version}, which"
                 f" {self._topic.name} was restored from: delete the topic and restore it again"
             )
 
     def found_there(self) -> tuple[RestoredPartition, ...]:
-        """Where partitions begin and end that an earlier run has restored. Nothing is changed.
+        """Return the ranges that an earlier run has restored. Changes nothing.
 
         Raises:
-            BrokerError: OFFSET_OUT_OF_RANGE when one has lost what it had.
+            BrokerError: OFFSET_OUT_OF_RANGE if a partition has lost records.
         """
         wanted = self._topic.topic_partitions()
         starts = self._admin.list_offsets(wanted, at="earliest")
@@ -258,13 +258,13 @@ class _Run:
         for tp in wanted:
             if ends[tp] < (end := self._archive.end(tp.partition)):
                 raise BrokerError(
-                    ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: was restored up to offset {end}, ends at {ends[tp]} now"
+                    ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: was restored up to offset {end}, but now ends at {ends[tp]}"
                 )
         return tuple(RestoredPartition(tp.partition, starts[tp], ends[tp], 0) for tp in wanted)
 
 
 def _grouped(batches: Iterable[EncodedBatch], limit: int) -> Iterator[list[EncodedBatch]]:
-    """In order, as many as take ``limit`` bytes, and at least one."""
+    """Group batches in order, up to ``limit`` bytes and at least one per group."""
     group: list[EncodedBatch] = []
     size = 0
     for batch in batches:

@@ -1,8 +1,7 @@
-"""Archived rows of one partition as the batches that a log gets back: their offsets, their times, small enough. Pure.
+"""Encoding of one partition's archived rows as batches with the original offsets and times. Pure.
 
-What readers take for a record's time is its event time, and for a record without one the greatest of its batch
-(the leader's clock, where no record of the batch had one). So rows may share a batch only where that comes out as it
-stands in the table.
+Readers see a record's event time; for a record without one, the maximum time of its batch (the leader's append time if
+no record of the batch has an event time). So rows can share a batch only if this yields the times in the table.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from sparklog.record.restored_batch import place_batch, place_nothing
 
 Numbers = npt.NDArray[np.int64]
 
-#: A batch is made of about so many bytes of records.
+#: Approximate bytes of records in a batch.
 _BATCH_BYTES = 1 << 20
-#: What a batch may need beside the bytes of its records, for its message and the ends of its buffers.
+#: Maximum additional bytes of a batch, for its message and the padding of buffers.
 _ROOM_BYTES = 4096
-#: Offsets in front of a batch's first record that it covers itself.
+#: Maximum gap before a batch's first record that the batch itself covers.
 _LONGEST_GAP = MAX_SPAN // 2
 
 
 class Rows(NamedTuple):
-    """Rows of one partition by ascending offset: records with the topic's columns, offsets, times in us."""
+    """Rows of one partition in ascending order of offsets: records with the topic's columns, offsets, times in us."""
 
     records: pa.RecordBatch
     offsets: Numbers
@@ -41,8 +40,8 @@ class Rows(NamedTuple):
 
 
 class RestoreBatches(NamedTuple):
-    """What the topic asks of its batches. ``event_time``: the column that times go by, None where they are the log's
-    own. ``compression`` as in ``encode_batch``."""
+    """Encoder of a topic's batches. ``event_time``: the column of event times, None if the topic uses append times.
+    ``compression``: as in ``encode_batch``."""
 
     schema: pa.Schema
     schema_id: int
@@ -51,8 +50,8 @@ class RestoreBatches(NamedTuple):
     compression: str | None = None
 
     def batches(self, rows: Rows, begin: int) -> Iterator[EncodedBatch]:
-        """Batches that cover the offsets from ``begin``, at or below the first row's, to behind the last row's, each
-        with the gap in front of its first record.
+        """Yield batches that cover the offsets from ``begin``, at or below the first row's, to the last row's, each
+        with the gap before its first record.
 
         Raises:
             BrokerError: a row that cannot be encoded.
@@ -68,7 +67,7 @@ class RestoreBatches(NamedTuple):
                 begin = int(piece.offsets[-1]) + 1
 
     def nothing(self, begin: int, end: int) -> list[EncodedBatch]:
-        """Batches for offsets that no record has."""
+        """Return batches for offsets without records."""
         return place_nothing(self.schema, begin=begin, end=end, schema_id=self.schema_id)
 
     def _pieces(self, rows: Rows) -> Iterator[Rows]:
@@ -80,7 +79,7 @@ class RestoreBatches(NamedTuple):
             yield from self._small_enough(rows.part(start, min(start + step, count)), limit)
 
     def _small_enough(self, rows: Rows, limit: int) -> Iterator[Rows]:
-        """Halves of halves, until one is below ``limit``; a single record is as large as it is."""
+        """Split rows in halves until each part is smaller than ``limit`` or has a single record."""
         count = len(rows.offsets)
         is_wide = int(rows.offsets[-1]) - int(rows.offsets[0]) >= _LONGEST_GAP
         if count > 1 and (rows.records.nbytes > limit or is_wide):
@@ -102,7 +101,7 @@ class RestoreBatches(NamedTuple):
 
 
 def time_cuts(rows: Rows, event_time: str | None) -> list[int]:
-    """Where batches have to begin, 0 first, so that each record comes out with its time."""
+    """Return the row indexes at which batches must begin, 0 first, so that each record keeps its time."""
     lacking = _lacking(rows, event_time)
     times = rows.times
     changes = (lacking[1:] != lacking[:-1]) | (lacking[1:] & (times[1:] != times[:-1]))
@@ -110,8 +109,8 @@ def time_cuts(rows: Rows, event_time: str | None) -> list[int]:
     if event_time is None:
         return starts
     cuts = [0]
-    stamp: int | None = None  # what records without an event time show, in the batch that grows
-    latest: int | None = None  # the greatest event time in it
+    stamp: int | None = None  # time of records without an event time in the current batch
+    latest: int | None = None  # its maximum event time
     for start, end in zip(starts, [*starts[1:], len(times)], strict=True):
         if lacking[start]:
             time = int(times[start])
@@ -127,7 +126,7 @@ def time_cuts(rows: Rows, event_time: str | None) -> list[int]:
 
 
 def _times(rows: Rows, event_time: str | None) -> tuple[int, int]:
-    """Least and greatest time of the header, in us."""
+    """Return minimum and maximum time for the header, in us."""
     lacking = _lacking(rows, event_time)
     found = event_time_range(rows.records, event_time)
     if not lacking.any():
@@ -138,7 +137,7 @@ def _times(rows: Rows, event_time: str | None) -> tuple[int, int]:
 
 
 def _lacking(rows: Rows, event_time: str | None) -> npt.NDArray[np.bool_]:
-    """Which records have no event time."""
+    """Return a mask of the records without an event time."""
     if event_time is None:
         return np.ones(len(rows.times), dtype=bool)
     column = rows.records.column(event_time)

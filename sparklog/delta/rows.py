@@ -1,7 +1,7 @@
-"""Rows of one data file of a table: of the columns asked for, and within ranges of offsets and times. No JVM.
+"""Reader of one data file of a table: selected columns, within ranges of offsets and times. No JVM.
 
-Row groups that cannot hold any are passed over by their statistics. Deleted rows are left out. Rows come in the order
-of the file, which is that of no partition once files have been compacted.
+Statistics skip row groups without matching rows. Deleted rows are omitted. Rows have the order of the file, which after
+compaction is not the order of any partition.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _UTC_US = pa.timestamp("us", tz="UTC")
 
 
 class ArchiveFileGone(SparklogError):
-    """A file of a version of a table was vacuumed before it was read. Reading again takes a newer version."""
+    """Deletion of a data file by VACUUM before it was read. A new read uses a newer version."""
 
 
 def file_system(table: str) -> tuple[pafs.FileSystem, str]:
-    """Where the files of the table at a local path or a URI are, and the path of its directory there."""
+    """Return the file system of the table at a local path or a URI, and the path of its directory there."""
     if "://" in table or table.startswith("file:"):
         system, root = pafs.FileSystem.from_uri(table)
         return system, root.rstrip("/")
@@ -44,21 +44,21 @@ def read_rows(
     ranges: Mapping[int, Span] | None,
     times: Span = _ALL,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of those of ``columns`` that the file has, and of the table's constants among them, in no set order and
-    without empty batches. ``ranges``: offsets by partition, others have none; None: all. ``times``: in us.
+    """Yield batches of the ``columns`` that the file or the table's constants have, in any order and without empty
+    batches. ``ranges``: offsets by partition, without other partitions; None: all. ``times``: in us.
 
     Raises:
-        ArchiveFileGone: the file is not there any more.
+        ArchiveFileGone: the file was deleted.
     """
     system, root = file_system(table)
     try:
         opened = system.open_input_file(f"{root}/{file.path}")
     except FileNotFoundError:
         raise ArchiveFileGone(
-            f"{root}/{file.path} is not there any more: the table was vacuumed after its version was chosen. Read anew"
+            f"{root}/{file.path} no longer exists: the table was vacuumed after the read was planned. Read again"
         ) from None
     with opened:
-        # Statistics of a file that no row was deleted from are exact, so that rows need not be looked at.
+        # Statistics of a file without deleted rows are exact, so rows need no check.
         is_whole = not file.deleted and _lies_within(file, ranges, times)
         needed = [] if is_whole else [PARTITION, OFFSET, *([TIMESTAMP] if times != _ALL else [])]
         with pq.ParquetFile(opened, coerce_int96_timestamp_unit="us", pre_buffer=True) as parquet:
@@ -82,7 +82,7 @@ def _lies_within(file: DataFile, ranges: Mapping[int, Span] | None, times: Span)
 def _batches(
     parquet: pq.ParquetFile, columns: list[str], ranges: Mapping[int, Span] | None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches of the row groups that may hold rows of ``ranges``, each with the position of its first row."""
+    """Yield batches of the row groups that may have rows of ``ranges``, each with the position of its first row."""
     first = 0
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)
@@ -105,7 +105,7 @@ def _may_hold(group: pq.RowGroupMetaData, ranges: Mapping[int, Span]) -> bool:
 
 
 def _completed(batch: pa.RecordBatch, wanted: Sequence[str], constants: Mapping[str, object]) -> pa.RecordBatch:
-    """``batch`` with the columns that are the same in all rows of the file and so stand in the table's log."""
+    """Return ``batch`` with the columns that are constant in the file, whose values are in the table's log."""
     for name in dict.fromkeys(wanted):
         if name in constants:
             batch = batch.append_column(name, pa.repeat(pa.scalar(constants[name]), batch.num_rows))
@@ -129,7 +129,7 @@ def _kept(
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
-    """A whole-numbered or time column, times in us."""
+    """Return an integer or time column, times in us."""
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):
         column = column.cast(_UTC_US)
@@ -137,13 +137,13 @@ def _numbers(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
 
 
 def place_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Partitions, offsets and times (us) of the rows of a batch that has these columns."""
+    """Return partitions, offsets and times (us) of the rows of a batch that has these columns."""
     return _numbers(batch, PARTITION), _numbers(batch, OFFSET), _numbers(batch, TIMESTAMP)
 
 
 def ends_of_rows(table: str, files: Sequence[DataFile]) -> dict[int, int]:
-    """By partition, the offset behind the last row that is left: what is known of an archive's progress where Delta has
-    cleaned away all commits that said it. Raises ArchiveFileGone."""
+    """Return by partition the offset after the last row, which is the known progress of an archive if Delta has deleted
+    all commits that recorded it. Raises ArchiveFileGone."""
     ends: dict[int, int] = {}
     for file in files:
         number = file.single_partition

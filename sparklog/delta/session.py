@@ -1,25 +1,25 @@
-"""What a Spark session needs to know Delta: packages, extensions and settings that suit tables of a log."""
+"""Settings of a Spark session for Delta: packages, extensions, and settings suited to archives."""
 
 from __future__ import annotations
 
 import sys
 
-#: For ``spark.jars.packages``: the jar of the installed Python package.
+#: Value for ``spark.jars.packages``: the jar of the installed Python package.
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
-#: To be set before the session is made.
+#: Settings to apply before the session is created.
 SETTINGS: dict[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # Delta reads its own log with so many tasks, whatever its size: 50 unless told otherwise, seconds for each commit.
+    # Number of tasks with which Delta reads its own log. The default of 50 costs seconds per commit.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # Spark's default is a type without a unit that others read as nanoseconds, which end in the year 2262.
+    # Spark's default is a type without a unit that other readers take for nanoseconds, which end in the year 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 
 
 def submit_arguments(packages: str = "") -> list[str]:
-    """What ``spark-submit`` is told; ``packages``: others that are wanted as well, separated by commas."""
+    """Return arguments for ``spark-submit``; ``packages``: comma-separated additional packages."""
     settings = [word for name, value in SETTINGS.items() for word in ("--conf", f"{name}={value}")]
     return ["--packages", ",".join(filter(None, (PACKAGE, packages))), *settings]
 

@@ -1,7 +1,7 @@
-"""A topic's Delta table at one version: its seam, and every data file with what is known of the rows in it. No JVM.
+"""A topic's Delta table at one version: its progress, and every data file with the statistics of its rows. No JVM.
 
-A snapshot is settled: commits, OPTIMIZE and others' deletes that come later do not change it. Only VACUUM takes its
-files away, and not before the table's retention time is over. It reads no rows; ``rows`` does.
+A snapshot is immutable: later commits, OPTIMIZE and deletes do not change it. Only VACUUM deletes its files, after the
+table's retention time. It does not read rows; ``rows`` does.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from sparklog.model import Span
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-#: Features of tables that change what their files mean, and that are understood here.
+#: Table features that change the meaning of files, and that are supported here.
 _UNDERSTOOD = frozenset(
     {"timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping", "domainMetadata"}
-    # deltalake 1.6 names it beside timestamps without a zone; columns of that type are no topic's
+    # deltalake 1.6 reports it with timestamps without a time zone; no topic has columns of that type
     | {"variantType"}
 )
-#: Statistics cut the greatest time of a file to milliseconds. Source: Delta's protocol, per-file statistics.
+#: Statistics truncate the maximum time of a file to milliseconds. Source: Delta's protocol, per-file statistics.
 _TIME_STEP_US = 1000
-#: Spark writes them with the session's offset from UTC in whole minutes, whose seconds are lost. Zones had such offsets
-#: until 1972. Source: Spark's JSON format of timestamps (XXX), the tz database.
+#: Spark writes statistics with the session's offset from UTC in whole minutes, and so loses the seconds of offsets that
+#: time zones had until 1972. Source: Spark's JSON format of timestamps (XXX), the tz database.
 _ODD_OFFSETS_US, _LAST_ODD_US = 60_000_000, 2 * 366 * 86_400_000_000
 _ALL = Span()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``columns`` are the table's, ``files`` in the order of their least offsets."""
+    """Version of a table. ``columns`` are the table's, ``files`` are ordered by their minimum offsets."""
 
     table: str
     version: int
@@ -50,10 +50,10 @@ class Snapshot:
 
 
 def find_table(path: str, topic: str) -> str:
-    """The table of ``topic``: ``path`` itself, or in it, if it is what an archive writes its tables to.
+    """Return the table of ``topic``: ``path`` itself, or a table in the directory ``path`` of all archives.
 
     Raises:
-        ConfigError: neither is a Delta table, or there is nothing here to read one with.
+        ConfigError: neither is a Delta table, or deltalake is not installed.
     """
     try:
         from deltalake import DeltaTable
@@ -66,15 +66,15 @@ def find_table(path: str, topic: str) -> str:
     for table in (path.rstrip("/"), within):
         if DeltaTable.is_deltatable(table):
             return table
-    raise ConfigError(f"there is no Delta table at {path}, nor at {within}")
+    raise ConfigError(f"there is no Delta table at {path} or {within}")
 
 
 def take_snapshot(table: str, topic: str, origin: Origin) -> Snapshot:
-    """The newest version of ``table``, which has to be the archive of ``topic``, or what it was restored from.
+    """Return the newest version of ``table``, which must be the archive of ``topic``, or the one it was restored from.
 
     Raises:
-        ConfigError: it is the archive of something else, keeps no history, or is of a kind that is not understood.
-        SeamError: its progress cannot be read.
+        ConfigError: it is the archive of another topic, does not keep history, or has unsupported features.
+        ArchiveProgressError: its progress cannot be read.
     """
     from deltalake import DeltaTable
 
@@ -96,12 +96,12 @@ def take_snapshot(table: str, topic: str, origin: Origin) -> Snapshot:
 
 
 def _seam_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) -> ArchiveProgress:
-    """Of a table that was made just now, or all of whose commits by its archive Delta has cleaned away since."""
+    """Return progress computed from the rows of a new table, or of a table whose archive commits Delta has deleted."""
     from sparklog.delta.rows import ends_of_rows
 
     described = found.metadata().configuration.get(PROPERTY)
     if not described:
-        raise ConfigError(f"history: {table} was not written by an archive: it does not say of which topic it is")
+        raise ConfigError(f"history: {table} was not written by an archive: it does not name its topic")
     topic = from_json(described)
     mode: Mode = "upsert" if found.metadata().configuration.get(MODE_PROPERTY) == "upsert" else "append"
     return ArchiveProgress(
@@ -110,19 +110,19 @@ def _seam_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) ->
 
 
 def check_kind(table: str, found: DeltaTable) -> None:
-    """Raises ConfigError for a table whose files mean something that is not understood here."""
+    """Raise ConfigError for a table with unsupported features."""
     features = set(found.protocol().reader_features or ())
     mapping = found.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
-        raise ConfigError(f"{table} has column mapping ({mapping}), which is not understood here")
+        raise ConfigError(f"{table} has column mapping ({mapping}), which is not supported")
     if strange := features - _UNDERSTOOD:
-        raise ConfigError(f"{table} has features that are not understood here: {', '.join(sorted(strange))}")
+        raise ConfigError(f"{table} has unsupported features: {', '.join(sorted(strange))}")
 
 
 def _check_seam(table: str, seam: ArchiveProgress, topic: str, origin: Origin, *, is_own: bool) -> None:
     if seam.mode != "append":
         raise ConfigError(
-            f"history: {table} is kept in mode {seam.mode}: it holds the topic's current state and not its history; "
+            f"history: {table} was archived in mode {seam.mode}: it has the topic's current state, not its history; "
             "read it as a Delta table, or archive the topic in mode append to another path"
         )
     if not is_own:
@@ -134,11 +134,12 @@ def _check_seam(table: str, seam: ArchiveProgress, topic: str, origin: Origin, *
 
 
 def data_files(table: str, found: DeltaTable) -> tuple[DataFile, ...]:
-    """The files of the table's version, in the order of their least offsets. Raises ConfigError as ``check_kind``."""
+    """Return the files of the table's version, ordered by their minimum offsets. Raises ConfigError as
+    ``check_kind``."""
     actions = pa.table(found.get_add_actions(flatten=True))
     paths = [unquote(path) for path in actions.column("path").to_pylist()]
     if outside := [path for path in paths if "://" in path or path.startswith("/")]:
-        raise ConfigError(f"{table} holds files of another table, as a shallow clone does: {outside[0]}")
+        raise ConfigError(f"{table} references files of another table, like a shallow clone: {outside[0]}")
     deleted = _deleted(found)
     columns = {name: actions.column(name).to_pylist() for name in actions.column_names if name.startswith("partition.")}
     spans = {name: _spans(actions, name) for name in (PARTITION, OFFSET, TIMESTAMP)}
@@ -155,12 +156,12 @@ def data_files(table: str, found: DeltaTable) -> tuple[DataFile, ...]:
         for at, (path, size) in enumerate(zip(paths, actions.column("size_bytes").to_pylist(), strict=True))
     ]
     if deleted:
-        raise ConfigError(f"{table} has no files of which rows are said to be deleted: {', '.join(deleted)}")
+        raise ConfigError(f"{table} has deletion vectors of unknown files: {', '.join(deleted)}")
     return tuple(sorted(files, key=lambda file: (file.offsets.low, file.path)))
 
 
 def _spans(actions: pa.Table, name: str) -> list[Span]:
-    """By file, what its values of a whole-numbered or time column lie in."""
+    """Return by file the span of an integer or time column."""
     lows, highs = _bounds(actions, f"min.{name}"), _bounds(actions, f"max.{name}")
     if f"partition.{name}" in actions.column_names:
         lows = highs = _bounds(actions, f"partition.{name}")
@@ -173,7 +174,7 @@ def _spans(actions: pa.Table, name: str) -> list[Span]:
 
 
 def _time_span(low: int | None, high: int | None) -> Span:
-    """What times lie in of which the statistics say ``low`` and ``high`` (us)."""
+    """Return the span of times whose statistics are ``low`` and ``high`` (us)."""
     below, above = (_ODD_OFFSETS_US if stated is not None and stated < _LAST_ODD_US else 0 for stated in (low, high))
     return Span(_ALL.low if low is None else low - below, _ALL.high if high is None else high + _TIME_STEP_US + above)
 
@@ -188,7 +189,7 @@ def _bounds(actions: pa.Table, name: str) -> list[int | None]:
 
 
 def _deleted(found: DeltaTable) -> dict[str, bytes]:
-    """Positions of deleted rows by path, decoded."""
+    """Return positions of deleted rows by decoded path."""
     if "deletionVectors" not in (found.protocol().reader_features or ()):
         return {}
     vectors = pa.table(found.deletion_vectors())
@@ -200,7 +201,7 @@ def _deleted(found: DeltaTable) -> dict[str, bytes]:
 
 
 def _decoded(path: str) -> str:
-    """What is left when nothing can be decoded any more: deltalake 1.6 encodes one path once here and twice there."""
+    """Decode a path completely: deltalake 1.6 encodes the same path once or twice."""
     while (plain := unquote(path)) != path:
         path = plain
     return path

@@ -1,8 +1,8 @@
-"""What a micro-batch of ``format("sparklog")`` covers, as Spark wrote it down before it ran the batch.
+"""Ranges of a micro-batch of ``format("sparklog")``, as Spark recorded them before it ran the batch.
 
-Rows cannot tell: transaction markers, aborted transactions and compaction leave offsets without rows, and a batch may
-have none at all. Spark's checkpoint has a file ``offsets/<batch>`` for each batch, whose last line is the source's
-offset behind it.
+Rows do not show the ranges: transaction markers, aborted transactions and compaction leave offsets without rows, and a
+batch may have no rows. Spark's checkpoint has a file ``offsets/<batch>`` for each batch, whose last line is the
+source's offset after it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sparklog.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BatchEnds:
-    """Next offsets by partition behind a batch of one topic. ``begun``: where it began: at the end of the batch before,
-    or where Spark was told that it did not."""
+    """Next offsets by partition after a batch of one topic. ``begun``: the start of the batch, which is the end of the
+    previous batch unless the source reported another start."""
 
     topic_id: str
     ends: Mapping[int, int]
@@ -38,10 +38,10 @@ class _Offset(msgspec.Struct):
 
 
 def read_batch_ends(checkpoint: Path, batch: int, *, topic: str) -> BatchEnds:
-    """Of a query that reads one topic.
+    """Return the ends of a batch of a query that reads one topic.
 
     Raises:
-        ConfigError: the file is not one of a query over this source.
+        ConfigError: the file does not belong to a query of this source.
     """
     found = _read(checkpoint / "offsets" / str(batch), topic)
     before = _read(checkpoint / "offsets" / str(batch - 1), topic).ends if batch > 0 else {}

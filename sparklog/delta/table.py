@@ -1,9 +1,9 @@
-"""Where the tables of a topic lie and which columns they have. Asks nobody.
+"""Paths and columns of a topic's tables. Pure.
 
     <to>/<topic>               its columns, then _partition, _offset, _timestamp, _date
-    <to>/_quarantine/<topic>   _partition, _offset, _timestamp, reason, record: what could not be cast, as it was read
+    <to>/_quarantine/<topic>   _partition, _offset, _timestamp, reason, record: rows that could not be cast, as read
 
-The columns of a topic without a schema are ``key, value, headers``, named and typed as by the source. ``_date`` is the
+The columns of a topic without a schema are ``key, value, headers``, with the source's names and types. ``_date`` is the
 UTC date of ``_timestamp``.
 """
 
@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 from sparklog.errors import ConfigError
 
 PARTITION, OFFSET, TIMESTAMP, DATE = "_partition", "_offset", "_timestamp", "_date"
-#: What every table has behind the topic's own columns.
+#: Columns of every table after the topic's own columns.
 META_COLUMNS = StructType(
     [
         StructField(PARTITION, IntegerType()),
@@ -38,42 +38,42 @@ META_COLUMNS = StructType(
         StructField(DATE, DateType()),
     ]
 )
-#: Columns that Delta keeps statistics of. Source: its table property dataSkippingNumIndexedCols.
+#: Number of columns with statistics in Delta. Source: its table property dataSkippingNumIndexedCols.
 _INDEXED = 32
 REASON, RECORD = "reason", "record"
-#: Of a table: whether it holds records or the state that they come to.
+#: Mode of a table: all records, or the current state by key.
 MODE_PROPERTY = "sparklog.mode"
-#: How tables are partitioned unless the archive is told otherwise.
+#: Default partition column of tables.
 DEFAULT_PARTITION_BY = (DATE,)
 _QUARANTINE = "_quarantine"
-#: Characters that Delta takes in no column name, unless it maps names to others.
+#: Characters that Delta does not allow in column names without column mapping.
 _ODD = re.compile(r"[ ,;{}()\n\t=]")
 _MAPPING = "delta.columnMapping.mode"
 _LOCAL_TIMES = "timestampNtz"
-#: What is kept of the columns of a topic without a schema, beside its place and time.
+#: Columns of a topic without a schema that are archived, in addition to position and time.
 _DEFAULT_OWN = ("key", "value", "headers")
 
 
 def table_path(to: str, topic: str) -> str:
-    """The table of a topic under the archive's path. Raises ConfigError for a topic of the quarantines' name."""
+    """Return the table of a topic under the archive's path. Raises ConfigError for a topic with the quarantines'
+    name."""
     if topic == _QUARANTINE:
-        raise ConfigError(f"topic {topic} cannot be archived: its table would lie where quarantines are")
+        raise ConfigError(f"topic {topic} cannot be archived: its path is reserved for quarantines")
     return f"{to.rstrip('/')}/{topic}"
 
 
 def quarantine_path(to: str, topic: str) -> str:
-    """The quarantine of a topic under the archive's path."""
+    """Return the quarantine of a topic under the archive's path."""
     return f"{to.rstrip('/')}/{_QUARANTINE}/{topic}"
 
 
 def own_columns(read: StructType, names: Collection[str], *, is_default: bool) -> StructType:
-    """The columns of a topic that are its own: what a record holds but for topic, partition, offset and time.
+    """Return the topic's own columns: the columns of a record except for topic, partition, offset and time.
 
-    ``read``: the columns that the source shows, headers included; ``names``: those of the topic's schema.
+    ``read``: the columns of the source, including headers; ``names``: those of the topic's schema.
 
     Raises:
-        ConfigError: columns that a table cannot have beside its others, or beside each other: names that a table's own
-            columns have, and names that differ in case only.
+        ConfigError: a name conflicts with a table's own columns, or differs from another name only in case.
     """
     wanted = _DEFAULT_OWN if is_default else names
     columns = StructType([field for field in read.fields if field.name in wanted])
@@ -90,20 +90,20 @@ def _check_names(columns: StructType) -> None:
 
 
 def table_columns(own: StructType) -> StructType:
-    """The columns of a topic's table, all nullable: a table holds rows that are older than some of its columns."""
+    """Return the columns of a topic's table, all nullable, because rows can be older than a column."""
     return StructType([*(StructField(field.name, field.dataType) for field in own.fields), *META_COLUMNS.fields])
 
 
 def statistics(columns: StructType) -> dict[str, str]:
-    """Properties of a new table with these columns. Delta keeps statistics of the first 32 unless told otherwise, and
-    those of place and time, by which files are found, stand behind all others."""
+    """Return properties of a new table with these columns. Delta keeps statistics of the first 32 columns by default,
+    but files are found by position and time, which come last."""
     count = _leaves(columns)
     return {"delta.dataSkippingNumIndexedCols": str(count)} if count > _INDEXED else {}
 
 
 def needed_properties(columns: StructType, features: Collection[str] = ()) -> dict[str, str]:
-    """Properties without which Delta takes no such columns, whatever they are nested in. ``features``: what the table
-    has already."""
+    """Return properties that Delta requires for these columns, at any nesting. ``features``: those that the table
+    already has."""
     needed = {}
     for part in parts(columns):
         if isinstance(part, StructType) and any(_ODD.search(name) for name in part.names):
@@ -114,13 +114,13 @@ def needed_properties(columns: StructType, features: Collection[str] = ()) -> di
 
 
 def names_directories(properties: Mapping[str, str]) -> bool:
-    """Whether Delta calls a partition's directory by its values, in a table with these properties: else by chance."""
+    """Return whether Delta names directories by partition values in a table with these properties, or randomly."""
     is_mapped = properties.get(_MAPPING, "none").lower() != "none"
     return not is_mapped and properties.get("delta.randomizeFilePrefixes", "false").lower() != "true"
 
 
 def parts(kind: DataType) -> Iterator[DataType]:
-    """A type, and all that it is made of."""
+    """Yield a type and all its nested types."""
     yield kind
     match kind:
         case ArrayType():
@@ -138,7 +138,7 @@ def _leaves(kind: DataType) -> int:
 
 
 def quarantine_columns(own: StructType) -> StructType:
-    """The columns of a topic's quarantine; ``record`` holds the topic's own columns as they were read."""
+    """Return the columns of a topic's quarantine; ``record`` has the topic's own columns as read."""
     record = StructField(RECORD, StructType([StructField(field.name, field.dataType) for field in own.fields]))
     place = [field for field in META_COLUMNS.fields if field.name != DATE]
     return StructType([*place, StructField(REASON, StringType()), record])

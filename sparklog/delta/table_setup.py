@@ -1,4 +1,4 @@
-"""Before a query begins: the topic's table is there, fits the topic as it is now, and belongs to it."""
+"""Preparation of a query: it ensures that the topic's table exists, matches the topic's columns, and belongs to it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``seam``: what the table holds; of a table without commits of an archive, batch -1 and no ends. ``finish``: what
-    is left to be done before a batch; it takes Spark seconds, which a query needs to begin as well."""
+    """Prepared table. ``seam``: the table's progress; without archive commits, batch -1 and no ends. ``finish``:
+    remaining work before the first batch, which takes seconds and can run while the query starts."""
 
     table: ArchiveTable
     quarantine: Quarantine
@@ -48,11 +48,11 @@ class Prepared:
 
 
 def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescription, *, columns: StructType) -> Prepared:
-    """``columns``: those that the source shows of the topic.
+    """Prepare the table of ``topic``. ``columns``: the topic's columns in the source.
 
     Raises:
-        ArchiveRefused: the table is another topic's, another program's, or not partitioned as asked for.
-        ConfigError: columns that do not fit the table, or Delta.
+        ArchiveRefused: the table belongs to another topic or program, or has other partition columns than requested.
+        ConfigError: columns do not match the table, or Delta does not support them.
     """
     is_default = bool(topic.schema.equals(DEFAULT_SCHEMA))
     own = own_columns(columns, topic.schema.names, is_default=is_default)
@@ -78,7 +78,7 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
         seam = _no_seam(topic, options.mode)
     make = _making(table, topic, casting, options=options) if detail is None else None
     if seam.ends:
-        # Partitions that came later begin at 0, whatever their logs begin with by now.
+        # Partitions added later begin at 0, even if their logs now begin at a higher offset.
         everywhere = dict.fromkeys((part.partition for part in topic.partitions), 0)
         seam = msgspec.structs.replace(seam, ends={**everywhere, **seam.ends})
     seam = msgspec.structs.replace(seam, topic=topic.name, topic_id=topic.topic_id, mode=options.mode, lost={})
@@ -90,7 +90,7 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
     def finish() -> None:
         if make is not None:
             make()
-        # Delta finds out once for each version, and the first batch's commit will ask.
+        # Delta computes this once per version, and the first batch's commit needs it.
         table.transaction(seam.app_id)
 
     return Prepared(table, quarantine, casting, seam, finish)
@@ -99,7 +99,8 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
 def _making(
     table: ArchiveTable, topic: TopicDescription, casting: Casting, *, options: ArchiveOptions
 ) -> Callable[[], None]:
-    """What makes the table. Raises ConfigError: it cannot be partitioned as asked for."""
+    """Return a function that creates the table. Raises ConfigError if it cannot have the requested partition
+    columns."""
     unknown = sorted(set(casting.partition_by) - set(casting.table.names))
     if unknown:
         raise ConfigError(f"the table cannot be partitioned by {', '.join(unknown)}: it has no such column")
@@ -113,10 +114,10 @@ def _making(
 
 
 def _partition_by(options: ArchiveOptions) -> tuple[str, ...]:
-    """Of a new table."""
+    """Return the partition columns of a new table."""
     if options.partition_by is not None:
         return options.partition_by
-    # Rows of a state change, and with them their dates: a merge would move them between directories.
+    # Rows of a state table change, and so do their dates: a merge would move them between directories.
     return DEFAULT_PARTITION_BY if options.mode == "append" else ()
 
 
@@ -128,24 +129,26 @@ def _properties(topic: TopicDescription, options: ArchiveOptions) -> dict[str, s
 def _bring_up_to_date(
     table: ArchiveTable, topic: TopicDescription, added: StructType, *, options: ArchiveOptions, detail: dict[str, Any]
 ) -> None:
-    """Properties alone: columns come into the table with the first rows that have them."""
+    """Update the table's properties. Columns are added with the first rows that have them."""
     partitioned = tuple(detail["partitionColumns"])
     if options.partition_by is not None and options.partition_by != partitioned:
         raise ArchiveRefused(
-            f"{table.path} is partitioned by {', '.join(partitioned) or 'nothing'}, asked for is "
-            f"{', '.join(options.partition_by) or 'nothing'}: this cannot be changed where the table stands"
+            f"{table.path} is partitioned by {', '.join(partitioned) or 'nothing'}, but "
+            f"{', '.join(options.partition_by) or 'nothing'} is requested: an existing table cannot be changed"
         )
     table.bring_properties(_properties(topic, options), added, detail)
 
 
 def _keys(topic: TopicDescription, own: StructType, *, is_default: bool) -> tuple[str, ...]:
-    """The columns that a table of the topic's state is kept by."""
+    """Return the key columns of a table of the topic's state."""
     if not is_default and not topic.key:
         raise ArchiveRefused(
             f"topic {topic.name} has no key columns: mode upsert keeps one row for each key; archive it in mode append"
         )
     if taken := sorted(set(upsert.RESERVED) & {name.lower() for name in own.names}):
-        raise ConfigError(f"column {taken[0]} cannot be kept in mode upsert: Delta's change data feed has one like it")
+        raise ConfigError(
+            f"column {taken[0]} cannot be archived in mode upsert: Delta's change data feed uses this name"
+        )
     return ("key",) if is_default else topic.key
 
 
@@ -156,19 +159,18 @@ def _no_seam(topic: TopicDescription, mode: Mode) -> ArchiveProgress:
 def _without_seam(
     spark: SparkSession, table: ArchiveTable, topic: TopicDescription, *, properties: dict[str, str], asked: Mode
 ) -> ArchiveProgress:
-    """The progress of a table none of whose commits that are left says it: made by the user, or before the first batch,
-    or others' commits are all that Delta has kept. ``asked``: the mode, where it does not say that either. Raises
-    ArchiveRefused."""
+    """Return the progress of a table without archive commits: the user created it, no batch was committed yet, or Delta
+    only kept other commits. ``asked``: the mode if the table does not record it. Raises ArchiveRefused."""
     rows = spark.read.format("delta").load(table.path)
     text = properties.get(topic_description.PROPERTY)
     mode: Mode = "upsert" if properties.get(MODE_PROPERTY, asked) == "upsert" else "append"
     if rows.isEmpty() and (text is None or table.transaction(app_id(topic.topic_id)) < 0):
         return _no_seam(topic, mode)
     if text is None:
-        raise ArchiveRefused(f"{table.path} has rows, and none of them came from an archive")
+        raise ArchiveRefused(f"{table.path} has rows that were not written by an archive")
     archived = topic_description.from_json(text)
-    # Bad rows may lie behind the last good one: they are read again, and found in the quarantine. So may tombstones and
-    # records that newer ones replaced: what is merged again in the same order comes to the same state.
+    # Bad rows may follow the last good one: they are read again, and found in the quarantine. Tombstones and replaced
+    # records may follow too: merging them again in the same order results in the same state.
     ends = {
         row[PARTITION]: row[OFFSET] + 1 for row in rows.groupBy(PARTITION).agg(sf.max(OFFSET).alias(OFFSET)).collect()
     }
@@ -179,18 +181,18 @@ def _without_seam(
 def _check_mode(table: ArchiveTable, seam: ArchiveProgress, options: ArchiveOptions) -> None:
     if seam.mode != options.mode:
         raise ArchiveRefused(
-            f"{table.path} is kept in mode {seam.mode}, asked for is {options.mode}: the one holds all records, the "
-            "other the newest of each key; archive the topic to another path"
+            f"{table.path} was archived in mode {seam.mode}, but mode {options.mode} is requested: append keeps all "
+            "records, upsert the newest of each key; archive the topic to another path"
         )
 
 
 def _check_same(table: ArchiveTable, topic: TopicDescription, seam: ArchiveProgress, *, table_id: str) -> None:
-    """Raises ArchiveRefused: the topic is not the one in the table, nor one that was made from the table as it is."""
+    """Raise ArchiveRefused if the table belongs to another topic, and the topic was not restored from the table."""
     if topic.config.get("restoring") == "true":
-        raise ArchiveRefused(f"topic {topic.name} is being restored; archive it when that is done")
+        raise ArchiveRefused(f"topic {topic.name} is being restored; archive it after the restore")
     if topic_description.origin(topic).is_in(seam.topic_id, table_id=table_id, seam_version=table.seam_version):
         return
     raise ArchiveRefused(
-        f"topic {topic.name} was deleted and made again: {table.path} holds the one with the id {seam.topic_id}, "
-        f"now it is {topic.topic_id}; archive it to another path"
+        f"topic {topic.name} was deleted and created again: {table.path} has the topic with id {seam.topic_id}, "
+        f"the current id is {topic.topic_id}; archive it to another path"
     )

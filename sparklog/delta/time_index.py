@@ -1,7 +1,7 @@
-"""Where a moment begins in an archive: the least offset of each partition that is not older. Reads few rows.
+"""Lookup of a time in an archive: the lowest offset of each partition at or after the time. Reads few rows.
 
-Timestamps are not ordered by offset, so every file that may hold one that is young enough is a candidate; they are
-looked at from the least offsets on, and only as long as one may hold something smaller than what was found.
+Timestamps are not ordered by offset, so every file that may have a matching time is a candidate. Candidates are read in
+order of their minimum offsets, as long as one may have a lower offset than the best match.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BEGINNING_US = _ALL.low
 
 
 def first_offsets(snapshot: Snapshot, times: Mapping[int, int]) -> dict[int, int]:
-    """By partition, the offset of the first archived record at or after its time (us); partitions without one are left
-    out.
+    """Return by partition the offset of the first archived record at or after its time (us), without partitions that
+    have none.
 
     Raises:
         ArchiveFileGone: as ``read_rows``.

@@ -1,7 +1,7 @@
-"""What a Delta table says about the topic it was archived from, so that the topic can be made again. Pure.
+"""Description of the archived topic in its Delta table, from which the topic can be recreated. Pure.
 
-It stands as JSON in the table's property ``sparklog.topic``: rows alone do not tell how many partitions there were,
-which columns decide the partition, or which Arrow type a column had before it became one of Delta's.
+It is JSON in the table property ``sparklog.topic``, because rows do not show the number of partitions, the key columns,
+or the Arrow type that a column had before its conversion to a Delta type.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA, parse_sch
 
 PROPERTY = "sparklog.topic"
 VERSION = 1
-#: Settings that belong to one life of a topic, not to what it is.
+#: Settings that are specific to one incarnation of a topic.
 _NOT_KEPT = frozenset({"restoring", "restored.from"})
 
 
 class ArchivedTopic(msgspec.Struct, frozen=True):
-    """A topic as it was when the archive last looked. ``schema``: the newest one's Arrow IPC message, in base64."""
+    """Description of a topic at the archive's last update. ``schema``: the newest one's Arrow IPC message, in
+    base64."""
 
     name: str
     topic_id: str
@@ -33,18 +34,18 @@ class ArchivedTopic(msgspec.Struct, frozen=True):
     schema: str
     key_columns: tuple[str, ...] = ()
     event_time: str | None = None
-    #: only what was set for this topic
+    #: only settings of this topic, not defaults
     config: dict[str, str] = {}
     version: int = VERSION
 
     @property
     def columns(self) -> pa.Schema:
-        """Raises BrokerError CORRUPT_MESSAGE, SCHEMA_MISMATCH as ``parse_schema``."""
+        """Return the columns. Raises BrokerError CORRUPT_MESSAGE, SCHEMA_MISMATCH as ``parse_schema``."""
         return parse_schema(base64.b64decode(self.schema))
 
     @property
     def is_default(self) -> bool:
-        """It has Kafka's columns, and was created without a schema as far as anyone can tell."""
+        """Return whether the topic has Kafka's columns, so that it appears to have been created without a schema."""
         return self.columns is DEFAULT_SCHEMA and self.event_time == DEFAULT_EVENT_TIME
 
 
@@ -62,7 +63,7 @@ def archived(topic: TopicDescription) -> ArchivedTopic:
 
 
 def to_json(topic: TopicDescription) -> str:
-    """The same text for the same topic, so that it is written again only where something has changed."""
+    """Return the text of a description: equal for equal topics, so that it is written only after a change."""
     return msgspec.json.encode(archived(topic), order="sorted").decode()
 
 
@@ -71,11 +72,11 @@ def origin(topic: TopicDescription) -> Origin:
 
 
 def from_json(text: str) -> ArchivedTopic:
-    """Raises ConfigError for text that is not a topic's description, or one of a newer version (named)."""
+    """Parse a description. Raises ConfigError for any other text, or a newer version."""
     try:
         version = msgspec.json.decode(text, type=dict[str, Any]).get("version")
         if isinstance(version, int) and version > VERSION:
-            raise ConfigError(f"table property {PROPERTY}: version {version} found, up to {VERSION} is understood")
+            raise ConfigError(f"table property {PROPERTY}: expected version {VERSION} or lower, found {version}")
         return msgspec.json.decode(text, type=ArchivedTopic)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"table property {PROPERTY}: {error}") from None

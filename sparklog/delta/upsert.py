@@ -1,9 +1,9 @@
-"""A topic's current state as a Delta table: of each key the newest record, merged in by key; tombstones delete.
+"""A topic's current state as a Delta table: the newest record of each key, merged by key; tombstones delete keys.
 
-A key lives in one partition, unless producers chose partitions themselves or the topic got more of them. Within a
-partition the record of the greater offset is the newer one; of two partitions', that of the later ``_timestamp``, for
-which nothing is kept of keys that were deleted. A commit is a Delta transaction of the seam's number, as in append, so
-nothing is merged twice; and were it, an older record would not replace a newer one that is there.
+All records of a key are in one partition, unless producers chose partitions themselves or partitions were added. Within
+a partition, the record with the higher offset is newer; across partitions, the one with the later ``_timestamp``, for
+which deleted keys leave no trace. A commit is a Delta transaction with the seam's number, as in append, so no batch is
+merged twice; even then, an older record would not replace a newer one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveTable
 from sparklog.delta.casting import TOMBSTONE
 from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
 
-#: Of tables of a topic's state when they are made.
+#: Properties of new tables of a topic's state.
 PROPERTIES = {"delta.enableChangeDataFeed": "true"}
-#: Columns that the change data feed has beside a table's own.
+#: Columns that the change data feed adds to a table's own.
 RESERVED = ("_change_type", "_commit_version", "_commit_timestamp")
-#: What another's commit in between makes of a merge, and what its next try may not meet.
+#: Conflicts of a merge with a concurrent commit, which a retry may not meet.
 _PASSING = {
     "ConcurrentAppendException",
     "ConcurrentDeleteDeleteException",
     "ConcurrentDeleteReadException",
     "ConcurrentWriteException",
 }
-#: How often a merge is begun anew that another's OPTIMIZE or DELETE has come into.
+#: Maximum retries of a merge that conflicts with an OPTIMIZE or DELETE of another program.
 _TRIES = 3
 _RANK = "_sparklog_rank"
 _NEWER = (
@@ -40,15 +40,15 @@ _NEWER = (
 
 
 def upsert(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys: Collection[str]) -> int:
-    """Commit what ``rows``, of a table's columns and ``TOMBSTONE``, come to, together with the seam that they make
-    true; new columns come into the table with them. How many rows of the table were added, changed and deleted.
+    """Merge ``rows``, with the table's columns and ``TOMBSTONE``, and commit the progress after them; new columns are
+    added to the table. Return the number of rows that were added, changed and deleted.
 
     Raises:
-        ArchiveFenced: the number is another's.
+        ArchiveFenced: another run committed the number.
     """
     found = newest(rows, keys)
     if seam.batch == 0 and table.file_count() == 0:
-        # Nothing is there that could be replaced.
+        # The table has no rows to replace.
         metrics = table.append(found.where(~sf.col(TOMBSTONE)).drop(TOMBSTONE), seam)
         return int(metrics.get("numOutputRows", 0))
     metrics = _merge(table, found, seam, keys=keys)
@@ -56,7 +56,7 @@ def upsert(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys:
 
 
 def newest(rows: DataFrame, keys: Collection[str]) -> DataFrame:
-    """Of each key the newest of ``rows``."""
+    """Return the newest of ``rows`` for each key."""
     columns = [sf.col(_quoted(name)) for name in keys]
     # One exchange for both windows.
     found = rows.repartition(*columns)
@@ -100,7 +100,8 @@ def _merge_once(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, 
 
 @contextmanager
 def _set(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """A merge has no options of its own: it takes them from the session, which is the query's, and so this thread's."""
+    """Apply session settings within the block, because a merge has no options. The session belongs to the query, and so
+    to this thread."""
     for name, value in settings.items():
         session.conf.set(name, value)
     try:

@@ -1,11 +1,11 @@
-"""``python -m sparklog.spark.bytecode``: bytecode for the archives that Spark's Python processes load pyspark from.
+"""``python -m sparklog.spark.bytecode``: adds bytecode to the archives from which Spark's Python processes load
+pyspark.
 
-Spark's JVM puts its own ``pyspark.zip`` in front of the path of every Python process it starts. That archive has
-sources alone, and Python stores no bytecode for what it loads from one, so each such process compiles all it imports:
-three quarters of a second of a core, each time a streaming read is started. And those that plan and commit read the
-archive's directory a dozen times, once for each package that they have loaded from there, so names that nobody asks for
-are left out of it.
-Nothing but time depends on this, so an archive that may not be written is left as it is.
+Spark's JVM puts its own ``pyspark.zip`` first on the path of every Python process that it starts. The archive has only
+sources, and Python stores no bytecode for modules from an archive, so each process compiles everything that it imports:
+0.75 s of CPU time at every start of a streaming read. Processes that plan and commit also read the archive's directory
+a dozen times, once for each package that they load from it, so unused names are removed from the directory.
+This only saves time, so an archive that cannot be written is left unchanged.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pathlib import Path
 
 import pyspark
 
-#: Bytecode that is not compared with its source, which is in the same archive and changes with it. Source: PEP 552.
+#: Flag of bytecode that is not checked against its source, which is in the same archive. Source: PEP 552.
 _UNCHECKED = 0b01
 _HEADER = struct.Struct("<4sI8x")
-#: Of pyspark's own tests, which no process of Spark loads: more than half of the names.
+#: Directory of pyspark's own tests, which no process of Spark loads: more than half of the names.
 _TESTS = "tests/"
 
 
 def add_bytecode(archive: Path) -> bool:
-    """Give the modules in ``archive`` bytecode of this Python, and its directory no names of tests; False: it is so
-    already.
+    """Add this Python's bytecode to the modules in ``archive``, and remove tests from its directory. Return False if
+    the archive needed no change.
 
-    The archive is replaced as a whole, and what it held stays where it was in it: a process that has read the old
-    directory goes on with it. Bytecode is stored as it is, for unpacking it takes longer than reading it.
+    The archive is replaced as a whole, and its old content keeps its position, so a process that has read the old
+    directory can continue. Bytecode is not compressed, because decompressing it takes longer than reading it.
 
     Raises:
-        OSError: it cannot be read or replaced.
+        OSError: the archive cannot be read or replaced.
     """
     with zipfile.ZipFile(archive) as found:
         entries = found.infolist()
@@ -54,7 +54,7 @@ def add_bytecode(archive: Path) -> bool:
                 target.filelist.remove(target.NameToInfo.pop(entry.filename))
             names = set(target.namelist())
             for name in [name for name in target.namelist() if name.endswith(".py") and f"{name}c" not in names]:
-                with contextlib.suppress(SyntaxError):  # of another Python's
+                with contextlib.suppress(SyntaxError):  # syntax of another Python version
                     target.writestr(f"{name}c", _bytecode(archive / name, target.read(name)))
         Path(scratch).replace(archive)
     finally:
@@ -67,7 +67,7 @@ def _is_bytecode(entry: zipfile.ZipInfo) -> bool:
 
 
 def _is_left_out(entry: zipfile.ZipInfo) -> bool:
-    """Tests, and bytecode that is compressed, for which there will be some that is not."""
+    """Return whether ``entry`` is a test, or compressed bytecode, which is replaced by uncompressed bytecode."""
     return _TESTS in entry.filename or (_is_bytecode(entry) and entry.compress_type != zipfile.ZIP_STORED)
 
 
@@ -81,7 +81,7 @@ def main() -> int:
         for archive in sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")):
             add_bytecode(archive)
     except OSError as error:
-        sys.stderr.write(f"pyspark's archives stay as they are: {error}\n")
+        sys.stderr.write(f"pyspark's archives were left unchanged: {error}\n")
         return 1
     return 0
 

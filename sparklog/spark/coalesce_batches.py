@@ -1,4 +1,4 @@
-"""A task's Arrow batches brought together: each costs Spark's JVM, or the log, time, however few rows it has. Pure."""
+"""Coalescing of a task's Arrow batches: each batch costs Spark's JVM, or the log, a fixed time. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-#: Rows of narrow columns that are enough, however few bytes they take.
+#: Number of rows that makes a batch large enough, whatever its bytes.
 _ENOUGH_ROWS = 1 << 18
 
 
 def gathered(batches: Iterator[pa.RecordBatch], enough_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, as batches of ``enough_bytes`` at least, or of as many rows that it does not
-    matter, but for the last one. None is cut, none is empty, and one that is large enough is not copied."""
+    """Yield the same rows in the same order, in batches of at least ``enough_bytes`` or enough rows, except for the
+    last one. No batch is split or empty, and a batch that is large enough is not copied."""
     held: list[pa.RecordBatch] = []
     held_bytes = held_rows = 0
     for batch in batches:
@@ -21,7 +21,7 @@ def gathered(batches: Iterator[pa.RecordBatch], enough_bytes: int) -> Iterator[p
         held.append(batch)
         held_bytes += batch.nbytes
         held_rows += batch.num_rows
-        # Without columns nothing but the number of rows would be left, which bringing together loses.
+        # A batch without columns has only a number of rows, which concatenation loses.
         if held_bytes >= enough_bytes or held_rows >= _ENOUGH_ROWS or not batch.num_columns:
             yield _one(held)
             held, held_bytes, held_rows = [], 0, 0

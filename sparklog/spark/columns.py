@@ -1,9 +1,9 @@
-"""From a stored batch to the batch Spark expects: columns chosen, cast and completed, all as whole columns.
+"""Conversion of stored batches to the batches that Spark expects: columns are selected, cast and added as a whole.
 
-Spark compares the first batch's schema with its own, names, types and nullability, and hands batches to the JVM
-unchecked after that, so every batch leaves here with exactly that schema. The driver plans, tasks assemble: what only
-they need of Arrow, which takes long to load, is loaded by them.
-Pure: takes Arrow in and gives Arrow out.
+Spark compares the schema of the first batch (names, types, nullability) with its own, and passes all later batches to
+the JVM unchecked, so every batch must have exactly that schema. The driver plans and tasks assemble: the parts of
+Arrow that only tasks need take long to load, so only tasks load them.
+Pure: Arrow in, Arrow out.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
 _UTC_US = pa.timestamp("us", tz="UTC")
-#: Of one array of strings, whose places have 32 bits.
+#: Maximum bytes of one array of strings, whose offsets have 32 bits.
 _MOST_TEXT_BYTES = 2**31 - 1
-#: What made columns say that is the same in all records of a topic, and so not kept with them.
+#: Computed columns whose value is the same in all records of a topic, so records do not store it.
 _TOLD_BY_TOPIC = ("_topic", "timestampType")
 _MADE = {*LOG_COLUMNS.fieldNames(), CAST_ERROR_COLUMN.name}
 _DEFAULT_NAMES = {"topic": "_topic", "partition": "_partition", "offset": "_offset", "timestamp": "_timestamp"}
@@ -36,10 +36,10 @@ _DEFAULT_NAMES = {"topic": "_topic", "partition": "_partition", "offset": "_offs
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """Which output column comes from where. Made on the driver, crosses to tasks by pickle.
+    """Source of each output column. Created on the driver, pickled to tasks.
 
     ``sources`` and ``made`` run parallel to ``target``. Where ``made`` is true the source is one of ``_topic``,
-    ``_partition``, ``_offset``, ``_timestamp``, ``timestampType`` and ``_cast_error``, else it is the name of a stored
+    ``_partition``, ``_offset``, ``_timestamp``, ``timestampType`` and ``_cast_error``, otherwise the name of a stored
     column.
     """
 
@@ -50,7 +50,7 @@ class ColumnPlan:
 
     @property
     def stored_columns(self) -> tuple[str, ...]:
-        """The columns that have to be read from the log, each once. None at all: batch headers tell everything."""
+        """Return the columns to read from the log, each once. Empty if batch headers are enough."""
         wanted = {name for name, made in zip(self.sources, self.made, strict=True) if not made}
         if self._needs_event_time:
             wanted.add(str(self.shape.event_time))
@@ -64,7 +64,7 @@ class ColumnPlan:
     def assemble(
         self, header: BatchHeader, batch: pa.RecordBatch, *, partition: TopicPartition, offsets: pa.Array
     ) -> pa.RecordBatch:
-        """The output batch for rows of ``batch``, whose offsets are ``offsets`` (int64, without nulls).
+        """Return the output batch for rows of ``batch``, whose offsets are ``offsets`` (int64, without nulls).
 
         Raises:
             BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column, unless ``_cast_error`` is among
@@ -74,7 +74,7 @@ class ColumnPlan:
         errors = self._cast_errors(header, rows=len(offsets), partition=partition)
         for field, name, made in zip(self.target, self.sources, self.made, strict=True):
             if made and name == CAST_ERROR_COLUMN.name:
-                arrays.append(None)  # told by all the others, wherever it stands
+                arrays.append(None)  # filled in from the errors of all other columns
                 continue
             if made:
                 array = self._make(name, header, batch, partition=partition, offsets=offsets)
@@ -89,12 +89,12 @@ class ColumnPlan:
 
     @property
     def archived_columns(self) -> tuple[str, ...]:
-        """The columns of the topic's Delta table that the output is made of, each once."""
+        """Return the columns of the topic's Delta table that the output needs, each once."""
         return tuple(dict.fromkeys(name for name in self.sources if name not in _TOLD_BY_TOPIC))
 
     def assemble_archived(self, batch: pa.RecordBatch, *, topic: str) -> pa.RecordBatch:
-        """The output batch for rows of the topic's Delta table, which has the source's names for what it keeps; nulls
-        for a column that the topic got later.
+        """Return the output batch for rows of the topic's Delta table, which uses the source's column names. A column
+        that the topic gained later is null.
 
         Raises:
             BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column.
@@ -111,15 +111,16 @@ class ColumnPlan:
 
     @property
     def timestamp_type(self) -> int:
-        """What the column timestampType says of every record."""
+        """Return the value of the column timestampType for every record."""
         return LOG_APPEND_TIME if self.shape.stamped_by_log else CREATE_TIME
 
     def _cast_errors(self, header: BatchHeader, *, rows: int, partition: TopicPartition) -> _CastErrors | None:
-        """None where they are to fail the read: nobody reads them, or what is read is the topic's own of that name."""
+        """Return a collector of cast errors. Return None if cast errors must fail the read: ``_cast_error`` is not
+        read, or is a column of the topic."""
         if not any(made and name == CAST_ERROR_COLUMN.name for name, made in zip(self.sources, self.made, strict=True)):
             return None
         if header.schema_id > self.shape.schema_id >= 0:
-            detail = f"{partition}: a batch has schema {header.schema_id}, known is {self.shape.schema_id}"
+            detail = f"{partition}: a batch has schema {header.schema_id}, newer than the read's {self.shape.schema_id}"
             raise BrokerError(ErrorCode.SCHEMA_OUTDATED, detail)
         return _CastErrors(rows)
 
@@ -139,8 +140,8 @@ class ColumnPlan:
                 return self._timestamps(header, batch, rows=len(offsets))
 
     def _timestamps(self, header: BatchHeader, batch: pa.RecordBatch, *, rows: int) -> pa.Array:
-        """The event time; for a record without one the greatest of its batch, which is the time the leader appended
-        it where no record has one. So every time shown is one by which the batch is found."""
+        """Return event times. A record without one gets the maximum of its batch, which is the leader's append time if
+        no record has an event time. So a lookup by any shown time finds the batch."""
         index = batch.schema.get_field_index(self.shape.event_time) if self._needs_event_time else -1
         if index < 0:
             return _repeated(header.max_timestamp, _UTC_US, rows)
@@ -149,12 +150,12 @@ class ColumnPlan:
 
 
 def plan_timestamps(shape: TopicShape) -> ColumnPlan:
-    """The timestamp alone, whatever the topic's columns are called."""
+    """Return a plan of the timestamp only, whatever names the topic's columns have."""
     return ColumnPlan(shape, pa.schema([pa.field("timestamp", _UTC_US)]), ("_timestamp",), made=(True,))
 
 
 def plan_columns(declared: StructType, shape: TopicShape) -> ColumnPlan:
-    """Where the columns of ``declared``, already checked against the topic's, come from."""
+    """Return the sources of the columns of ``declared``, which were checked against the topic's columns."""
     own = set(shape.schema.names)
     sources, made = [], []
     for name in declared.fieldNames():
@@ -169,13 +170,13 @@ def plan_columns(declared: StructType, shape: TopicShape) -> ColumnPlan:
 
 
 def _stored(batch: pa.RecordBatch, name: str, rows: int, *, field: pa.Field) -> pa.Array:
-    """A stored column; nulls for one that the topic got after this batch was written."""
+    """Return a stored column; nulls if the topic gained it after this batch was written."""
     index = batch.schema.get_field_index(name)
     return batch.column(index) if index >= 0 else pa.nulls(rows, field.type)
 
 
 def _null_if_empty(headers: pa.Array) -> pa.Array:
-    """A record without headers shows null, as in Spark's Kafka source; a writer may have stored an empty list."""
+    """Return ``headers`` with null for empty lists, which writers may store; Spark's Kafka source shows null too."""
     import pyarrow.compute as pc
 
     is_empty = pc.equal(pc.list_value_length(headers), 0)
@@ -190,17 +191,17 @@ def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition | str) -> 
             raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"{partition}: column {field.name}: {error}") from None
     if not field.nullable and array.null_count:
         raise BrokerError(
-            ErrorCode.SCHEMA_MISMATCH, f"{partition}: column {field.name} is NOT NULL, {array.null_count} nulls found"
+            ErrorCode.SCHEMA_MISMATCH, f"{partition}: column {field.name} is NOT NULL, but has {array.null_count} nulls"
         )
     return array
 
 
 class _CastErrors:
-    """Of one batch: values that cannot be cast become null, and are told by row."""
+    """Cast errors of one batch, by row; the values that cannot be cast become null."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        #: By row: there are none of most batches, and no time is spent on records then.
+        #: Messages by row; most batches have none, and then cost no time per record.
         self._told: dict[int, list[str]] = {}
 
     def cast(self, array: pa.Array, field: pa.Field) -> pa.Array:
@@ -226,19 +227,19 @@ class _CastErrors:
 
 
 def _to_utc(times: pa.Array) -> pa.Array:
-    """Timestamps and dates as us in UTC; those without a zone count as UTC, as in batch headers."""
+    """Return timestamps and dates as microseconds in UTC; values without a time zone are UTC, as in batch headers."""
     return times if times.type == _UTC_US else _truncated(times, _UTC_US)
 
 
 def _truncated(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """A cast that may only cut times to a coarser unit. Raises pyarrow.ArrowException."""
+    """Return ``array`` cast to ``target``; only times may lose precision. Raises pyarrow.ArrowException."""
     import pyarrow.compute as pc
 
     return pc.cast(array, options=pc.CastOptions(target, allow_time_truncate=True))
 
 
 def offset_run(first: int, rows: int) -> pa.Array:
-    """Offsets ``first, first + 1, ...`` of ``rows`` rows."""
+    """Return offsets ``first, first + 1, ...`` of ``rows`` rows."""
     return array_of(np.arange(first, first + rows, dtype=np.int64), pa.int64())
 
 
@@ -249,6 +250,6 @@ def _repeated(value: int, kind: pa.DataType, rows: int) -> pa.Array:
 def _repeated_text(text: str, rows: int) -> pa.Array:
     encoded = text.encode()
     if rows * len(encoded) > _MOST_TEXT_BYTES:
-        return pa.repeat(pa.scalar(text, pa.string()), rows)  # which knows what to say
+        return pa.repeat(pa.scalar(text, pa.string()), rows)  # raises an error with a clear message
     ends = np.arange(rows + 1, dtype=np.int32) * len(encoded)
     return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(ends), pa.py_buffer(encoded * rows)])

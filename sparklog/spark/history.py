@@ -1,8 +1,8 @@
-"""The archive of a topic beside its log, as planning sees both. Nothing is asked before it is wanted.
+"""A topic's archive and log, as seen by the planning of a read. Each is queried only on demand.
 
-The archive goes on while it is looked at, and so does retention, which may follow it closely. So the two are looked at
-in this order, the table and then the log, and again where they do not fit together: what does not fit twice with
-nothing archived in between is lost.
+The archive advances while it is read, and retention may follow it closely. So the table is read first and then the
+log, and both again if there is a gap between them: records are lost if the gap remains although nothing was archived
+in between.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from sparklog.spark.range_read import ArchivePlace, RangeRead
 from sparklog.spark.topics import LogEnds, SelectedTopic
 
 _ALL = Span()
-#: The columns of a topic without a schema in its table, beside those of place and time.
+#: Columns of the table of a topic without a schema, in addition to those of position and time.
 _DEFAULT_OWN = ("key", "value", "headers")
-#: How often the archive may go on between two looks that do not fit.
+#: Maximum number of retries because the archive advanced between two reads with a gap.
 _LOOKS = 10
 
-#: Asks for the ends of the log, which is believed to reach what is given.
+#: Query for the ends of the log, which is expected to reach the given offsets.
 AskEnds = Callable[[Mapping[TopicPartition, int]], dict[TopicPartition, LogEnds]]
 
 
 class History:
-    """The archive of one topic. Used by one thread of a planning process; keeps the last snapshot it took."""
+    """Archive of one topic. Used by one thread of a planning process; keeps its last snapshot."""
 
     def __init__(self, path: str, topic: str) -> None:
         self._path = path
         self._topic = topic
         self._table: str | None = None
         self._snapshot: Snapshot | None = None
-        #: First archived offsets, as they were found: an archive grows at its end. Of partitions without any row in it
-        #: the seam, up to which that holds.
+        #: First archived offsets, cached because an archive grows only at its end. For a partition without archived
+        #: rows, the seam up to which that is known.
         self._first: dict[int, int] = {}
         self._rowless: dict[int, int] = {}
         self._topic_id = ""
 
     def snapshot(self, topic: SelectedTopic, *, fresh: bool = False) -> Snapshot:
-        """The last one taken; a new one where there is none, for a topic made anew, or where ``fresh``.
+        """Return the last snapshot; take a new one if there is none, the topic was recreated, or ``fresh`` is set.
 
         Raises:
-            ConfigError, SeamError: as ``take_snapshot``.
+            ConfigError, ArchiveProgressError: as ``take_snapshot``.
         """
         if self._snapshot is None or fresh or topic.topic_id != self._topic_id:
             self._table = self._table or find_table(self._path, self._topic)
@@ -68,11 +68,11 @@ class History:
         *,
         positions: Mapping[TopicPartition, int] | None = None,
     ) -> BothEnds:
-        """Both stores, as they are needed by who stands at ``positions`` (None: at the beginning): a query that has
-        passed the seam goes on in the log, and the snapshot is the one that was taken before.
+        """Return the ends of both stores for a query at ``positions`` (None: at the beginning). A query past the seam
+        reads the log only, and then gets the previous snapshot.
 
         Raises:
-            ConfigError, SeamError: as ``take_snapshot``; BrokerError, ClientTimeout: as ``ask``.
+            ConfigError, ArchiveProgressError: as ``take_snapshot``; BrokerError, ClientTimeout: as ``ask``.
         """
         fresh = self._snapshot is None
         torn_at: int | None = None
@@ -104,19 +104,19 @@ class History:
 
 
 def _check_columns(snapshot: Snapshot, topic: SelectedTopic) -> None:
-    """Raises ConfigError where values were taken apart as they were archived, and where Delta, which ignores case, has
-    them under other names. A column that a typed topic has and the archive lacks came later."""
+    """Raise ConfigError if the archive parsed values into columns, or if Delta, which ignores case, has a column under
+    another name. A column of a typed topic that the archive lacks was added later."""
     there = {name.lower(): name for name in snapshot.columns}
     own = _DEFAULT_OWN if topic.shape.is_default else topic.shape.schema.names
     if topic.shape.is_default and not there.keys() >= set(own):
         raise ConfigError(
-            f"history: {snapshot.table} has columns that were taken out of the topic's values, and not the values: "
-            "archive the topic without a schema to another path, or read the table and the topic each for itself"
+            f"history: {snapshot.table} has columns parsed from the topic's values instead of the values: "
+            "archive the topic without a schema to another path, or read the table and the topic separately"
         )
     for name in (*own, *META_COLUMNS.names):
         if (found := there.get(name.lower(), name)) != name:
             raise ConfigError(
-                f"history: {snapshot.table} has a column {found}, which is {name} elsewhere: archive the topic to "
+                f"history: {snapshot.table} has a column {found}, which the topic calls {name}: archive the topic to "
                 "another path"
             )
 
@@ -131,8 +131,8 @@ def tasks_of_both(
     times: Span = _ALL,
     apart: bool = False,
 ) -> list[InputPartition]:
-    """Tasks that read ``pieces``, none of which lies on both sides of the seam. The archive's are shared by file, so
-    that each is read once, but for ``apart``: then each piece is a task of its own, or several."""
+    """Return the tasks that read ``pieces``, each of which is on one side of the seam. Pieces of the archive are
+    grouped by file, so that each file is read once; with ``apart``, each piece has one or more tasks of its own."""
     archived, logged = split_at_seam(pieces, snapshot.seam.ends)
     groups = [[piece] for piece in archived] if apart or not archived else [archived]
     of_archive = [
@@ -146,16 +146,16 @@ def tasks_of_both(
 
 def _spans(pieces: Sequence[PartitionRange]) -> dict[int, Span]:
     spans = {tp.partition: Span(start, end) for tp, start, end in pieces}
-    assert len(spans) == len(pieces), "one piece of each partition, or each for itself"
+    assert len(spans) == len(pieces), "one piece per partition, unless apart"
     return spans
 
 
 def as_new_as_log(snapshot: Snapshot, topic: SelectedTopic, starts: Mapping[TopicPartition, int]) -> Snapshot:
-    """``snapshot``, or a newer one where the log begins behind its seam by now. What was looked up in the log by time
-    may then have passed over records that the archive has taken over since. ``starts``: asked for behind that.
+    """Return ``snapshot``, or a newer one if the log now begins after its seam: a lookup by time in the log may then
+    have skipped records that were archived meanwhile. ``starts`` must be queried after that lookup.
 
     Raises:
-        ConfigError, SeamError: as ``take_snapshot``.
+        ConfigError, ArchiveProgressError: as ``take_snapshot``.
     """
     if all(start <= snapshot.seam.ends.get(tp.partition, 0) for tp, start in starts.items()):
         return snapshot
@@ -166,8 +166,8 @@ def as_new_as_log(snapshot: Snapshot, topic: SelectedTopic, starts: Mapping[Topi
 def records_of_both(
     snapshot: Snapshot, times: Mapping[TopicPartition, int], in_log: Mapping[TopicPartition, int | None]
 ) -> dict[TopicPartition, int | None]:
-    """The offset of the first record at or after each time (us): the archive's, where it has one, else that of the
-    log, which was found there and counts from the seam on."""
+    """Return the offset of the first record at or after each time (us): the archive's if it has one, otherwise that of
+    the log, which counts from the seam on."""
     archived = first_offsets(snapshot, {tp.partition: time_us for tp, time_us in times.items()})
     found: dict[TopicPartition, int | None] = {}
     for tp in times:

@@ -1,7 +1,7 @@
-"""What of a read comes from the archive and what from the log, and which files hold it. Pure.
+"""Division of a read between the archive and the log, and the files to read. Pure.
 
-Below the seam of a snapshot the archive is read, from it on the log. Positions are offsets on both sides, so a range
-means the same records whichever version of the table they are read from, and wherever its seam lies.
+The seam of a snapshot is the first offset that is not archived. Offsets below the seam are read from the archive, later
+ones from the log. Both use the same offsets, so a range means the same records for every version of the table.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sparklog.spark.offsets import PartitionRange
 from sparklog.spark.topics import LogEnds
 
 _ALL = Span()
-#: Of files in one task: few enough to share a large table among tasks, many enough to bring small files together.
+#: Bytes of files per task: small enough to divide a large table among tasks, large enough to combine small files.
 _TASK_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class BothEnds:
-    """The archive and the log of one topic, looked at in this order: the seam lies within the log, or something is
-    lost. ``log`` are the ends of the log, ``first`` the first archived offset of each partition that has any.
+    """Archive and log of one topic, read in this order: the seam is within the log, unless records are lost. ``log``
+    has the ends of the log, ``first`` the first archived offset of each partition that has any.
     """
 
     snapshot: Snapshot
@@ -35,7 +35,7 @@ class BothEnds:
 
     @property
     def ends(self) -> dict[TopicPartition, LogEnds]:
-        """Where history begins and ends."""
+        """Return where history begins and ends."""
         return {
             tp: LogEnds(
                 min(found.start, self.first.get(tp.partition, found.start)), max(found.end, self.seam(tp)), found.epoch
@@ -45,31 +45,31 @@ class BothEnds:
 
     @property
     def is_torn(self) -> bool:
-        """The log does not go on where the archive ends; as far as this look could tell."""
+        """Return whether there appears to be a gap between archive and log."""
         return any(not found.start <= self.seam(tp) <= found.end for tp, found in self.log.items())
 
     def is_archive_needed(self, positions: Mapping[TopicPartition, int]) -> bool:
-        """Whether a query at ``positions``, and at the beginning of other partitions, needs more than the log."""
+        """Return whether a query at ``positions``, and at the beginning of other partitions, needs the archive."""
         return any(positions.get(tp, 0) < max(found.start, self.seam(tp)) for tp, found in self.log.items())
 
     def losses(self, ranges: Iterable[PartitionRange]) -> list[str]:
-        """What of ``ranges`` neither store has, in words."""
+        """Return descriptions of the parts of ``ranges`` that neither store has."""
         archive = f"the archive {self.snapshot.table} (version {self.snapshot.version})"
         found = []
         for tp, start, end in ranges:
             log, seam = self.log[tp], self.seam(tp)
             low, high = max(start, seam), min(end, log.start)
             if low < high:
-                found.append(f"{tp}: offsets {low} to {high} are gone from the log, {archive} reaches up to {seam}")
+                found.append(f"{tp}: offsets {low} to {high} were deleted from the log, but {archive} ends at {seam}")
             if log.end < seam:
-                found.append(f"{tp}: the log ends at {log.end} and was cut, {archive} reaches up to {seam}")
+                found.append(f"{tp}: the log was truncated to {log.end}, but {archive} ends at {seam}")
         return found
 
 
 def split_at_seam(
     pieces: Iterable[PartitionRange], seam: Mapping[int, int]
 ) -> tuple[list[PartitionRange], list[PartitionRange]]:
-    """The parts of ``pieces`` that are read from the archive, and those from the log; none is empty."""
+    """Return the parts of ``pieces`` to read from the archive, and those from the log; no part is empty."""
     archived, logged = [], []
     for tp, start, end in pieces:
         middle = seam.get(tp.partition, 0)
@@ -83,7 +83,7 @@ def split_at_seam(
 def pack_files(
     files: Sequence[DataFile], ranges: Collection[PartitionRange], times: Span = _ALL
 ) -> list[tuple[DataFile, ...]]:
-    """The files that may hold records of ``ranges`` and ``times``, a tuple for each task."""
+    """Return the files that may hold records of ``ranges`` and ``times``, one tuple per task."""
     packs: list[tuple[DataFile, ...]] = []
     open_pack: list[DataFile] = []
     open_bytes = 0

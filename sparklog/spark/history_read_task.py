@@ -1,4 +1,4 @@
-"""What one task reads of an archive: ranges of offsets, out of some files of one version of the table."""
+"""Task that reads ranges of offsets of an archive, from some files of one version of the table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENOUGH_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class FilesRead(InputPartition):
-    """The records of ``ranges`` (offsets by partition) and ``times`` (us) that ``files`` hold, as ``columns``."""
+    """Records of ``ranges`` (offsets by partition) and ``times`` (us) in ``files``, as ``columns``."""
 
     table: str
     topic: str
@@ -33,7 +33,7 @@ class FilesRead(InputPartition):
 
 
 def read_files(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
-    """Batches of the wanted columns.
+    """Yield batches of the wanted columns.
 
     Raises:
         ArchiveFileGone: a file was vacuumed.
@@ -45,7 +45,7 @@ def read_files(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
 def _assembled(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
     from sparklog.delta.rows import read_rows
 
-    # Without any column a batch would not say how many rows it has.
+    # A batch without columns would not have its number of rows.
     names = wanted.columns.archived_columns or ("_offset",)
     for file in wanted.files:
         for batch in read_rows(wanted.table, file, names, ranges=wanted.ranges, times=wanted.times):
@@ -53,11 +53,11 @@ def _assembled(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
 
 
 def taken_over(wanted: RangeRead, position: int) -> tuple[int, Iterator[pa.RecordBatch]]:
-    """How far from ``position`` on the archive has the range by now, and these records. Retention that waits for the
-    archive may take from the log what a task is about to read.
+    """Return the end of the part of the range from ``position`` that is now archived, and its records. Retention that
+    follows the archive may delete records from the log before a task has read them.
 
     Raises:
-        ConfigError, SeamError: as ``take_snapshot``.
+        ConfigError, ArchiveProgressError: as ``take_snapshot``.
     """
     from sparklog.delta.snapshot import take_snapshot
     from sparklog.spark.history_plan import pack_files

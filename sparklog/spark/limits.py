@@ -1,6 +1,6 @@
-"""How much of what is there one micro-batch takes: limits by rows, by time, and how they spread over partitions. Pure.
+"""Size of a micro-batch: limits by rows and time, and their distribution over partitions. Pure.
 
-Source: Spark's KafkaMicroBatchStream (rateLimit, delayBatch), whose results these are.
+Source: Spark's KafkaMicroBatchStream (rateLimit, delayBatch), with the same results.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from sparklog.model import OffsetRange, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """``most`` and ``least`` offsets of a batch, None for no limit; ``least`` holds for ``max_delay_ms`` at most."""
+    """Limits ``most`` and ``least`` of a batch's offsets, None for no limit; ``least`` holds for at most
+    ``max_delay_ms``."""
 
     most: int | None = None
     least: int | None = None
     max_delay_ms: int = 15 * 60 * 1000
 
     def default_read_limit(self) -> ReadLimit:
-        """What Spark is told. It takes no two limits at once (pyspark 4.2.0), so ``least`` may be kept from it; what
-        it hands back tells Once, which ignores limits, from the rest."""
+        """Return the limit to report to Spark. Spark accepts only one limit (pyspark 4.2.0), so ``least`` may be
+        omitted. The limit that Spark passes back distinguishes Once, which ignores limits, from other triggers."""
         if self.most is not None:
             return ReadMaxRows(self.most)
         return ReadAllAvailable() if self.least is None else ReadMinRows(self.least)
 
 
 class TriggerClock:
-    """When the last batch with rows was planned: what maxTriggerDelay counts from. One per run of a query."""
+    """Time of the last planned batch with rows, from which maxTriggerDelay counts. One per run of a query."""
 
     def __init__(self) -> None:
         self._last_ms: float | None = None
 
     def is_too_early(self, limits: TriggerLimits, waiting: int, now_ms: float) -> bool:
-        """Whether ``waiting`` offsets are too few to begin a batch with. The first batch of a run never waits."""
+        """Return whether ``waiting`` offsets are too few to begin a batch. The first batch of a run never waits."""
         if limits.least is None or not waiting:
             return False
         if self._last_ms is not None and waiting < limits.least and now_ms - self._last_ms < limits.max_delay_ms:
@@ -47,8 +48,8 @@ class TriggerClock:
 
 
 def spread(available: Mapping[TopicPartition, OffsetRange], limit: int | None) -> dict[TopicPartition, int]:
-    """The offset up to which each partition is read, so that about ``limit`` offsets are: in proportion to what each
-    has, and at least one where there is any, so that small partitions do not starve."""
+    """Return the end offset of each partition, for about ``limit`` offsets in total. Each partition gets a share in
+    proportion to its available offsets, and at least one offset, so that small partitions do not starve."""
     total = sum(found.end - found.start for found in available.values())
     if limit is None or total <= limit:
         return {tp: found.end for tp, found in available.items()}

@@ -1,8 +1,8 @@
-"""What a micro-batch covers: where a query stands compared with what the logs hold now. Pure.
+"""Ranges of a micro-batch: the position of a query compared with the current logs. Pure.
 
-A partition that the query has not seen is read from its beginning. What it has seen must still be there: a topic that
-is gone or was made anew, records that are gone, a log that is shorter than what was read, each is a loss, told apart
-from offsets that never had a record, which are none.
+A partition that is new to the query is read from its beginning. Records that the query has seen must still exist. A
+topic that was deleted or recreated, deleted records, and a log shorter than the query's position are losses. Offsets
+that never had a record are not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from sparklog.spark.stream_offset import Position, StreamOffset
 
 
 class Withheld(NamedTuple):
-    """What a partition's log holds. Readers see offsets below ``readable``; ``end`` is that of all committed ones."""
+    """Content of a partition's log. Readers see offsets below ``readable``; ``end`` is the end of all committed
+    ones."""
 
     topic_id: str
     start: int
@@ -38,7 +39,7 @@ class StreamPosition:
 
 
 def first_standing(offsets: Mapping[TopicPartition, int], held: Mapping[TopicPartition, Withheld]) -> StreamPosition:
-    """The first batch of a query begins at ``offsets``."""
+    """Return the position of a new query, whose first batch begins at ``offsets``."""
     begun = {tp: Position(held[tp].topic_id, offset) for tp, offset in offsets.items()}
     return StreamPosition(begun, begun, ())
 
@@ -49,8 +50,8 @@ def stand(
     *,
     unseen: Collection[TopicPartition] = (),
 ) -> StreamPosition:
-    """Compare the end of the last batch with the logs. ``unseen``: partitions that are known to be there though the
-    broker asked did not tell of them; they wait."""
+    """Compare the end of the last batch with the logs. ``unseen``: partitions that exist but that the queried broker
+    does not know yet; they wait."""
     begins, begun, losses = {}, {}, []
     for tp in sorted(set(last) | set(held)):
         before, now = last.get(tp), held.get(tp)
@@ -59,7 +60,9 @@ def stand(
             if tp in unseen:
                 begins[tp] = before
             else:
-                losses.append(f"{tp} is not there any more, or not read any more: read up to offset {before.offset}")
+                losses.append(
+                    f"{tp} was deleted, or the query no longer reads it; it was read up to offset {before.offset}"
+                )
             continue
         found, loss = _begin(tp, before, now)
         begins[tp] = found
@@ -73,19 +76,19 @@ def stand(
 def _begin(tp: TopicPartition, before: Position | None, now: Withheld) -> tuple[Position, str]:
     earliest = Position(now.topic_id, now.start)
     if before is None:
-        return earliest, f"{tp} is new, and its offsets 0 to {now.start} are gone" if now.start else ""
+        return earliest, f"{tp} is new, and its offsets 0 to {now.start} are already deleted" if now.start else ""
     if before.topic_id != now.topic_id:
-        return earliest, f"{tp}: the topic was deleted and created again; read up to offset {before.offset}"
+        return earliest, f"{tp}: the topic was deleted and created again; it was read up to offset {before.offset}"
     if before.offset < now.start:
-        return earliest, f"{tp}: offsets {before.offset} to {now.start} are gone"
+        return earliest, f"{tp}: offsets {before.offset} to {now.start} were deleted"
     if before.offset > now.end:
-        lost = f"{tp}: the log ends at {now.end}, read up to offset {before.offset}: it was cut"
+        lost = f"{tp}: the log was truncated to {now.end}, but was read up to offset {before.offset}"
         return Position(now.topic_id, now.end, NO_EPOCH), lost
     return before, ""
 
 
 def waiting(standing: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> dict[TopicPartition, OffsetRange]:
-    """What there is to read of each partition; nothing may be left where the end was held back."""
+    """Return the available offsets of each partition; a range can be empty if its end was held back."""
     return {
         tp: OffsetRange(begin.offset, max(begin.offset, held[tp].readable if tp in held else 0))
         for tp, begin in standing.begins.items()
@@ -95,7 +98,7 @@ def waiting(standing: StreamPosition, held: Mapping[TopicPartition, Withheld]) -
 def end_of_batch(
     standing: StreamPosition, held: Mapping[TopicPartition, Withheld], *, limit: int | None
 ) -> StreamOffset:
-    """The end of a batch of about ``limit`` offsets (None: all there is)."""
+    """Return the end of a batch of about ``limit`` offsets (None: all available)."""
     ends = spread(waiting(standing, held), limit)
     positions = {}
     for tp, begin in standing.begins.items():
@@ -105,7 +108,7 @@ def end_of_batch(
 
 
 class BatchRange(NamedTuple):
-    """Offsets ``[begin.offset, end)`` of one partition, not empty."""
+    """Non-empty range of offsets ``[begin.offset, end)`` of one partition."""
 
     partition: TopicPartition
     begin: Position
@@ -113,10 +116,11 @@ class BatchRange(NamedTuple):
 
 
 def batch_ranges(start: StreamOffset | None, end: StreamOffset) -> list[BatchRange]:
-    """What a batch reads, from its two offsets alone, so that a replay reads the same. ``start`` None: the marker.
+    """Return the ranges of a batch, from its two offsets alone, so that a replay reads the same. ``start`` None: the
+    marker.
 
     Raises:
-        ConfigError: the offsets do not belong together.
+        ConfigError: the offsets do not match each other.
     """
     before = start.positions if start is not None else {}
     ranges = []
@@ -132,7 +136,7 @@ def batch_ranges(start: StreamOffset | None, end: StreamOffset) -> list[BatchRan
 def held_back(
     held: Mapping[TopicPartition, Withheld], target: Mapping[TopicPartition, Withheld]
 ) -> dict[TopicPartition, Withheld]:
-    """``held`` as if nothing had come since ``target``: later partitions and topics are not there yet."""
+    """Return ``held`` as it was at ``target``, without later records, partitions and topics."""
     capped = {}
     for tp, now in held.items():
         then = target.get(tp)

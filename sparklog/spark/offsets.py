@@ -1,9 +1,9 @@
-"""Which offsets a read covers: what the user asked for, settled against what the logs hold, cut into tasks.
+"""Offsets of a read: the user's offsets and times, resolved against the logs, and split into tasks.
 
-Pure: the log ends, and what lies at a time, come in as values. The forms are those of Spark's Kafka source:
+Pure: log ends and offsets of times are passed in as values. The formats are those of Spark's Kafka source:
 ``earliest``, ``latest``, JSON ``{"topic": {"0": 23, "1": -1}}`` with -2 for earliest and -1 for latest, or times in
-milliseconds. What is given by partition has to name every partition of the read, because one that was forgotten would
-silently be read from somewhere else.
+milliseconds. JSON by partition must name every partition of the read, because a forgotten partition would silently be
+read from another offset.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ EARLIEST = -2
 LATEST = -1
 
 _NAMES = {"earliest": EARLIEST, "latest": LATEST}
-#: Milliseconds that still fit into 64 bits as microseconds.
+#: Maximum milliseconds that fit into 64 bits as microseconds.
 _MAX_MS = (2**63 - 1) // 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ByOffset:
-    """EARLIEST or LATEST for every partition, or an offset (or one of the two) for each."""
+    """EARLIEST or LATEST for all partitions, or an offset (or one of the two) for each partition."""
 
     option: str
     offsets: int | Mapping[TopicPartition, int]
@@ -37,9 +37,9 @@ class ByOffset:
 
 @dataclass(frozen=True, slots=True)
 class ByTime:
-    """The first record at or after a time (us since the epoch), one for all partitions or one for each.
+    """First record at or after a time (us since the epoch): one time for all partitions, or one for each.
 
-    ``or_latest``: where there is none, the end of the log; else that is an error.
+    ``or_latest``: use the end of the log if there is no such record; otherwise that is an error.
     """
 
     option: str
@@ -50,12 +50,12 @@ class ByTime:
         return self.times if isinstance(self.times, int) else self.times[partition]
 
 
-#: Where a read begins or ends.
+#: Start or end of a read.
 Place = ByOffset | ByTime
 
 
 class PartitionRange(NamedTuple):
-    """Offsets ``[start, end)`` of one partition that one task reads."""
+    """Offsets ``[start, end)`` of one partition, read by one task."""
 
     partition: TopicPartition
     start: int
@@ -66,7 +66,7 @@ def parse_by_offset(option: str, text: str | None, *, default: int) -> ByOffset:
     """Parse startingOffsets or endingOffsets.
 
     Raises:
-        ConfigError: neither a name nor JSON of the form above.
+        ConfigError: the text is neither a name nor JSON in the format above.
     """
     if text is None:
         return ByOffset(option, default)
@@ -75,15 +75,15 @@ def parse_by_offset(option: str, text: str | None, *, default: int) -> ByOffset:
     offsets = _by_partition(option, text, 'earliest, latest or {"topic": {"0": 23}}')
     for tp, offset in offsets.items():
         if offset < EARLIEST:
-            raise ConfigError(f"option {option}: offset {offset} of {tp} is below -2")
+            raise ConfigError(f"option {option}: offset {offset} of {tp} is less than -2")
     return ByOffset(option, offsets)
 
 
 def parse_by_time(option: str, text: str, *, or_latest: bool) -> ByTime:
-    """Parse an option that gives milliseconds: one number, or JSON by partition where its name says so.
+    """Parse an option in milliseconds: one number, or JSON by partition if the option's name ends with ByTimestamp.
 
     Raises:
-        ConfigError: neither, or a time before 1970 or beyond 64 bits of microseconds.
+        ConfigError: the text is neither, or the time is before 1970 or exceeds 64 bits of microseconds.
     """
     if "OffsetsByTimestamp" in option:
         times = _by_partition(option, text, '{"topic": {"0": 1700000000000}}')
@@ -93,7 +93,7 @@ def parse_by_time(option: str, text: str, *, or_latest: bool) -> ByTime:
 
 def _to_us(option: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) > _MAX_MS:
-        raise ConfigError(f"option {option}: {text!r} found, milliseconds since 1970 expected")
+        raise ConfigError(f"option {option}: expected milliseconds since 1970, found {text!r}")
     return int(text) * 1000
 
 
@@ -109,12 +109,12 @@ def _by_partition(option: str, text: str, expected: str) -> dict[TopicPartition,
                 raise ConfigError(f"option {option}: partition {number!r} of topic {topic!r} is not a number")
             found[TopicPartition(topic, int(number))] = value
     if not found:
-        raise ConfigError(f"option {option}={text!r} names no partition")
+        raise ConfigError(f"option {option}={text!r} has no partitions")
     return found
 
 
 def asked_offsets(*places: Place) -> dict[TopicPartition, int]:
-    """The greatest offset named for each partition."""
+    """Return the highest offset given for each partition."""
     named: dict[TopicPartition, int] = {}
     for place in places:
         if isinstance(place, ByOffset) and not isinstance(place.offsets, int):
@@ -124,7 +124,7 @@ def asked_offsets(*places: Place) -> dict[TopicPartition, int]:
 
 
 def times_to_ask(place: Place, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """The time (us) to look up for each partition; nothing for a place by offset.
+    """Return the time (us) to look up for each partition; empty for a place by offset.
 
     Raises:
         ConfigError: as ``settle``.
@@ -140,14 +140,14 @@ def settle(
     *,
     strict: bool = True,
 ) -> dict[TopicPartition, int]:
-    """The offset of ``place`` in each partition of ``held``, which gives the earliest offset and the readable end.
+    """Return the offset of ``place`` in each partition of ``held``, which has the earliest offset and the readable end.
 
-    ``at_times``: what was found for ``times_to_ask``, None where no record is that young. Without ``strict`` an offset
-    outside the log is moved to its nearer end.
+    ``at_times`` has the offsets for ``times_to_ask``, None if no record is at or after the time. Without ``strict``, an
+    offset outside the log is moved to its nearer end.
 
     Raises:
-        ConfigError: the specification names other partitions.
-        BrokerError: OFFSET_OUT_OF_RANGE when an asked offset is not within the log, or no record is young enough.
+        ConfigError: the place names other partitions.
+        BrokerError: OFFSET_OUT_OF_RANGE if an offset is outside the log, or no record is at or after a time.
     """
     _check_partitions(place, held)
     if isinstance(place, ByTime):
@@ -164,7 +164,7 @@ def _check_partitions(place: Place, partitions: Collection[TopicPartition]) -> N
         kind = "a time" if isinstance(place, ByTime) else "an offset"
         hint = "" if isinstance(place, ByTime) else " (-2 earliest, -1 latest)"
         raise ConfigError(
-            f"option {place.option} has to give {kind} for each partition read{hint}; "
+            f"option {place.option} must give {kind} for each partition of the read{hint}; "
             f"missing: {_listed(missing)}; not read: {_listed(surplus)}"
         )
 
@@ -177,7 +177,7 @@ def _at_time(place: ByTime, partition: TopicPartition, held: OffsetRange, *, fou
     raise BrokerError(
         ErrorCode.OFFSET_OUT_OF_RANGE,
         f"{place.option}: {partition} has no record at or after {place.of(partition) // 1000} ms; "
-        "startingOffsetsByTimestampStrategy=latest would begin at its end",
+        "startingOffsetsByTimestampStrategy=latest starts at the end of the log instead",
     )
 
 
@@ -190,27 +190,28 @@ def _at_offset(place: ByOffset, partition: TopicPartition, held: OffsetRange, *,
     if strict and not held.start <= offset <= held.end:
         raise BrokerError(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"{place.option} {offset} of {partition} found, {held.start} to {held.end} expected",
+            f"{place.option}: offset {offset} of {partition} is outside the log, which has {held.start} to {held.end}",
         )
     return max(held.start, min(offset, held.end))
 
 
 def settle_ranges(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[PartitionRange]:
-    """The ranges to read, ordered by partition, empty ones left out.
+    """Return the ranges to read, ordered by partition, without empty ones.
 
     Raises:
-        ConfigError: a start lies behind its end.
+        ConfigError: a start is after its end.
     """
     for partition, start in starts.items():
         if start > ends[partition]:
-            raise ConfigError(f"{partition}: the read would begin at offset {start}, behind its end {ends[partition]}")
+            raise ConfigError(f"{partition}: the read would start at offset {start}, after its end {ends[partition]}")
     return [PartitionRange(tp, starts[tp], ends[tp]) for tp in sorted(starts) if starts[tp] < ends[tp]]
 
 
 def cut_ranges(
     ranges: Sequence[PartitionRange], *, at_least: int = 0, max_records: int | None = None
 ) -> list[PartitionRange]:
-    """``maxRecordsPerPartition`` first, ``minPartitions`` where that gave too few: as Spark's Kafka source does."""
+    """Split ranges by ``maxRecordsPerPartition``, and then by ``minPartitions`` if there are too few, as Spark's Kafka
+    source does."""
     if max_records is not None:
         ranges = [
             piece for found in ranges for piece in split_ranges([found], -((found.start - found.end) // max_records))
@@ -219,9 +220,9 @@ def cut_ranges(
 
 
 def split_ranges(ranges: Sequence[PartitionRange], at_least: int) -> list[PartitionRange]:
-    """Cut the largest ranges until there are ``at_least`` of them, in pieces of nearly equal size per partition.
+    """Split the largest ranges until there are ``at_least`` of them, in pieces of nearly equal size per partition.
 
-    Pieces stay in order and together cover exactly what came in; a range is never cut below one offset.
+    Pieces stay in order and cover exactly the given ranges; a piece has at least one offset.
     """
     total = sum(found.end - found.start for found in ranges)
     spare = min(at_least, total) - len(ranges)

@@ -1,9 +1,9 @@
-"""Options of the data source: one table of names, and how their texts are read.
+"""Options of the data source: one table of names, and parsers of their values.
 
-The names and meanings are those of Spark's Kafka source where that has the option. Spark hands option names over in
-lower case and adds some of its own, which are let through; any other unknown name is refused with the nearest known
-one, because a misspelt option that is ignored reads the wrong rows quietly.
-A view can both read and insert, so reading and writing share one table and each takes what is its own.
+Options that Spark's Kafka source also has keep their names and meanings. Spark passes option names in lower case and
+adds its own options, which are accepted. Any other unknown name is refused with the most similar known name, because
+ignoring a misspelt option would silently read the wrong rows.
+A view can both read and insert, so reads and writes share one table, and each uses its own options.
 """
 
 from __future__ import annotations
@@ -16,75 +16,75 @@ from sparklog.client.cluster.bootstrap import parse_bootstrap
 from sparklog.errors import ConfigError
 from sparklog.model import check_topic_name
 
-#: As brokers' logs and metrics name who asks.
+#: Client name in brokers' logs and metrics.
 CLIENT_ID = "sparklog-spark"
 BOOTSTRAP_VARIABLE = "SPARKLOG_BOOTSTRAP_SERVERS"
-#: The command line's; it comes first, here as there.
+#: Environment variable of the command line; it has precedence, as on the command line.
 _SHORT_VARIABLE = "SPARKLOG_BOOTSTRAP"
 
-#: Canonical names with what they mean; the lower-case form is what arrives from Spark.
+#: Canonical names with their meanings; Spark passes the lower-case form.
 READ_OPTIONS: dict[str, str] = {
-    "subscribe": "topics to read, separated by commas",
-    "subscribePattern": "regular expression that whole topic names have to match",
+    "subscribe": "comma-separated topics to read",
+    "subscribePattern": "regular expression that must match whole topic names",
     "assign": 'partitions to read: {"topic": [0, 1]}',
-    "startingTimestamp": "ms since the epoch: begin with the first record at or after it; wins over the next two",
-    "startingOffsetsByTimestamp": 'ms for each partition: {"topic": {"0": 1700000000000}}; wins over startingOffsets',
+    "startingTimestamp": "ms since the epoch: start at the first record at or after it; overrides the next two options",
+    "startingOffsetsByTimestamp": 'ms for each partition: {"topic": {"0": 1700000000000}}; overrides startingOffsets',
     "startingOffsets": 'earliest, latest (streams), or {"topic": {"0": 23, "1": -2}}; -2 earliest, -1 latest',
-    "startingOffsetsByTimestampStrategy": "error or latest: where no record is that young",
-    "endingTimestamp": "batch: ms; end before the first record at or after it; wins over the next two",
-    "endingOffsetsByTimestamp": "batch: ms for each partition; wins over endingOffsets",
+    "startingOffsetsByTimestampStrategy": "if no record is at or after the time: error, or latest (start at the end)",
+    "endingTimestamp": "batch: ms; end before the first record at or after it; overrides the next two options",
+    "endingOffsetsByTimestamp": "batch: ms for each partition; overrides endingOffsets",
     "endingOffsets": 'batch: latest, or {"topic": {"0": 42, "1": -1}}; -1 is latest',
-    "failOnDataLoss": "true: fail when records are gone or may be; false: skip them with a warning",
+    "failOnDataLoss": "true: fail if records are lost or may be lost; false: skip them with a warning",
     "isolation.level": "read_committed or read_uncommitted",
-    "includeHeaders": "add the column headers (default topics)",
-    "includeCastErrors": "add the column _cast_error: what Spark's types cannot hold is null, and it says what",
-    "minPartitions": "split the read into at least so many tasks",
-    "maxRecordsPerPartition": "split the read so that no task has more offsets",
-    "maxOffsetsPerTrigger": "streams: offsets in one batch at most, spread over partitions by what they have",
-    "minOffsetsPerTrigger": "streams: wait until there are so many",
-    "maxTriggerDelay": "streams: but no longer than this (15m)",
-    "groupId": "streams: store the end of the last finished batch in this consumer group",
-    "localReads": "auto: tasks map the files of a replica on their host; never: they fetch; require: they fail without",
-    "history": "path of the topic's archive, a Delta table: what is in it is read from there, the rest from the log",
+    "includeHeaders": "add the column headers (topics without a schema)",
+    "includeCastErrors": "add the column _cast_error, which describes values that Spark cannot hold; they become null",
+    "minPartitions": "minimum number of tasks of the read",
+    "maxRecordsPerPartition": "maximum offsets per task",
+    "maxOffsetsPerTrigger": "streams: maximum offsets per batch, divided in proportion to what partitions have",
+    "minOffsetsPerTrigger": "streams: minimum available offsets to start a batch",
+    "maxTriggerDelay": "streams: maximum wait for minOffsetsPerTrigger (15m)",
+    "groupId": "streams: store the end of the last completed batch in this consumer group",
+    "localReads": "tasks map the files of a replica on their host: auto (otherwise fetch), never, require (or fail)",
+    "history": "path of the topic's archive, a Delta table: archived records are read from it, later ones from the log",
     "where": "batch: partitions, offsets and times to read: offset >= 5 and timestamp < '2024-05-01T00:00:00Z'",
 }
 WRITE_OPTIONS: dict[str, str] = {
-    "topic": "topic to write to; wins over a topic column",
+    "topic": "topic to write to; overrides a topic column",
     "compression": "none, lz4 or zstd",
-    "exactlyOnce": "true: all rows show together, once; false: each when acknowledged, twice when a task runs again",
+    "exactlyOnce": "true: all rows become visible together, once; false: retried tasks may duplicate rows",
     "acks": "with exactlyOnce=false: all, 1 or 0",
-    "transactionTimeout": "an unfinished write that gives no sign of life for so long is aborted (15m)",
-    "txnAppId": "batch: name of writes to this topic that are run again until they succeed; with txnVersion",
-    "txnVersion": "batch: number of the write within txnAppId, growing; what is committed already is not written again",
-    "createTopic": "true: make a topic that is not there, with the DataFrame's columns",
-    "partitions": "createTopic: how many",
-    "replicationFactor": "createTopic: how many replicas",
-    "keyColumns": "createTopic: columns that decide a row's partition, separated by commas",
-    "mergeSchema": "true: add columns that the topic does not have; its older rows read as null",
+    "transactionTimeout": "time without heartbeats after which an unfinished write is aborted (15m)",
+    "txnAppId": "batch: name of a sequence of idempotent writes to this topic; requires txnVersion",
+    "txnVersion": "batch: increasing number of the write within txnAppId; a committed version is not written again",
+    "createTopic": "true: create the topic with the DataFrame's columns if it does not exist",
+    "partitions": "createTopic: number of partitions",
+    "replicationFactor": "createTopic: number of replicas",
+    "keyColumns": "createTopic: comma-separated columns that determine a row's partition",
+    "mergeSchema": "true: add columns that the topic does not have; they are null in older rows",
 }
 COMMON_OPTIONS: dict[str, str] = {
-    "bootstrap.servers": "host:port,host:port of some brokers",
-    "kafka.bootstrap.servers": "the same, under the Kafka source's name",
-    "kafka.isolation.level": "isolation.level, under the Kafka source's name",
-    "kafka.acks": "acks, under the Kafka source's name",
+    "bootstrap.servers": "host:port,host:port of one or more brokers",
+    "kafka.bootstrap.servers": "alias of bootstrap.servers, for the Kafka source",
+    "kafka.isolation.level": "alias of isolation.level, for the Kafka source",
+    "kafka.acks": "alias of acks, for the Kafka source",
 }
 OPTIONS: dict[str, str] = {**COMMON_OPTIONS, **READ_OPTIONS, **WRITE_OPTIONS}
 
-#: What a read is of: exactly one of them.
+#: Options that select the topics of a read; exactly one must be set.
 SELECTIONS = ("subscribe", "subscribePattern", "assign")
 BOOTSTRAP_OPTIONS = ("bootstrap.servers", "kafka.bootstrap.servers")
 
-#: Options of Spark's Kafka source that can mean nothing here, in lower case -> what to do instead.
+#: Unsupported options of Spark's Kafka source, in lower case -> what to do instead.
 _KAFKA_ONLY: dict[str, str] = {
-    "kafka.group.id": "reading takes no part in group balancing; groupId stores progress in a group",
-    "groupidprefix": "reading takes no part in group balancing; groupId stores progress in a group",
-    "fetchoffset.numretries": "requests are repeated until they succeed or time is up",
-    "fetchoffset.retryintervalms": "requests are repeated until they succeed or time is up",
-    "kafkaconsumer.polltimeoutms": "requests are repeated until they succeed or time is up",
-    "kafka.compression.type": "compression is the option of a write",
+    "kafka.group.id": "reads do not join a consumer group; groupId stores progress in a group",
+    "groupidprefix": "reads do not join a consumer group; groupId stores progress in a group",
+    "fetchoffset.numretries": "requests are retried until they succeed or time out",
+    "fetchoffset.retryintervalms": "requests are retried until they succeed or time out",
+    "kafkaconsumer.polltimeoutms": "requests are retried until they succeed or time out",
+    "kafka.compression.type": "use the write option compression",
 }
 
-#: What Spark itself puts among the options (table properties, the path of ``load(path)``, streaming's checkpoint).
+#: Options that Spark itself adds (table properties, the path of ``load(path)``, streaming's checkpoint).
 _SPARKS_OWN = frozenset(
     {"provider", "owner", "path", "checkpointlocation", "location", "external", "comment", "is_managed_location"}
 )
@@ -94,7 +94,7 @@ _UNIT_MS = {"us": 0.001, "ms": 1, "": 1, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.
 
 
 def known_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Canonical name -> text, without what Spark added. Raises ConfigError for a name that is not in the table."""
+    """Return canonical name -> text, without options that Spark added. Raises ConfigError for an unknown name."""
     given = {}
     for name, text in options.items():
         lower = name.lower()
@@ -106,31 +106,32 @@ def known_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unknown(name: str) -> str:
-    import difflib  # not in processes whose options are known
+    import difflib  # only needed for an unknown option
 
     if hint := _KAFKA_ONLY.get(name.lower()):
-        return f"option {name!r} of Spark's Kafka source means nothing here: {hint}"
+        return f"option {name!r} of Spark's Kafka source is not supported: {hint}"
     near = difflib.get_close_matches(name.lower(), _CANONICAL, n=1, cutoff=0.5)
     if name.lower().startswith("kafka."):
         own = difflib.get_close_matches(name.lower().removeprefix("kafka."), _CANONICAL, n=1, cutoff=0.8)
-        hint = f"did you mean {_CANONICAL[own[0]]!r}?" if own else "there is no Kafka client to be set up by it"
-        return f"option {name!r} of Spark's Kafka source means nothing here; {hint}"
+        hint = f"did you mean {_CANONICAL[own[0]]!r}?" if own else "sparklog does not use a Kafka client"
+        return f"option {name!r} of Spark's Kafka source is not supported; {hint}"
     hint = f"did you mean {_CANONICAL[near[0]]!r}?" if near else f"known options: {', '.join(sorted(OPTIONS))}"
     return f"unknown option {name!r}; {hint}"
 
 
 def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str:
-    """The option, else its alias, else the configured default, else the environment of the planning process.
+    """Return the bootstrap servers: the option, its alias, the configured default, or the environment of the planning
+    process, in this order.
 
     Raises:
-        ConfigError: none of them, two that differ, or an address that cannot be read.
+        ConfigError: none is set, option and alias differ, or an address is not valid.
     """
     own = either(given, "bootstrap.servers")
     named = os.environ.get(_SHORT_VARIABLE) or os.environ.get(BOOTSTRAP_VARIABLE)
     text = own or defaults.get("bootstrap.servers") or named
     if not text:
         raise ConfigError(
-            f"no brokers to ask: set option bootstrap.servers, call sparklog.configure(spark, bootstrap=...), "
+            f"no brokers given: set option bootstrap.servers, call sparklog.configure(spark, bootstrap=...), "
             f"or set {_SHORT_VARIABLE} or {BOOTSTRAP_VARIABLE} before Spark's JVM starts"
         )
     parse_bootstrap(text)
@@ -138,7 +139,7 @@ def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str
 
 
 def either(given: Mapping[str, str], name: str) -> str | None:
-    """The text of an option that the Kafka source knows under ``kafka.<name>``."""
+    """Return the text of an option that the Kafka source calls ``kafka.<name>``."""
     own, alias = given.get(name), given.get(f"kafka.{name}")
     if own is not None and alias is not None and own != alias:
         raise ConfigError(f"{name}={own!r} and kafka.{name}={alias!r} contradict each other")
@@ -158,7 +159,7 @@ def parse_boolean(given: Mapping[str, str], name: str, *, default: bool) -> bool
 
 
 def parse_positive(given: Mapping[str, str], name: str, *, at_most: int = 2**63 - 1) -> int | None:
-    """None when not given."""
+    """Parse a positive whole number; None if the option is not set."""
     if name not in given:
         return None
     text = given[name].strip()
@@ -168,7 +169,7 @@ def parse_positive(given: Mapping[str, str], name: str, *, at_most: int = 2**63 
 
 
 def parse_duration_ms(given: Mapping[str, str], name: str, *, default: str) -> int:
-    """Spark's texts for durations: a number of ms, or with a unit as in 500ms, 30s, 15m, 1h."""
+    """Parse a duration in Spark's format: a number of ms, or a number with a unit, such as 500ms, 30s, 15m, 1h."""
     text = given.get(name, default)
     match = _DURATION.fullmatch(text.lower())
     if match is None or match[2] not in _UNIT_MS:

@@ -1,7 +1,8 @@
-"""``groupId``: how far a query has come, stored where lag is looked for. It never decides where a query starts.
+"""``groupId``: progress of a query, stored as a consumer group's offsets for monitoring. It never determines where a
+query starts.
 
-Spark tells a source that a batch is done only when it builds the next one, and never for the last; but the start of a
-batch is the end of the last finished one, so that is what is stored.
+Spark reports to a source that a batch is complete only when it builds the next one, and never for the last one. But the
+start of a batch is the end of the last completed batch, so that is stored.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from sparklog.spark.stream_offset import Position
 
 _LOG = logging.getLogger(__name__)
 
-#: A query does not wait long for what only observers need, and not with every batch when nobody answers.
+#: Only monitoring needs the stored progress, so a query waits briefly, and not in every batch if no broker responds.
 _TIMEOUT_S = 5.0
 _PAUSE_S = 30.0
 
 
 class GroupProgress:
-    """Stores positions of one query in one group. Owner: the query's planning thread."""
+    """Writer of one query's positions to one group. Owner: the query's planning thread."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -32,7 +33,7 @@ class GroupProgress:
         self._silent_until = 0.0
 
     def store(self, link: BlockingCluster, positions: Mapping[TopicPartition, Position]) -> None:
-        """Set the group's offsets to ``positions``; an error is logged, and the query goes on."""
+        """Set the group's offsets to ``positions``; an error is logged, and the query continues."""
         if positions == self._stored or time.monotonic() < self._silent_until:
             return
         offsets = [
@@ -40,12 +41,12 @@ class GroupProgress:
             for tp, found in positions.items()
             if found != self._stored.get(tp)
         ]
-        from sparklog.client.admin.groups import commit_offsets  # for queries that have a group
+        from sparklog.client.admin.groups import commit_offsets  # only for queries with a group
 
         try:
             commit_offsets(link, self._group, offsets, timeout_s=_TIMEOUT_S)
         except SparklogError as error:
             self._silent_until = time.monotonic() + _PAUSE_S
-            _LOG.warning("progress was not stored in group %s: %s", self._group, error)
+            _LOG.warning("could not store progress in group %s: %s", self._group, error)
         else:
             self._stored = dict(positions)

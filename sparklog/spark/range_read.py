@@ -1,4 +1,4 @@
-"""The plan of a task that reads a range of offsets, which the driver makes and pickles, and the loss of records."""
+"""Plan of a task that reads a range of offsets, created on the driver and pickled, and the error for lost records."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class DataLoss(SparklogError):
-    """Records that were to be read are gone, or may be. With failOnDataLoss=false they are passed over."""
+    """Loss, or possible loss, of records to be read. With failOnDataLoss=false they are skipped."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__(f"{detail}; with option failOnDataLoss=false they are passed over with a warning")
+        super().__init__(f"{detail}; set option failOnDataLoss=false to skip them with a warning")
 
 
 def tell_losses(losses: Sequence[str], *, fail: bool) -> None:
-    """Raises DataLoss for the first, or warns of each."""
+    """Raise DataLoss for the first loss, or log a warning for each."""
     if losses and fail:
         raise DataLoss(losses[0] + (f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""))
     for loss in losses:
@@ -34,8 +34,8 @@ def tell_losses(losses: Sequence[str], *, fail: bool) -> None:
 
 
 class ArchivePlace(NamedTuple):
-    """Where the topic's archive is, for what it has taken over from the log since a read of history was planned;
-    ``origin`` says whose archive it may be."""
+    """Location of the topic's archive, for records that were archived since a read of history was planned; ``origin``
+    identifies the topics whose archive it may be."""
 
     table: str
     origin: Origin
@@ -45,8 +45,8 @@ class ArchivePlace(NamedTuple):
 class RangeRead(InputPartition):
     """Offsets ``[start, end)`` of one partition of the topic with this id, as ``columns``; pickled to its task.
 
-    ``last_epoch`` and ``local``: as for PartitionReader. ``times``: only records of these times (us). ``archive``: that
-    of a read of history.
+    ``last_epoch`` and ``local``: as for PartitionReader. ``times``: only records of these times (us). ``archive``: for
+    a read of history.
     """
 
     bootstrap: str

@@ -1,7 +1,7 @@
-"""``sparklog.read``: a DataFrame of a topic, narrowed before it is planned.
+"""``sparklog.read``: a DataFrame of a topic, with columns and ranges selected before planning.
 
-On pyspark 4.2.0 a Python source cannot take filters over from Spark without losing rows elsewhere, so what a read
-leaves out is said here: columns, and ranges of partitions, offsets and times.
+In pyspark 4.2.0 a Python source cannot accept filters from Spark without losing rows in other scans, so the arguments
+of this function select columns, and ranges of partitions, offsets and times.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ def read(
     where: str | None = None,
     **options: str | int | bool,
 ) -> DataFrame:
-    """The records of ``topic`` (one, several separated by commas, or a list) as a DataFrame of its own: each call
-    loads afresh, so it ends where the logs end now.
+    """Return the records of ``topic`` (one topic, several separated by commas, or a list) as a new DataFrame. Each call
+    plans a new read, which ends at the current end of the logs.
 
     Args:
-        columns: only these, in this order; other columns are not read.
-        where: conditions on partition, offset and timestamp, as in ``"offset >= 5 and timestamp <
-            '2024-05-01T00:00:00Z'"``; see ``sparklog.spark.read_filter``. Only what may match is read.
+        columns: the columns to read, in this order; other columns are not read.
+        where: conditions on partition, offset and timestamp, such as ``"offset >= 5 and timestamp <
+            '2024-05-01T00:00:00Z'"``; see ``sparklog.spark.read_filter``. Only batches that can match are read.
         options: further options of ``format("sparklog")``.
 
     Raises:
-        ConfigError: ``where`` is not understood, a column is not there.
+        ConfigError: ``where`` is not valid, or a column does not exist.
     """
     given = option_texts(options)
     given["subscribe"] = topic if isinstance(topic, str) else ",".join(topic)
     if where is not None:
-        parse_where(where)  # refused here, and not in a process of Spark's
+        parse_where(where)  # raise the error here rather than in a process of Spark
         given["where"] = where
     reader = spark.read.format("sparklog")
     if columns is None:
@@ -52,14 +52,14 @@ def read(
 
 
 def option_texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
-    """Options as Spark takes them."""
+    """Return options as the texts that Spark accepts."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
 def chosen_columns(offered: StructType, columns: Iterable[str]) -> StructType:
-    """These of the ``offered`` columns. Raises ConfigError naming one that is not there, or where there are none."""
+    """Return these of the ``offered`` columns. Raises ConfigError for an unknown column or an empty list."""
     if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r}: a list of names is expected")
+        raise ConfigError(f"columns={columns!r}: expected a list of names")
     chosen = StructType()
     for name in columns:
         if name not in offered.fieldNames():
@@ -68,5 +68,5 @@ def chosen_columns(offered: StructType, columns: Iterable[str]) -> StructType:
             raise ConfigError(f"columns: {name!r} is not a column of the topic; {hint}")
         chosen.add(offered[name])
     if not chosen.fields:
-        raise ConfigError("columns names no column; leave it out for all")
+        raise ConfigError("columns is empty; omit it to read all columns")
     return chosen

@@ -1,11 +1,11 @@
-"""``where``: which partitions, offsets and times a batch read covers, as text that is decided before anything is read.
+"""``where``: partitions, offsets and times of a batch read, as text that is evaluated before the read.
 
     partition = 1                       partition in (0, 2)
     offset >= 5 and offset < 10         offset between 5 and 9
     timestamp >= '2024-05-01T00:00:00Z' and timestamp < 1714608000000
 
-Conditions are joined by ``and``; names may be written as in typed topics (``_offset``). Times are ISO 8601 with a zone,
-or milliseconds since 1970. Everything else belongs into ``DataFrame.filter``, and is an error here. Pure.
+Conditions are joined by ``and``; the names of typed topics (``_offset``) are accepted too. Times are ISO 8601 with a
+time zone, or milliseconds since 1970. Use ``DataFrame.filter`` for any other condition; here it is an error. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.model import Span
 
 _TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<number>-?\d+)|(?P<text>'[^']*')|(?P<sign>[<>]=?|\S))")
 _COLUMNS = ("partition", "offset", "timestamp")
-_EXPECTED = "conditions on partition, offset and timestamp (=, <, <=, >, >=, between, in), joined by and,"
+_EXPECTED = "conditions on partition, offset and timestamp (=, <, <=, >, >=, between, in), joined by and"
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 
@@ -30,7 +30,7 @@ _ALL = Span()
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a read is narrowed to. Times are in us. ``listed``: of the partitions only these; None: all."""
+    """Bounds of a read. Times are in us. ``listed``: the only partitions to read; None: all."""
 
     partition: Span = _ALL
     offset: Span = _ALL
@@ -57,17 +57,17 @@ class Bounds:
 
 
 def parse_where(text: str) -> Bounds:
-    """Raises ConfigError saying where the text stops being understood."""
+    """Parse conditions. Raises ConfigError with the position of the first error."""
     return _Parser(text).parse()
 
 
 def read_time(text: str) -> dt.datetime:
-    """A time in ISO 8601. Raises ValueError."""
+    """Parse a time in ISO 8601. Raises ValueError."""
     return dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
 
 
 class _Parser:
-    """Recursive descent over tokens: (kind, text, place)."""
+    """Recursive descent parser over tokens: (kind, text, position)."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -149,7 +149,7 @@ class _Parser:
         except ValueError:
             self._fail("a time such as '2024-05-01T00:00:00Z'")
         if when.tzinfo is None:
-            self._fail("a time with its zone, as in '2024-05-01T00:00:00Z' or '2024-05-01T00:00:00+02:00'")
+            self._fail("a time with a time zone, such as '2024-05-01T00:00:00Z' or '2024-05-01T00:00:00+02:00'")
         self._at += 1
         return (when - _EPOCH) // dt.timedelta(microseconds=1)
 
@@ -164,7 +164,7 @@ class _Parser:
     def _fail(self, expected: str) -> NoReturn:
         kind, text, at = self._peek()
         found = "the end" if kind == "end" else f"{text} at {at}"
-        raise ConfigError(f"where {self._text!r}: {found} found, {expected} expected")
+        raise ConfigError(f"where {self._text!r}: expected {expected}, found {found}")
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:

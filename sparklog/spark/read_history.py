@@ -1,9 +1,9 @@
-"""``sparklog.read_history``: a topic's archive and its log as one DataFrame, each record once; and where in the two a
-moment begins.
+"""``sparklog.read_history``: a topic's archive and log as one DataFrame, with each record once. ``locate_moment`` finds
+the offsets of a time in both.
 
-The archive is read by Spark's own Delta reader, so that filters of the DataFrame leave out its files and row groups;
-the log by the source. Both are settled when the function is called: a version of the table, its seam, and the ends of
-the log. The archive, OPTIMIZE and producers may go on.
+Spark's own Delta reader reads the archive, so that filters of the DataFrame skip its files and row groups; the source
+reads the log. The call fixes a version of the table, its seam (the first offset that is not archived), and the ends of
+the log. The archive job, OPTIMIZE and producers can continue meanwhile.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
-#: The session's setting for the path of archives.
+#: Session setting for the path of archives.
 HISTORY_SETTING = "spark.sparklog.history"
 
-#: A moment: a datetime with its zone, or ISO 8601 with its zone; or offsets by partition.
+#: A time, as datetime or ISO 8601 with a time zone, or offsets by partition.
 Border = dt.datetime | str | Mapping[int, int]
 _ALL = Span()
 #: As in the protocol.
@@ -54,22 +54,22 @@ def read_history(
     where: str | None = None,
     **options: str | int | bool,
 ) -> DataFrame:
-    """All that was written to ``topic`` and is archived or still in its log, with the columns of ``sparklog.read``.
+    """Return all records of ``topic`` that are archived or still in its log, with the columns of ``sparklog.read``.
 
     Args:
-        history: path of the topic's Delta table, or of the folder that the archive writes its tables to; by default
-            the session's setting ``spark.sparklog.history``.
-        start, end: where it begins, and what it ends before: a moment, which in each partition is the first record at
-            or after it, or offsets by partition (others are read from their beginning, to their end).
-        columns: only these, in this order; other columns are not read.
-        where: conditions on partition, offset and timestamp, as for ``sparklog.read``.
-        options: further options of ``format("sparklog")`` for the side of the log.
+        history: path of the topic's Delta table, or of the directory of all archives; default: the session setting
+            ``spark.sparklog.history``.
+        start, end: first record, and exclusive end: a time, which means the first record at or after it in each
+            partition, or offsets by partition (other partitions are read from their start, or to their end).
+        columns: the columns to read, in this order; other columns are not read.
+        where: conditions on partition, offset and timestamp, as in ``sparklog.read``.
+        options: further options of ``format("sparklog")`` for reading the log.
 
     Raises:
-        ConfigError: there is no archive of the topic at ``history``, or one that keeps no history; an argument is not
-            understood; the session does not know Delta.
-        DataLoss: between the archive and the log there is a hole.
-        BrokerError: no such topic, or offsets that neither store has.
+        ConfigError: ``history`` has no archive of the topic, or one that does not keep history; an argument is not
+            valid; the session does not support Delta.
+        DataLoss: there is a gap between the archive and the log.
+        BrokerError: the topic does not exist, or neither store has the offsets.
     """
     asked = _asked(spark, topic, history, where, options)
     asked = replace(asked, starting=_border("start", topic, start), ending=_border("end", topic, end))
@@ -95,7 +95,7 @@ def read_history(
 
 
 class Located(NamedTuple):
-    """Where a moment begins in one partition: at ``offset``, the first record at or after it, in one of the stores.
+    """Position of a time in one partition: ``offset`` of the first record at or after it, and the store that has it.
     "ahead": there is no such record yet, and ``offset`` is the end of the log. ``version`` is the table's."""
 
     store: Literal["archive", "log", "ahead"]
@@ -111,14 +111,15 @@ def locate_moment(
     history: str | None = None,
     **options: str | int | bool,
 ) -> dict[int, Located]:
-    """Where ``moment`` begins in each partition of ``topic``; arguments and errors as for ``read_history``."""
+    """Return the position of ``moment`` in each partition of ``topic``; arguments and errors as for
+    ``read_history``."""
     asked = _asked(spark, topic, history, None, options)
     assert asked.history is not None
     return find_moment(asked.bootstrap, topic, moment, history=asked.history)
 
 
 def find_moment(bootstrap: str, topic: str, moment: dt.datetime | str, *, history: str) -> dict[int, Located]:
-    """As ``locate_moment``, without a session."""
+    """Return the result of ``locate_moment``, without a session."""
     time_us = _time_us("moment", moment)
     with TopicView(bootstrap) as view:
         selected = view.select(Subscribe((topic,)))
@@ -141,7 +142,7 @@ def find_moment(bootstrap: str, topic: str, moment: dt.datetime | str, *, histor
     return located
 
 
-# --- what was asked ---
+# --- arguments ---
 
 
 def _asked(
@@ -149,10 +150,10 @@ def _asked(
 ) -> ReadOptions:
     for name in options:
         if name.lower().startswith(_BORDER_OPTIONS):
-            raise ConfigError(f"option {name}: say start= and end= of history")
+            raise ConfigError(f"option {name} is not supported for history: pass start= and end=")
     path = history or spark.conf.get(HISTORY_SETTING, None)
     if not path:
-        raise ConfigError(f"no archive to read: say history=, the path of its tables, or set {HISTORY_SETTING}")
+        raise ConfigError(f"no archive given: pass history=, the path of its tables, or set {HISTORY_SETTING}")
     texts = {**option_texts(options), "subscribe": topic, "history": path}
     if where is not None:
         texts["where"] = where
@@ -174,15 +175,15 @@ def _time_us(name: str, given: dt.datetime | str) -> int:
     except ValueError:
         when = None
     if not isinstance(when, dt.datetime) or when.tzinfo is None:
-        raise ConfigError(f"{name}={given!r}: a datetime or an ISO 8601 text, with its zone, is expected")
+        raise ConfigError(f"{name}={given!r}: expected a datetime or an ISO 8601 text, with a time zone")
     time_us = (when - _EPOCH) // dt.timedelta(microseconds=1)
     if time_us < 0:
-        raise ConfigError(f"{name}={given}: a time since 1970 is expected")
+        raise ConfigError(f"{name}={given}: expected a time since 1970")
     return time_us
 
 
 def _completed(asked: ReadOptions, selected: Selected) -> ReadOptions:
-    """Offsets for the partitions that ``start`` and ``end`` do not name."""
+    """Return ``asked`` with offsets for the partitions that ``start`` and ``end`` do not name."""
     return replace(
         asked,
         starting=_for_all(asked.starting, selected, EARLIEST),
@@ -196,7 +197,7 @@ def _for_all(place: Place, selected: Selected, otherwise: int) -> Place:
     return ByOffset(place.option, {**dict.fromkeys(selected.partitions, otherwise), **place.offsets})
 
 
-# --- the two sides ---
+# --- archive and log ---
 
 
 def _archived(
@@ -205,12 +206,12 @@ def _archived(
     snapshot = found.both.snapshot
     try:
         frame = spark.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.table)
-    except Exception as error:  # pyspark 4.2.0 passes this one on as it came from the JVM
+    except Exception as error:  # pyspark 4.2.0 passes the JVM's error on unconverted
         if "DATA_SOURCE_NOT_FOUND" not in str(error):
             raise
         raise ConfigError(
-            "this session does not know Delta: start it with the package io.delta:delta-spark and Delta's extensions, "
-            'or read with format("sparklog") and option history, which needs no jar'
+            "this session does not support Delta: start it with the package io.delta:delta-spark and its extensions,"
+            ' or read with format("sparklog") and the option history, which needs no jar'
         ) from None
     condition = _condition(found, asked.where.timestamp)
     if condition is not None:
@@ -219,7 +220,7 @@ def _archived(
 
 
 def _selected_columns(frame: DataFrame, plan: ColumnPlan, schema: StructType, *, topic: str) -> list[Column]:
-    """The source's columns out of a table's."""
+    """Return the source's columns, computed from the table's."""
     from pyspark.sql import functions as sf
 
     there = {field.name: field.dataType for field in frame.schema.fields}
@@ -238,16 +239,19 @@ def _selected_columns(frame: DataFrame, plan: ColumnPlan, schema: StructType, *,
 
 
 def _cast_back(column: Column, field: StructField) -> Column:
-    """Of a table that was made by hand with another type, to which the archive has cast without loss."""
+    """Return ``column`` cast to the topic's type. A table that was created manually may have another type, to which the
+    archive cast without loss."""
     from pyspark.sql import functions as sf
 
     cast = column.try_cast(field.dataType)
-    words = sf.lit(f"column {field.name} of the archive holds what is no {field.dataType.simpleString()}")
+    words = sf.lit(
+        f"column {field.name} of the archive has a value that is not a valid {field.dataType.simpleString()}"
+    )
     return sf.when(column.isNull() | cast.isNotNull(), cast).otherwise(sf.raise_error(words).cast(field.dataType))
 
 
 def _condition(found: HistoryRanges, times: Span) -> Column | None:
-    """What the rows of the archive have to fulfil; None: nothing. All rows of a version lie below its seam."""
+    """Return the filter for rows of the archive; None: no filter. All rows of a version are below its seam."""
     from pyspark.sql import functions as sf
 
     partitions: dict[str, list[int]] = {}
@@ -256,7 +260,7 @@ def _condition(found: HistoryRanges, times: Span) -> Column | None:
     every = sorted(number for number, end in found.both.snapshot.seam.ends.items() if end)
     conditions = []
     if partitions != {"": every}:
-        # As text: Spark balances a long row of ORs that it has parsed.
+        # As text: Spark balances a long chain of ORs only if it parses it.
         either = " or ".join(
             f"_partition in ({', '.join(map(str, numbers))}){bounds}" for bounds, numbers in partitions.items()
         )
@@ -284,8 +288,8 @@ def _logged(
     where: str | None,
     options: Mapping[str, str | int | bool],
 ) -> DataFrame:
-    """Exactly these ranges, though partitions may be added before they are read; what the archive has taken over by
-    then is read from there."""
+    """Return a DataFrame of exactly these ranges, even if partitions are added before they are read. Records that are
+    archived meanwhile are read from the archive."""
     (topic,) = {part.partition.topic for part in ranges}
     given = {**option_texts(options), "history": table}
     given["assign"] = _json({topic: [part.partition.partition for part in ranges]})

@@ -1,7 +1,7 @@
-"""What a read was asked for: topics, where it begins and ends, how it is cut, and what a stream waits for.
+"""Options of a read: topics, start and end, splitting into tasks, and triggers of a stream.
 
-One parser serves batches and streams. As with Spark's Kafka source, a stream refuses an end, and what only a stream
-can heed (limits of a trigger, groupId) is left aside by a batch. Pure.
+One parser serves batches and streams. As in Spark's Kafka source, a stream refuses an end, and a batch ignores options
+that only apply to streams (limits of a trigger, groupId). Pure.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _UNLIMITED = TriggerLimits()
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """All partitions of the named topics."""
+    """Selection of all partitions of the named topics."""
 
     topics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """All partitions of the topics whose whole name matches."""
+    """Selection of all partitions of the topics whose whole name matches."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Exactly these partitions."""
+    """Selection of exactly these partitions."""
 
     partitions: tuple[TopicPartition, ...]
 
@@ -62,12 +62,12 @@ TopicSelection = Subscribe | SubscribePattern | Assign
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Not yet compared with what the cluster has."""
+    """Parsed options of a read, not yet checked against the cluster."""
 
     bootstrap: str
     selection: TopicSelection
     starting: Place
-    #: Of a batch.
+    #: Only for batches.
     ending: Place
     include_headers: bool = False
     fail_on_data_loss: bool = True
@@ -77,26 +77,26 @@ class ReadOptions:
     max_records_per_partition: int | None = None
     where: Bounds = _EVERYTHING
     local_reads: LocalReads = "auto"
-    #: The Delta table that the topic, then the only one, is archived in, or the folder of the archive.
+    #: The Delta table of the read's only topic, or the directory of all archives.
     history: str | None = None
-    #: Of a stream.
+    #: Only for streams.
     limits: TriggerLimits = _UNLIMITED
     group_id: str | None = None
 
     @property
     def is_cut(self) -> bool:
-        """Whether it is said how many tasks there are to be."""
+        """Return whether options determine the number of tasks."""
         return self.min_partitions > 0 or self.max_records_per_partition is not None
 
 
 def parse_read_options(
     options: Mapping[str, str], defaults: Mapping[str, str], *, streaming: bool = False
 ) -> ReadOptions:
-    """Options as Spark delivers them, over ``defaults`` (canonical names) of a configured source.
+    """Parse options as Spark passes them; they override ``defaults`` (canonical names) of a configured source.
 
     Raises:
-        ConfigError: an unknown option, a bad value, none or several of subscribe, subscribePattern and assign, an
-            option of batches for a stream.
+        ConfigError: an option is unknown, a value is not valid, none or several of subscribe, subscribePattern and
+            assign are set, or a stream has an option for batches.
     """
     given = known_options(options)
     if streaming and (found := [name for name in _BATCH_ONLY if name in given]):
@@ -121,7 +121,7 @@ def parse_read_options(
 
 @dataclass(frozen=True, slots=True)
 class SchemaOptions:
-    """What decides the columns of a read, batch or stream."""
+    """Options that determine the columns of a read, batch or stream."""
 
     bootstrap: str
     selection: TopicSelection
@@ -130,7 +130,7 @@ class SchemaOptions:
 
 
 def parse_schema_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> SchemaOptions:
-    """As ``parse_read_options``, before it is known whether the read is a batch or a stream."""
+    """Parse options as ``parse_read_options`` does, before it is known whether the read is a batch or a stream."""
     given = known_options(options)
     return SchemaOptions(
         find_bootstrap(given, defaults),
@@ -159,11 +159,12 @@ def _ending(given: Mapping[str, str]) -> Place:
 
 
 def _sensible(place: ByOffset, senseless: int) -> ByOffset:
-    """A batch from latest, or to earliest, would be no rows: Spark's Kafka source refuses it as well."""
+    """Return ``place``. Raises ConfigError for a batch that starts at latest or ends at earliest: it would have no
+    rows, and Spark's Kafka source refuses it too."""
     offsets = [place.offsets] if isinstance(place.offsets, int) else place.offsets.values()
     if senseless in offsets:
         name = "latest" if senseless == LATEST else "earliest"
-        raise ConfigError(f"option {place.option}: {name} ({senseless}) is not for a batch read")
+        raise ConfigError(f"option {place.option}: {name} ({senseless}) is not supported for a batch read")
     return place
 
 
@@ -186,16 +187,18 @@ def _history(given: Mapping[str, str]) -> str | None:
     if "history" not in given:
         return None
     if not given["history"].strip():
-        raise ConfigError("option history names no path")
+        raise ConfigError("option history is empty: expected a path")
     if history_topic(_selection(given)) is None:
-        raise ConfigError("option history is for a read of one topic, named by subscribe or assign")
+        raise ConfigError("option history requires a single topic in subscribe or assign")
     if not _isolation(given):
-        raise ConfigError("option history is for committed records, which is what archives hold: isolation.level")
+        raise ConfigError(
+            "option history requires isolation.level=read_committed, because archives hold committed records only"
+        )
     return given["history"].strip()
 
 
 def history_topic(selection: TopicSelection) -> str | None:
-    """The one topic that is named; None where several are, or a pattern."""
+    """Return the only selected topic; None for several topics or a pattern."""
     match selection:
         case Subscribe(topics):
             names = set(topics)
@@ -211,7 +214,7 @@ def _limits(given: Mapping[str, str]) -> TriggerLimits:
     least = parse_positive(given, "minOffsetsPerTrigger")
     delay_ms = parse_duration_ms(given, "maxTriggerDelay", default="15m")
     if least is not None and most is not None and least > most:
-        raise ConfigError(f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}")
+        raise ConfigError(f"minOffsetsPerTrigger {least} is greater than maxOffsetsPerTrigger {most}")
     return TriggerLimits(most, least, delay_ms)
 
 
@@ -225,17 +228,19 @@ def _group(given: Mapping[str, str]) -> str | None:
 def _selection(given: Mapping[str, str]) -> TopicSelection:
     names = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
     if len(names) != 1:
-        found = " and ".join(names) or "none of them"
-        hint = "; option topic is for writing" if "topic" in given and not names else ""
+        found = " and ".join(names) or "none"
+        hint = "; option topic is for writes" if "topic" in given and not names else ""
         if not given:
-            hint = "; a table has them when it is created without columns: CREATE TABLE t USING sparklog OPTIONS (...)"
-        raise ConfigError(f"exactly one of subscribe, subscribePattern and assign is expected, found {found}{hint}")
+            hint = (
+                "; to store options in a table, create it without columns: CREATE TABLE t USING sparklog OPTIONS (...)"
+            )
+        raise ConfigError(f"expected exactly one of subscribe, subscribePattern and assign, found {found}{hint}")
     text = given[names[0]]
     match names[0]:
         case "subscribe":
             topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
             if not topics:
-                raise ConfigError("option subscribe names no topic")
+                raise ConfigError("option subscribe has no topics")
             for topic in topics:
                 check_topic("subscribe", topic)
             return Subscribe(topics)
@@ -256,7 +261,7 @@ def _assign(text: str) -> Assign:
         raise ConfigError(f'option assign={text!r}: expected {{"topic": [0, 1]}}, found: {error}') from None
     partitions = tuple(sorted({TopicPartition(topic, number) for topic in decoded for number in decoded[topic]}))
     if not partitions:
-        raise ConfigError("option assign names no partition")
+        raise ConfigError("option assign has no partitions")
     for topic in decoded:
         check_topic("assign", topic)
     return Assign(partitions)

@@ -1,9 +1,9 @@
-"""What one task reads: a range of offsets of one partition, in full or not at all.
+"""Read of one task: a range of offsets of one partition, in full or not at all.
 
-A range is bound to the topic's id and to the history of its log. When the topic was deleted or made anew, when records
-of the range are gone or the log was cut, the task fails; with failOnDataLoss=false it reads what there is and says what
-it left out. Offsets that no record has (markers, aborted transactions, cleaned batches) are no loss.
-The driver, which only makes ranges, does not load what reads them.
+A range belongs to a topic id and to the history of its log. The task fails if the topic was deleted or recreated, if
+records of the range were deleted, or if the log was truncated. With failOnDataLoss=false it reads the remaining records
+and logs the missing offsets. Offsets without a record (markers, aborted transactions, compacted batches) are no loss.
+The driver only creates ranges, so it does not load the code that reads them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LOG = logging.getLogger(__name__)
 
 _GONE = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID}
 _LOSSES = {*_GONE, ErrorCode.OFFSET_OUT_OF_RANGE}
-#: Of a batch for Spark: from here on its rows are what takes time.
+#: Bytes of a batch for Spark; in larger batches the rows dominate the cost.
 _ENOUGH_BYTES = 256 * 1024
 
 
 def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """What a task of a planned read is given; nothing for Spark's stand-in for an empty list of them.
+    """Yield the batches of a task; none for the placeholder that Spark passes if there are no tasks.
 
     Raises as ``read_range`` or ``read_files``.
     """
@@ -54,18 +54,18 @@ def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
-    """The range as batches of the wanted columns. Of few columns many stored batches make one: each costs
-    the JVM as much time as thousands of rows.
+    """Yield the range as batches of the wanted columns. Small stored batches are combined, because each batch costs the
+    JVM as much time as thousands of rows.
 
     Raises:
         DataLoss: the range cannot be read in full.
-        BrokerError: a value does not fit its column; what retries could not heal.
+        BrokerError: a value does not fit its column, or an error persists after retries.
     """
     return gathered(_assembled(wanted), _ENOUGH_BYTES)
 
 
 def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
-    """Each stored batch for itself. Raises as ``read_range``."""
+    """Yield one batch per stored batch. Raises as ``read_range``."""
     position, end, epoch = wanted.start, wanted.end, wanted.last_epoch
     assembler = _Assembler(wanted)
     with BlockingCluster(wanted.bootstrap, client_id=CLIENT_ID) as link:
@@ -74,7 +74,7 @@ def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
                 for found in _fetched(link, wanted, position, end=end, last_epoch=epoch, keep=assembler.keep):
                     offsets = _offsets(found)
                     made = assembler.assemble(found, offsets)
-                    # Set first: what the consumer of the generator raises must not be read again.
+                    # Set before the yield: if the generator's consumer raises, the batch must not be read again.
                     position = int(offsets[-1].as_py()) + 1
                     if made.num_rows:
                         yield made
@@ -97,7 +97,7 @@ def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
 
 
 def _is_trimmed(error: BrokerError) -> bool:
-    """The log begins further on, or the partition is shorter than was thought."""
+    """Return whether the error means that the log begins later, or ends earlier, than expected."""
     return error.code == ErrorCode.OFFSET_OUT_OF_RANGE and not isinstance(error, LogTruncated)
 
 
@@ -128,7 +128,7 @@ def _fetched(
 
 
 def _stored_columns(wanted: RangeRead) -> list[str]:
-    """What is asked of the log: the columns themselves, and what rows are chosen by. Empty: headers are enough."""
+    """Return the columns to fetch: the wanted ones, and those that filter rows. Empty: batch headers are enough."""
     needed = set(wanted.columns.stored_columns)
     if wanted.times is not None:
         needed.update(plan_timestamps(wanted.columns.shape).stored_columns)
@@ -138,7 +138,7 @@ def _stored_columns(wanted: RangeRead) -> list[str]:
 def _behind_loss(
     link: BlockingCluster, wanted: RangeRead, position: int, *, end: int, error: BrokerError
 ) -> tuple[int, int]:
-    """The rest of the range that can still be read, after a warning."""
+    """Return the part of the range that can still be read, after logging a warning."""
     if error.code in _GONE:
         low = high = end
     else:
@@ -148,9 +148,9 @@ def _behind_loss(
         high = min(end, latest)
         low = min(max(position, earliest), high)
         if low == position and high == end and not isinstance(error, LogTruncated):
-            raise error  # nothing is missing: it would go round for ever
+            raise error  # no records are missing: skipping would loop forever
     _LOG.warning(
-        "%s: of offsets %d to %d only %d to %d can be read, records were lost: %s",
+        "%s: records were lost: of offsets %d to %d only %d to %d can be read: %s",
         *(wanted.partition, position, end, low, high, error),
     )
     return low, high
@@ -163,7 +163,7 @@ def _offsets(found: FetchedBatch) -> pa.Array:
 
 
 class _Assembler:
-    """Batches of the log into batches for Spark, without the records of other times."""
+    """Conversion of log batches to batches for Spark, without records of other times."""
 
     def __init__(self, wanted: RangeRead) -> None:
         self._wanted = wanted

@@ -1,4 +1,4 @@
-"""The batch read: offset ranges fixed on the driver when the DataFrame is planned, cut into tasks."""
+"""Batch read: the driver fixes offset ranges when the DataFrame is planned, and splits them into tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Everything the reader needs after planning; small, pickled."""
+    """State of a reader after planning; small, pickled."""
 
     options: ReadOptions
     selected: Selected
@@ -46,10 +46,10 @@ class ReadPlan:
 
 
 def plan_read(view: TopicView, options: ReadOptions, *, schema: StructType) -> ReadPlan:
-    """Look up the topics and settle where each column of ``schema`` comes from.
+    """Look up the topics and plan the source of each column of ``schema``.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming columns that the topics do not have; as ``TopicView.select``.
+        BrokerError: SCHEMA_MISMATCH with the columns that the topics do not have; as ``TopicView.select``.
     """
     selected = view.select(options.selection)
     columns = {name: project(name, topic.shape, schema) for name, topic in selected.topics.items()}
@@ -57,8 +57,8 @@ def plan_read(view: TopicView, options: ReadOptions, *, schema: StructType) -> R
 
 
 def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
-    """Where the columns of ``schema`` come from in one topic. Raises BrokerError SCHEMA_MISMATCH naming what it
-    does not have."""
+    """Return the sources of the columns of ``schema`` in one topic. Raises BrokerError SCHEMA_MISMATCH with the columns
+    that the topic does not have."""
     with_errors = CAST_ERROR_COLUMN.name in schema.fieldNames() and CAST_ERROR_COLUMN.name not in shape.schema.names
     try:
         offered = topic_columns(shape, include_headers=True, include_cast_errors=with_errors)
@@ -69,19 +69,20 @@ def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
 
 
 class BatchReader(DataSourceReader):
-    """Made on the driver, which calls ``partitions`` once per ``load()``; copies in tasks get ``read`` calls.
+    """Reader of a batch. The driver creates it and calls ``partitions`` once per ``load()``; tasks call ``read`` on
+    copies.
 
-    There is no ``pushFilters``, on purpose: see ``source``.
+    It deliberately has no ``pushFilters``: see ``source``.
     """
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
 
     def partitions(self) -> list[InputPartition]:
-        """The ranges to read, as the logs are now: ``latest`` means the readable end of this moment.
+        """Return the ranges to read from the current logs: ``latest`` means the current readable end.
 
         Raises:
-            DataLoss: neither the log nor the archive has part of them.
+            DataLoss: neither the log nor the archive has a part of the ranges.
         """
         options, selected = self._plan.options, self._plan.selected
         with TopicView(options.bootstrap) as view:
@@ -126,7 +127,7 @@ class BatchReader(DataSourceReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The range as batches of the declared columns; raises as ``read_range``."""
+        """Yield the range as batches of the declared columns; raises as ``read_range``."""
         return read_task(partition)
 
 
@@ -146,7 +147,8 @@ def asked_ranges(
     *,
     archive: Snapshot | None = None,
 ) -> list[PartitionRange]:
-    """What a batch covers of logs with these ends, or of history, which begins in ``archive``. Raises as ``settle``."""
+    """Return the ranges of a batch in logs with these ends, or in history, which starts in ``archive``. Raises as
+    ``settle``."""
     starts = settle_place(view, options.starting, ends, options=options, selected=selected, archive=archive)
     stops = settle_place(view, options.ending, ends, options=options, selected=selected, archive=archive)
     ranges = [found for found in settle_ranges(starts, stops) if options.where.takes(found.partition.partition)]
@@ -157,7 +159,7 @@ def asked_ranges(
 
 @dataclass(frozen=True, slots=True)
 class HistoryRanges:
-    """What a batch over history covers: below the seam in the archive, from it on in the log."""
+    """Ranges of a batch over history: below the seam in the archive, from the seam on in the log."""
 
     both: BothEnds
     archived: list[PartitionRange]
@@ -165,11 +167,11 @@ class HistoryRanges:
 
 
 def ranges_of_both(view: TopicView, path: str, options: ReadOptions, selected: Selected) -> HistoryRanges:
-    """Look at the archive at ``path`` and at the log of the one topic ``selected``.
+    """Return the ranges in the archive at ``path`` and in the log of the only topic of ``selected``.
 
     Raises:
-        DataLoss: neither has part of what is asked for.
-        ConfigError, SeamError: ``path`` holds no archive of the topic; BrokerError: as ``settle``.
+        DataLoss: neither has a part of the requested records.
+        ConfigError, ArchiveProgressError: ``path`` has no archive of the topic; BrokerError: as ``settle``.
     """
     from sparklog.spark.history import History
     from sparklog.spark.history_plan import split_at_seam
@@ -185,13 +187,13 @@ def ranges_of_both(view: TopicView, path: str, options: ReadOptions, selected: S
 def _from_first_time(
     view: TopicView, options: ReadOptions, ranges: list[PartitionRange], *, is_archived: bool = False
 ) -> list[PartitionRange]:
-    """Ranges of logs without the batches at their beginning that are too old. ``is_archived``: what retention takes
-    meanwhile is not gone."""
+    """Return ranges without batches at their start that are too old. ``is_archived``: records that retention deletes
+    meanwhile are in the archive."""
     first_us = options.where.timestamp.low
     if first_us < 0 or not ranges:
         return ranges
     found = view.batches_at({part.partition: first_us for part in ranges}, options.isolation)
-    # Asked behind the look by time: a log that begins at or below a range now had all of it then.
+    # Query the starts after the lookup by time: a log that begins at or below a range now had the whole range then.
     starts = view.starts(found) if is_archived else {}
     return narrow(ranges, found, starts)
 
@@ -201,9 +203,10 @@ def narrow(
     firsts: Mapping[TopicPartition, int | None],
     starts: Mapping[TopicPartition, int],
 ) -> list[PartitionRange]:
-    """``ranges`` from the first offsets in the log that are young enough, None where there is none. Their end stays:
-    times are not ordered, so a record of any time may follow. A range stays whole where its log begins behind its
-    start by now (``starts``): what is young enough may have gone to the archive before it was looked for. Pure."""
+    """Return ``ranges`` that start at ``firsts``, the first matching offsets in the log (None: no match). The ends
+    stay, because times are not ordered and later records may match. A range also stays unchanged if its log now begins
+    after the range's start (``starts``): matching records may have been archived and deleted before the lookup.
+    Pure."""
     narrowed = []
     for tp, start, end in ranges:
         first = start if starts.get(tp, 0) > start else firsts[tp]
@@ -221,7 +224,7 @@ def settle_place(
     selected: Selected,
     archive: Snapshot | None = None,
 ) -> dict[TopicPartition, int]:
-    """The offset of ``place`` in every partition; raises as ``offsets.settle``."""
+    """Return the offset of ``place`` in every partition; raises as ``offsets.settle``."""
     times = times_to_ask(place, ends)
     at_times = view.records_at(times, selected, ends=ends, isolation=options.isolation) if times else {}
     if archive is not None and times:
@@ -235,5 +238,5 @@ def settle_place(
     except BrokerError as error:
         if options.fail_on_data_loss or times:
             raise
-        _LOG.warning("%s: read from the nearest offset there is", error)
+        _LOG.warning("%s: reading from the nearest available offset", error)
         return settle(place, held, at_times, strict=False)

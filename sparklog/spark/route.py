@@ -1,5 +1,5 @@
-"""How rows get into a topic, as ``route_plan`` has planned it. Loads no Arrow: a writer comes with its routes to the
-process that commits as well, which has no use for it, and would do little else but load Arrow and numpy."""
+"""Route of rows into a topic, as planned by ``route_plan``. Does not load Arrow: a writer is also unpickled, with its
+routes, in the process that commits, which does not need Arrow and would spend most of its time loading it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ TOPIC_COLUMNS = ("topic", "_topic")
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """How rows get into one topic: the columns sent, and the column that names the partition, if there is one.
-    ``topic_id``: of the topic as it was looked up."""
+    """Route of rows into one topic: the columns to send, and the column that names the partition, if there is one.
+    ``topic_id``: of the topic at its lookup."""
 
     topic: str
     payload: tuple[str, ...]
     partition_column: str | None
     topic_id: str = ""
-    #: The topic's names of the columns in ``payload``, in the same order; empty: they are the same.
+    #: The topic's names of the columns in ``payload``, in the same order; empty if they are the same.
     stored_as: tuple[str, ...] = ()
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """The rows of ``batch`` by partition, in their order; None is for rows whose key or the producer decides."""
+        """Yield the rows of ``batch`` by partition, in order; None if the key or the producer chooses the partition."""
         rows = batch.select(list(self.payload))
         if self.stored_as:
             rows = rows.rename_columns(list(self.stored_as))
@@ -41,32 +41,34 @@ class TopicRoute:
             if partition is not None and partition < 0:
                 raise BrokerError(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"column {self.partition_column} is {partition} in a row for {self.topic}, 0 or more expected",
+                    f"column {self.partition_column} is {partition} in a row for {self.topic}, expected 0 or more",
                 )
             yield partition, part
 
 
 def find_topic_column(columns: StructType) -> str:
-    """The column that names each row's topic, where no option does.
+    """Return the column that names each row's topic, if no option does.
 
     Raises:
-        ConfigError: there is no such column, or it does not hold text.
+        ConfigError: there is no such column, or its type is not string.
     """
     names = columns.fieldNames()
     name = next((name for name in reversed(TOPIC_COLUMNS) if name in names), None)
     if name is None:
         raise ConfigError(
-            "no topic to write to: set option topic, or add a column topic of strings; of CREATE TABLE ... AS SELECT "
-            "no option gets here: create the table without columns first, then INSERT INTO t WITH ('topic'='x')"
+            "no topic to write to: set the option topic, or add a string column topic; CREATE TABLE ... AS SELECT "
+            "does not pass options: create the table without columns first, then INSERT INTO t WITH ('topic'='x')"
         )
     if not isinstance(columns[name].dataType, StringType):
-        raise ConfigError(f"column {name} is {columns[name].dataType.simpleString()}, string expected to name topics")
+        raise ConfigError(
+            f"column {name} has type {columns[name].dataType.simpleString()}, expected string to name topics"
+        )
     return name
 
 
 def rows_by_value(rows: pa.RecordBatch, values: pa.Array) -> Iterator[tuple[Any, pa.RecordBatch]]:
-    """``rows`` grouped by ``values``, in order of appearance; each group keeps its order. Null is a value."""
-    import pyarrow.compute as pc  # in tasks, which have it loaded
+    """Yield ``rows`` grouped by ``values``, in order of appearance; each group keeps its order. Null is a value."""
+    import pyarrow.compute as pc  # only tasks call this, and have it loaded
 
     distinct = values.unique()
     if len(distinct) == 1:

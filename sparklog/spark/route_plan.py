@@ -1,8 +1,9 @@
-"""Which columns of a DataFrame go into a topic, and which only say where: checked by name before any task starts.
+"""Division of a DataFrame's columns into data and destination, checked by name before any task starts.
 
-A column that the topic has is data. Of the others ``topic`` (``_topic``) and ``partition`` (``_partition``) choose
-where a row goes, and the remaining columns of a read (``offset``, ``timestampType``, ``_offset``, ``_timestamp``) are
-left behind, so that what was read can be written back. Anything else is an error: rows would lose a column quietly.
+A column that the topic has is data. Of the others, ``topic`` (``_topic``) and ``partition`` (``_partition``) choose the
+destination of a row, and the remaining columns of a read (``offset``, ``timestampType``, ``_offset``, ``_timestamp``)
+are dropped, so that the rows of a read can be written back. Any other column is an error, because rows would silently
+lose it.
 """
 
 from __future__ import annotations
@@ -32,24 +33,25 @@ _LEFT_BEHIND = frozenset({"offset", "timestampType", "_offset", "_timestamp", *T
 
 
 def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute:
-    """How a DataFrame of ``columns`` gets into ``topic``.
+    """Return the route of a DataFrame of ``columns`` into ``topic``.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming every column that the topic does not have, that it needs and is not
-            there, or whose type does not fit, and what differs between the two.
+        BrokerError: SCHEMA_MISMATCH with every column that the topic does not have, that is required but missing, or
+            whose type does not match, and with the difference between the two schemas.
     """
     own = set(shape.schema.names)
     names = columns.fieldNames()
     partition_column = next((name for name in _PARTITION_COLUMNS if name in names and name not in own), None)
     if partition_column is not None and not isinstance(columns[partition_column].dataType, IntegralType | NullType):
         raise _mismatch(
-            topic, [f"column {partition_column!r} is {columns[partition_column].dataType.simpleString()}, int expected"]
+            topic,
+            [f"column {partition_column!r} has type {columns[partition_column].dataType.simpleString()}, expected int"],
         )
     sent = data_columns(shape, columns)
     payload = tuple(sent.fieldNames())
     complaints = []
     if not payload:
-        complaints.append(f"none of its columns {shape.schema.names} is among {names}")
+        complaints.append(f"none of the topic's columns {shape.schema.names} is among {names}")
     elif shape.is_default and "value" not in names:
         complaints.append("column 'value' is missing")
     complaints += _zone_complaints(shape, columns, payload)
@@ -66,8 +68,8 @@ def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute
 
 
 def with_topic_names(own: Sequence[str], columns: StructType) -> StructType:
-    """Return ``columns`` under the topic's names ``own`` where only the case differs, as Spark resolves names unless
-    ``spark.sql.caseSensitive`` is set. Exact names come first. A name that fits several columns stays as it is."""
+    """Return ``columns`` with the topic's names ``own`` if only the case differs, as Spark resolves names unless
+    ``spark.sql.caseSensitive`` is set. Exact matches have precedence. A name that matches several columns stays."""
     exact = set(own) & set(columns.fieldNames())
     free = Counter(name.lower() for name in own if name not in exact)
     by_lower = {name.lower(): name for name in own if name not in exact}
@@ -83,14 +85,14 @@ def with_topic_names(own: Sequence[str], columns: StructType) -> StructType:
 
 
 def data_columns(shape: TopicShape, columns: StructType) -> StructType:
-    """The columns of a DataFrame that are data, for a topic of this shape: what is left when the others go."""
+    """Return the columns of a DataFrame that are data for a topic of this shape."""
     own = set(shape.schema.names)
     return StructType([column for column in columns.fields if column.name in own or column.name not in _LEFT_BEHIND])
 
 
 def schema_diff(topic: pa.Schema, written: pa.Schema) -> str:
-    """What differs, a column a line: ``-`` as the topic has it, ``+`` as it is written. A nullable column that is not
-    written, or one that is only narrower or cannot be null, is no difference to speak of."""
+    """Return the differences, one column per line: ``-`` for the topic's, ``+`` for the written one. A nullable column
+    that is not written, or a written column that is only narrower or not nullable, does not count as a difference."""
     lines = []
     for field in topic:
         index = written.get_field_index(field.name)
@@ -99,7 +101,7 @@ def schema_diff(topic: pa.Schema, written: pa.Schema) -> str:
         elif index >= 0 and not _fits(written.field(index), field):
             lines += [f"- {_line(field)}", f"+ {_line(written.field(index))}"]
     lines += [f"+ {_line(field)}" for field in written if topic.get_field_index(field.name) < 0]
-    return "\n".join(["- the topic's columns, + those written:", *lines])
+    return "\n".join(["- columns of the topic, + written columns:", *lines])
 
 
 def _fits(written: pa.Field, field: pa.Field) -> bool:
@@ -115,7 +117,8 @@ def _line(field: pa.Field) -> str:
 
 
 def _zone_complaints(shape: TopicShape, columns: StructType, payload: Sequence[str]) -> list[str]:
-    """Spark turns one kind of timestamp into the other by the session's time zone, the log would by UTC."""
+    """Return complaints about timestamps with and without time zone. Spark converts one to the other by the session's
+    time zone, but the log would use UTC."""
     complaints = []
     for name in payload:
         index = shape.schema.get_field_index(name)
@@ -123,7 +126,9 @@ def _zone_complaints(shape: TopicShape, columns: StructType, payload: Sequence[s
             continue
         found, expected = columns[name].dataType, spark_type(shape.schema.field(index).type)
         if isinstance(found, _TIMESTAMPS) and isinstance(expected, _TIMESTAMPS) and found != expected:
-            complaints.append(f"column {name!r} is {found.simpleString()}, {expected.simpleString()} expected: cast it")
+            complaints.append(
+                f"column {name!r} has type {found.simpleString()}, expected {expected.simpleString()}: add a cast"
+            )
     return complaints
 
 

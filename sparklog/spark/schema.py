@@ -1,9 +1,9 @@
-"""Types and columns on both sides: what a topic's Arrow schema is in Spark, and a Spark schema in Arrow.
+"""Conversion of schemas between a topic's Arrow types and Spark's types.
 
-A default topic shows the columns of Spark's Kafka source; a typed topic shows its own and then ``_topic, _partition,
-_offset, _timestamp`` (a column of the topic that has one of these names hides ours). Arrow types that Spark lacks
-arrive as the smallest Spark type that holds all their values; nanoseconds are cut to microseconds, the only loss.
-What cannot cross is refused here, by column name, before a task starts.
+A topic without a schema has the columns of Spark's Kafka source; a typed topic has its own and then ``_topic,
+_partition, _offset, _timestamp`` (a column of the topic with one of these names hides ours). Arrow types that Spark
+lacks become the smallest Spark type that holds all their values. Nanoseconds are truncated to microseconds, the only
+loss. Columns that cannot be converted are refused by name before a task starts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
-#: Columns of Spark's Kafka source, nullable as there. Source: KafkaRecordToRowConverter.
+#: Columns of Spark's Kafka source, with the same nullability. Source: KafkaRecordToRowConverter.
 DEFAULT_COLUMNS = StructType(
     [
         StructField("key", BinaryType()),
@@ -62,10 +62,11 @@ LOG_COLUMNS = StructType(
     ]
 )
 
-#: Where it is read, a value that Spark's type cannot hold is null, and this says so; else it fails the read.
+#: If this column is read, a value that Spark's type cannot hold becomes null and is described here; otherwise it fails
+#: the read.
 CAST_ERROR_COLUMN = StructField("_cast_error", StringType())
 
-#: Digits of Spark's decimals.
+#: Maximum digits of Spark's decimals.
 _MAX_PRECISION = 38
 
 #: Arrow types without a Spark type of their own -> the Arrow type they are cast to.
@@ -83,10 +84,10 @@ _WIDER: dict[pa.DataType, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True)
 class TopicShape:
-    """What decides a topic's columns. Crosses to tasks by pickle.
+    """Properties of a topic that determine its columns. Pickled to tasks.
 
-    ``schema`` is the topic's newest one, ``schema_id`` its number, -1 where it is not known; ``stamped_by_log`` says
-    that its config asks for the leader's append time.
+    ``schema`` is the topic's newest one, ``schema_id`` its number, -1 if unknown; ``stamped_by_log``: the topic uses
+    the leader's append time.
     """
 
     schema: pa.Schema
@@ -100,18 +101,18 @@ class TopicShape:
 
 
 def topic_shape(topic: TopicMetadata) -> TopicShape:
-    """Of a topic as the cluster tells of it. Raises BrokerError when its schema's bytes cannot be read here."""
+    """Return the shape of a topic. Raises BrokerError if its schema cannot be decoded."""
     latest = topic.schemas[-1]
     stamped_by_log = topic.config.get("message.timestamp.type") == "LogAppendTime"
     return TopicShape(parse_schema(latest.message), topic.event_time, stamped_by_log, latest.schema_id)
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """The Arrow schema a typed topic gets for these Spark columns; timestamps are in UTC.
+    """Return the Arrow schema of a typed topic for these Spark columns; timestamps are in UTC.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming the columns whose type a topic cannot hold: as ``arrow_columns``, and
-            columns of nothing but null.
+        BrokerError: SCHEMA_MISMATCH with the columns whose type a topic does not support: as ``arrow_columns``, and
+            columns of the null type.
     """
     schema = arrow_columns(columns)
     check_schema(schema)
@@ -119,21 +120,22 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 
 def arrow_columns(columns: StructType) -> pa.Schema:
-    """How these Spark columns arrive at a sink, but for the time zone of timestamps, which is the session's there.
+    """Return the Arrow schema in which these Spark columns reach a sink, except for the time zone of timestamps, which
+    is then the session's.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming the columns without a lasting Arrow type: year-month and calendar
+        BrokerError: SCHEMA_MISMATCH with the columns whose Arrow type cannot be stored: year-month and calendar
             intervals, variants, geometries.
     """
     kinds = [(column, _arrow_type(column.dataType)) for column in columns.fields]
     if refused := [f"{column.name} ({_ddl(column.dataType)})" for column, kind in kinds if kind is None]:
-        _mismatch(f"a topic cannot hold column {', '.join(refused)}")
+        _mismatch(f"a topic does not support the type of column {', '.join(refused)}")
     return pa.schema([pa.field(column.name, kind, nullable=column.nullable) for column, kind in kinds])
 
 
 def _arrow_type(kind: DataType) -> pa.DataType | None:
-    """None when topics have no such type. Variants and geometries are told apart by Arrow field metadata only, which
-    a topic's schema does not keep: they would come back as plain structs."""
+    """Return the Arrow type; None if topics do not support it. Only Arrow field metadata distinguishes variants and
+    geometries, and a topic's schema does not keep it: they would be read back as plain structs."""
     if _holds_tagged_type(kind):
         return None
     try:
@@ -155,11 +157,11 @@ def _holds_tagged_type(kind: DataType) -> bool:
 
 
 def topic_columns(shape: TopicShape, *, include_headers: bool = False, include_cast_errors: bool = False) -> StructType:
-    """The columns Spark sees of a topic. With ``include_cast_errors`` none of its own is NOT NULL, whatever the topic
-    says: each may hold a value that cannot be shown.
+    """Return the columns that a topic has in Spark. With ``include_cast_errors`` all of the topic's columns are
+    nullable, because each may hold a value that cannot be converted.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming the columns Spark has no type for.
+        BrokerError: SCHEMA_MISMATCH with the columns that have no Spark type.
     """
     errors = [CAST_ERROR_COLUMN] if include_cast_errors else []
     if shape.is_default:
@@ -178,7 +180,7 @@ def topic_columns(shape: TopicShape, *, include_headers: bool = False, include_c
 
 
 def spark_type(kind: pa.DataType) -> DataType | None:
-    """The Spark type that holds every value of an Arrow type, or None."""
+    """Return the Spark type that holds every value of an Arrow type, or None."""
     try:
         return from_arrow_type(_crossing(kind))
     except PySparkException:
@@ -186,7 +188,7 @@ def spark_type(kind: pa.DataType) -> DataType | None:
 
 
 def _crossing(kind: pa.DataType) -> pa.DataType:
-    """The Arrow type in which values of ``kind`` cross to Spark, child types included."""
+    """Return the Arrow type in which values of ``kind`` are passed to Spark, including child types."""
     if kind in _WIDER:
         return _WIDER[kind]
     if pat.is_decimal(kind) and kind.precision <= _MAX_PRECISION:
@@ -207,15 +209,15 @@ def _crossing_field(field: pa.Field) -> pa.Field:
 
 
 def check_projection(declared: StructType, offered: StructType, *, with_errors: bool = False) -> None:
-    """Check a schema given by ``.schema(...)``: a choice of the offered columns, in any order. ``with_errors``:
-    cast errors are among them, and make nulls.
+    """Check a schema given to ``.schema(...)``: a selection of the offered columns, in any order. ``with_errors``: the
+    selection includes cast errors, so values may become null.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming the columns which the topic does not have, has in another type, or which
-            are declared NOT NULL though they may hold nulls.
+        BrokerError: SCHEMA_MISMATCH with the columns that the topic does not have or has with another type, or that
+            are declared NOT NULL although they may have nulls.
     """
     if not declared.fields:
-        _mismatch("a schema without columns would count no rows; name at least one, such as the offset")
+        _mismatch("the schema has no columns; declare at least one, such as the offset")
     by_name = {column.name: column for column in offered.fields}
     complaints = []
     for column in declared.fields:
@@ -223,16 +225,19 @@ def check_projection(declared: StructType, offered: StructType, *, with_errors: 
         if found is None:
             complaints.append(f"{column.name}: not a column of the topic")
         elif not _same_kind(column.dataType, found.dataType):
-            complaints.append(f"{column.name}: {_ddl(column.dataType)} declared, {_ddl(found.dataType)} in the topic")
+            complaints.append(
+                f"{column.name}: declared as {_ddl(column.dataType)}, but {_ddl(found.dataType)} in the topic"
+            )
         elif not _promises_less(column, found):
             why = "with includeCastErrors any column may be null" if with_errors else "the topic allows nulls"
-            complaints.append(f"{column.name}: declared NOT NULL, {why}")
+            complaints.append(f"{column.name}: declared NOT NULL, but {why}")
     if complaints:
         _mismatch(f"{'; '.join(complaints)} (columns: {', '.join(by_name)})")
 
 
 def _same_kind(left: DataType, right: DataType) -> bool:
-    """Equal but for nullability, string collation and the fields of a day-time interval, which Arrow does not hold."""
+    """Return whether both types are equal except for nullability, string collation and the fields of a day-time
+    interval, which Arrow does not store."""
     match left, right:
         case (ArrayType(), ArrayType()):
             return _same_kind(left.elementType, right.elementType)
@@ -271,10 +276,10 @@ def _children_promise_less(left: DataType, right: DataType) -> bool:
 
 
 def one_shape(shapes: Mapping[str, TopicShape]) -> TopicShape:
-    """The shape that all topics of a read share.
+    """Return the shape that all topics of a read share.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming two topics whose columns differ.
+        BrokerError: SCHEMA_MISMATCH with two topics whose columns differ.
     """
     (first, shape), *others = sorted(shapes.items())
     for name, other in others:

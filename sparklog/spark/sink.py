@@ -1,18 +1,18 @@
-"""Exactly once: who writes (key, version, run), what a task tells the driver, what the driver has decided.
+"""Exactly-once writes: the identity of a write (key, version, run), the messages of tasks, and the driver's decision.
 
-A run is one writer object that Spark made on the driver: all its task attempts take part in one transaction, each
-under a producer id of its own. The messages that Spark hands to ``commit`` name the attempts that count; whatever else
-was written, by attempts that lost, died or came late, is aborted by the same decision.
+A run is one writer object that Spark created on the driver. All its task attempts take part in one transaction, each
+with its own producer id. The messages that Spark passes to ``commit`` name the successful attempts; the same decision
+aborts the rows of all other attempts: failed, killed or late ones.
 
-A streaming batch is known by the query's id and the batch's number, which only tasks see: the driver learns them from
-their messages. A batch write has a key of its own, or the one its user gave it; Spark's ids are not asked for, because
-all writes inside one ``foreachBatch`` carry the same.
+A streaming batch is identified by the query's id and the batch's number. Only tasks know them, so the driver learns
+them from the tasks' messages. A batch write has a new key, or the one that its user gave it. Spark's own ids are not
+used, because all writes in one ``foreachBatch`` have the same.
 
-What a user has named is one sequence of writes for each topic. Where the option ``topic`` says which, that is a key of
-its own. Where rows do, the write is one transaction over all their topics, and which of them have its version already
-is asked of each as it turns up. So a topic's versions stand under two keys. Two runs of one name, one of each kind, do
-not both commit: each begins under its own key first and settles the other's then, so whichever of them settles later
-finds the other's begin, and fences it.
+A name given by a user identifies one sequence of writes per topic. If the option ``topic`` names the topic, the
+sequence has its own key. If rows name the topics, the write is one transaction over all their topics, and it checks for
+each topic, when its first row appears, whether the topic already has the version. So a topic's versions are under two
+keys. Two runs with the same name, one of each kind, never both commit: each begins under its own key first and then
+settles the other's, so the run that settles later finds that the other has begun, and fences it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from sparklog.spark.write_options import NamedWrite
 
 _log = logging.getLogger(__name__)
 
-#: Names of the properties that Spark gives to the tasks of a micro-batch. Source: MicroBatchExecution.
+#: Properties that Spark sets for the tasks of a micro-batch. Source: MicroBatchExecution.
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
-#: How long a task waits for the coordinator, and the driver for the decision: several elections.
+#: How long a task waits for the coordinator, and the driver for the decision: long enough for several elections.
 _PATIENCE_S = 120.0
 _ABORT_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """One run of one version of what ``key`` names. ``app_id``: of a write that its user has named; ``topic_id``: of
-    the topic that an option names, empty where rows do."""
+    """One run of one version of the write ``key``. ``app_id``: the name that the user gave the write; ``topic_id``: of
+    the topic in the option, empty if rows name their topics."""
 
     key: str
     version: int
@@ -55,7 +55,7 @@ class SinkRun:
 
     @property
     def is_by_topic(self) -> bool:
-        """Which topics it goes to is known row by row, and versions count for each."""
+        """Return whether rows name their topics; versions are then checked for each topic."""
         return bool(self.app_id) and not self.topic_id
 
     def __str__(self) -> str:
@@ -64,11 +64,12 @@ class SinkRun:
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task did: rows appended, and the offset ranges that hold them, other producers' records between.
+    """Result of one task: the number of appended rows, and the offset ranges that contain them and possibly records of
+    other producers.
 
     ``run`` None: not exactly once. ``producer_id`` None: the rows of this version were committed before; ``rows`` were
-    only counted. ``topic_ids``: by name, of the topics written to. ``known_rows``: of topics that have this version
-    already; they are not written.
+    only counted. ``topic_ids``: of the written topics, by name. ``known_rows``: rows that were not written because
+    their topics already have this version.
     """
 
     rows: int
@@ -88,10 +89,12 @@ def new_run_id() -> str:
 
 
 def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str = "") -> SinkRun:
-    """A write of its own, or the one that its user has named: for the topic with this id, or those its rows name.
+    """Return a run of a new write, or of the write that its user named, to the topic with this id, or to those in its
+    rows.
 
-    The same name for two topics is two sequences of writes, and a topic made anew begins one of its own: else a write
-    would be taken for one committed elsewhere, and its rows left out. Source: Delta Lake, where it is by table.
+    The same name for two topics means two sequences of writes, and a recreated topic begins a new one: otherwise a
+    write would be mistaken for one committed to another topic, and its rows skipped. Source: Delta Lake, which does
+    this per table.
     """
     if named is None:
         return SinkRun(f"write:{run_id}", 0, run_id)
@@ -103,7 +106,7 @@ def _named_key(app_id: str, topic_id: str = "") -> str:
 
 
 def stream_run(run_id: str) -> SinkRun:
-    """The micro-batch that this task belongs to. Raises ClusterError outside of one."""
+    """Return the run of this task's micro-batch. Raises ClusterError outside of a micro-batch."""
     context = TaskContext.get()
     query_id = context.getLocalProperty(_QUERY_ID) if context is not None else None
     batch_id = context.getLocalProperty(_BATCH_ID) if context is not None else None
@@ -113,11 +116,12 @@ def stream_run(run_id: str) -> SinkRun:
 
 
 def take_part(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | None:
-    """Join the run's transaction; None when its version is committed already, by topic only if that is known.
+    """Join the run's transaction. Return None if its version is already committed, which for a write by topic is only
+    checked later.
 
     Raises:
-        ProducerFenced: a later run has come.
-        ClientTimeout: no coordinator answered.
+        ProducerFenced: a later run has begun.
+        ClientTimeout: no coordinator responded.
     """
     found = join(
         bootstrap,
@@ -132,8 +136,8 @@ def take_part(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | Non
 
 
 def is_known(bootstrap: str, run: SinkRun, topic_id: str) -> bool:
-    """Whether this topic has the version of a named write already: by a write whose rows named it, or one with the
-    option. Asked once ``run`` has been joined, and the same for all its tasks.
+    """Return whether this topic already has the version of a named write, written with rows that name the topic or with
+    the option. Call after joining ``run``; all its tasks get the same result.
 
     Raises as ``take_part``.
     """
@@ -147,13 +151,13 @@ def is_known(bootstrap: str, run: SinkRun, topic_id: str) -> bool:
 
 
 def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Have what the tasks of ``messages`` wrote committed, all of it or nothing.
+    """Commit the rows of the tasks of ``messages``, all or none.
 
     Raises:
-        ClusterError: a task gave no message, so that its rows may be missing.
-        BrokerError: INCONSISTENT_TOPIC_ID, a topic was made anew between two tasks.
-        ProducerFenced, TransactionStateError: another run has taken over; nothing of this one is committed.
-        CommitOutcomeUnknown: nobody could be asked; running the version again finds out.
+        ClusterError: a task sent no message, so its rows may be missing.
+        BrokerError: INCONSISTENT_TOPIC_ID, a topic was recreated between two tasks.
+        ProducerFenced, TransactionStateError: another run has taken over; no row of this run is committed.
+        CommitOutcomeUnknown: no coordinator responded; running the version again determines the outcome.
     """
     written = [message for message in messages if isinstance(message, Written)]
     if missing := len(messages) - len(written):
@@ -168,26 +172,26 @@ def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None]) -
 
 
 def _require_same_topics(run: SinkRun, written: Sequence[Written]) -> None:
-    """Committed as rows of two topics of one name, those in the older would be lost to the next run, too: the version
-    would be known."""
+    """Raise if tasks wrote to two topics with the same name. If this were committed, the rows in the deleted topic
+    would be lost, and the next run would skip them because the version is known."""
     first: dict[str, str] = {}
     for topic, topic_id in (named for message in written for named in message.topic_ids):
         if first.setdefault(topic, topic_id) != topic_id:
             detail = f"{run}: topic {topic} was deleted and created again between two tasks"
             raise BrokerError(
-                ErrorCode.INCONSISTENT_TOPIC_ID, f"{detail} ({first[topic]} and {topic_id} found): run it again"
+                ErrorCode.INCONSISTENT_TOPIC_ID, f"{detail} (ids {first[topic]} and {topic_id}): run the write again"
             )
 
 
 def _commit(bootstrap: str, run: SinkRun, written: Sequence[Written]) -> None:
     known = sum(part.rows if part.is_replay else part.known_rows for part in written)
     if known or any(part.is_replay for part in written):
-        _log.warning("%s was committed before: %d rows left out", run, known)
-    # An attempt without rows has registered nothing that could be committed.
+        _log.warning("%s was already committed: skipped %d rows", run, known)
+    # An attempt without rows has registered no partition to commit.
     winners = [part.producer_id for part in written if part.producer_id is not None and part.rows]
     if not winners and (run.is_by_topic or all(part.is_replay for part in written)):
         if run.app_id:
-            abort_run(bootstrap, run)  # it may be open: that its rows are known shows later than it begins
+            abort_run(bootstrap, run)  # the transaction may be open: it begins before its rows are found to be known
         return
     decide(
         bootstrap,
@@ -200,8 +204,8 @@ def _commit(bootstrap: str, run: SinkRun, written: Sequence[Written]) -> None:
 
 
 def abort_run(bootstrap: str, run: SinkRun | None) -> None:
-    """Abort it as far as that is possible now; else the next run does, or the transaction's time-out. What is committed
-    stays so: Spark aborts, too, when only the answer to a commit was lost."""
+    """Abort the run if possible now; otherwise the next run or the transaction's time-out aborts it. Committed rows
+    stay: Spark also calls abort if only the response to a commit was lost."""
     if run is None:
         return
     try:
@@ -214,11 +218,11 @@ def abort_run(bootstrap: str, run: SinkRun | None) -> None:
             timeout_s=_ABORT_PATIENCE_S,
         )
     except ProducerFenced as error:
-        _log.info("%s has nothing open any more: %s", run, error)
+        _log.info("%s has no open transaction: %s", run, error)
     except SparklogError as error:
-        _log.warning("%s was not aborted, its time-out will: %s", run, error)
+        _log.warning("could not abort %s, its time-out will: %s", run, error)
 
 
 def known_run(messages: Sequence[WriterCommitMessage | None]) -> SinkRun | None:
-    """The run of a batch by any message of its tasks; None when none got through."""
+    """Return the run of a batch from any message of its tasks; None if there is none."""
     return next((message.run for message in messages if isinstance(message, Written)), None)

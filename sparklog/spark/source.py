@@ -1,9 +1,9 @@
-"""``format("sparklog")``: the class Spark makes, in processes of its own, once for each planning step.
+"""``format("sparklog")``: the class that Spark instantiates in a new process for each planning step.
 
-It keeps nothing but its options; every step asks the cluster again. Nothing here runs in a task. Each step imports what
-it needs, for a process that does little else takes longer to import the rest than to ask the cluster.
-There is no ``pushFilters``, on purpose: pyspark 4.2.0 shares one read function among all scans of a DataFrame, so
-rows that one use of it filters out would be missing from every other use.
+It keeps only its options; every step queries the cluster again. Nothing here runs in a task. Each step imports only the
+modules that it needs, because importing the rest takes longer than querying the cluster.
+It deliberately has no ``pushFilters``: pyspark 4.2.0 shares one read function among all scans of a DataFrame, so rows
+that one scan filters out would be missing from every other scan.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sparklog.spark.gc_freeze import rest_beside_tasks
 
 
 class SparklogSource(DataSource):
-    """Reads and writes of topics, as batches and streams. ``sparklog.configure`` makes subclasses with other
-    ``defaults``."""
+    """Data source that reads and writes topics, as batches and streams. ``sparklog.configure`` creates subclasses with
+    other ``defaults``."""
 
-    #: Options by canonical name, for where a query gives none.
+    #: Options by canonical name that apply if a query does not set them.
     defaults: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -41,7 +41,7 @@ class SparklogSource(DataSource):
         return "sparklog"
 
     def schema(self) -> StructType:
-        """The columns of the topics read; not asked for when the user gave a schema, or for a write."""
+        """Return the columns of the topics. Spark does not call this if the user gave a schema, or for a write."""
         from sparklog.spark.read_options import parse_schema_options
         from sparklog.spark.topics import TopicView
 
@@ -54,7 +54,7 @@ class SparklogSource(DataSource):
         return table_columns(columns, self.options) if is_creation(self.options) else columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the columns in ``schema``: all of them, or the user's choice."""
+        """Return a reader of the columns in ``schema``: all columns, or the user's selection."""
         from sparklog.spark.read_options import parse_read_options
         from sparklog.spark.reader import BatchReader, plan_read
         from sparklog.spark.topics import TopicView
@@ -64,7 +64,8 @@ class SparklogSource(DataSource):
             return BatchReader(plan_read(view, options, schema=schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - pyspark's name
-        """As ``reader``, for a stream; made for each planning run and again for tasks, so it asks nobody here."""
+        """Return a reader for a stream. Spark calls this for each planning run and again for tasks, so it does not
+        query the cluster."""
         from sparklog.spark.read_options import parse_read_options
         from sparklog.spark.stream import StreamReader
 
@@ -72,21 +73,21 @@ class SparklogSource(DataSource):
         return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer that appends rows of ``schema``, which is checked against the topic here, before any task."""
+        """Return a writer that appends rows of ``schema``, after checking it against the topic, before any task."""
         from sparklog.spark.write_options import parse_write_options
         from sparklog.spark.write_plan import plan_write
         from sparklog.spark.writer import BatchWriter
 
         if overwrite:
             raise ConfigError(
-                'a log only grows: write with .mode("append"); to start anew, delete the topic and create it again'
+                'topics only support .mode("append"); to overwrite a topic, delete it and create it again'
             )
         options = parse_write_options(write_options_of(self.options, schema), self.defaults)
         return BatchWriter(plan_write(options, schema=schema, now=True))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """A writer of one micro-batch, made three times for each, so it asks nobody here. ``overwrite`` is what Spark
-        says for output mode complete: the whole result is appended each time, as the Kafka sink does."""
+        """Return a writer of one micro-batch. Spark calls this three times per batch, so it does not query the cluster.
+        ``overwrite`` is set for output mode complete: each batch appends the whole result, as in the Kafka sink."""
         from sparklog.spark.write_options import parse_write_options
         from sparklog.spark.write_plan import plan_write
         from sparklog.spark.writer import StreamWriter

@@ -1,7 +1,7 @@
-"""The streaming read: what Spark asks for each micro-batch. What is decided is decided in ``micro_batch_plan``.
+"""Streaming read: the calls that Spark makes for each micro-batch. ``micro_batch_plan`` has the decisions.
 
-Spark keeps one reader for planning as long as a query runs, and makes another for ``read``. Nothing is asked of the
-cluster before the first offset is wanted.
+Spark keeps one reader for planning while a query runs, and creates another for ``read``. The reader does not query the
+cluster before Spark asks for the first offset.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: How often a topic may vanish between being listed and being asked for its offsets.
+#: Maximum retries because a topic was deleted between listing it and querying its offsets.
 _LOOKS = 5
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One run of a query. Used by one thread of Spark's planning process; in tasks only ``read`` is."""
+    """Reader of one run of a query. Used by one thread of Spark's planning process; tasks only call ``read``."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        #: Only made where it is needed: the reader that serves tasks is pickled.
+        #: Created on demand, because the reader that serves tasks is pickled.
         self._open_view: TopicView | None = None
         self._clock = TriggerClock()
         self._progress = GroupProgress(options.group_id) if options.group_id else None
         self._selected = Selected({}, ())
-        #: Of a query over history: the archive of its topic, and how it stood to the log when they were looked at.
+        #: For a query over history: the archive of its topic, and the ends of archive and log when they were last read.
         self._history: History | None = None
         self._both: BothEnds | None = None
-        #: Column plans by topic and its id.
+        #: Column plans by topic and topic id.
         self._columns: dict[tuple[str, str], ColumnPlan] = {}
-        #: Where the first batch begins, once that is decided in this run.
+        #: Start of the first batch, once it is decided in this run.
         self._first: StreamPosition | None = None
-        #: Under AvailableNow: what was there when the run began.
+        #: Under AvailableNow: the logs' content when the run began.
         self._target: dict[TopicPartition, Withheld] | None = None
         self._available_now = False
         self._latest: dict[str, Any] | None = None
@@ -85,15 +85,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._available_now = True
-        # A topic that is gone is for latestOffset to judge, which knows whether it was there before.
+        # latestOffset handles a deleted topic, because it knows whether the topic existed before.
         _, self._target = self._look(known=(), positions={})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the batch that begins at ``start``; ``start`` itself when there is nothing to read, or too little.
+        """Return the end of the batch that begins at ``start``; ``start`` itself if there are no or too few records.
 
         Raises:
-            DataLoss: records after ``start`` are gone, or may be, and the options do not allow that.
-            BrokerError: a topic whose columns do not fit; what retries could not heal.
+            DataLoss: records after ``start`` are lost or may be lost, and the options do not allow that.
+            BrokerError: a topic's columns do not match, or an error persists after retries.
         """
         last = None if is_marker(start) else parse_stream_offset(start)
         if last is not None and self._progress is not None:
@@ -104,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadAllAvailable) and not self._available_now:
             ready = sum(found.end - found.start for found in waiting(standing, held).values())
             if self._clock.is_too_early(self._options.limits, ready, time.monotonic() * 1000):
-                # The first batch is never too early: it has to write down where the query began.
+                # The first batch never waits, because it records where the query began.
                 assert last is not None
                 return start
         end = end_of_batch(standing, held, limit=limit.max_rows if isinstance(limit, ReadMaxRows) else None)
@@ -113,19 +113,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The readable ends as they were when the last batch was planned: what is behind them is the query's lag."""
+        """Return the readable ends when the last batch was planned, from which Spark computes the query's lag."""
         return self._latest
 
     # --- batches ---
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a batch.
+        """Return the tasks of a batch.
 
         Raises:
-            DataLoss: a replayed batch read a topic that is not there any more.
+            DataLoss: a replayed batch needs a topic that no longer exists.
         """
         first = None if is_marker(start) else parse_stream_offset(start)
-        # The marker twice would be a batch of nothing.
+        # Two markers are an empty batch.
         last = first if is_marker(end) else parse_stream_offset(end)
         found = batch_ranges(first, last) if last is not None else []
         ranges = {part.partition: part for part in found if self._is_there(part)}
@@ -139,14 +139,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._tasks_of_both(self._options.history, wanted, log_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raises as ``read_task``."""
+        """Yield the batches of a task. Raises as ``read_task``."""
         return read_task(partition)
 
     def stop(self) -> None:
         if self._open_view is not None:
             self._open_view.close()
 
-    # --- looking ---
+    # --- lookups ---
 
     @property
     def _view(self) -> TopicView:
@@ -164,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             held = held_back(held, self._target)
         if last is not None:
-            # Under AvailableNow partitions made since the run began are not held, and not known to the query either.
+            # Under AvailableNow, partitions created since the run began are neither held nor known to the query.
             standing = stand(positions, held, unseen=self._unseen(positions, held))
             return self._with_losses_between(standing, held), held
         if self._first is None:
@@ -177,7 +177,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._first, held
 
     def _with_losses_between(self, standing: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> StreamPosition:
-        """Together with what neither the archive nor the log has."""
+        """Return ``standing`` with the records that neither the archive nor the log has."""
         if self._both is None:
             return standing
         ahead = [
@@ -188,19 +188,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(
         self, *, known: set[str] | tuple[()] | None, positions: Mapping[TopicPartition, Position]
     ) -> tuple[Selected, dict[TopicPartition, Withheld]]:
-        """Topics, and what their logs hold. ``known`` None: all that the options name has to be there."""
+        """Return topics and the content of their logs. ``known`` None: all topics in the options must exist."""
         known_ends = {tp: found.offset for tp, found in positions.items()}
         known_ends = known_ends or asked_offsets(self._options.starting)
         for look in range(_LOOKS):
             selected = self._view.select(self._options.selection, known=known)
             try:
                 ends = self._ends(selected, known_ends, positions=positions)
-                # A query that used to read uncommitted records may stand behind what it can read now.
+                # A query that read uncommitted records before may be past the end that it can read now.
                 beyond = [tp for tp in ends if tp in positions and positions[tp].offset > ends[tp].end]
                 all_ends = self._view.ends(beyond, 0, known=known_ends) if self._options.isolation and beyond else {}
                 break
             except BrokerError as error:
-                # Deleted between the two: the next look will not list it.
+                # The topic was deleted between the two calls: the next lookup will not list it.
                 if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or look == _LOOKS - 1:
                     raise
         held = {}
@@ -216,7 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         *,
         positions: Mapping[TopicPartition, Position],
     ) -> Mapping[TopicPartition, LogEnds]:
-        """Of the logs, or of history, which begins in the archive."""
+        """Return the ends of the logs, or of history, which begins in the archive."""
 
         def ask(believed: Mapping[TopicPartition, int]) -> dict[TopicPartition, LogEnds]:
             reached = {tp: max(known.get(tp, 0), believed.get(tp, 0)) for tp in {*known, *believed}}
@@ -245,7 +245,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ((name, topic),) = self._selected.topics.items()
         columns = self._plan_of(name, topic.topic_id)
         assert columns is not None, "of a topic that was found"
-        # What was looked at when the batch was planned; a replay, which is not planned again, takes the newest.
+        # Use the snapshot from planning the batch; a replay is not planned again, and uses the newest.
         snapshot = self._opened(path, name).snapshot(topic)
         archived, logged = split_at_seam(wanted, snapshot.seam.ends)
         pieces = self._cut([*archived, *logged])
@@ -258,7 +258,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _unseen(
         self, positions: Mapping[TopicPartition, Position], held: Mapping[TopicPartition, Withheld]
     ) -> set[TopicPartition]:
-        """Partitions are never taken from a topic, so one that is missing is one the broker has not heard of yet."""
+        """Return partitions that the broker does not know yet. A topic never loses partitions, so a missing one is
+        new."""
         if isinstance(self._options.selection, Assign):
             return set()
         topics = self._selected.topics
@@ -273,7 +274,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._plan_of(name, self._selected.topics[name].topic_id)
 
     def _plan_of(self, name: str, topic_id: str) -> ColumnPlan | None:
-        """None when the topic with this id is not there."""
+        """Return the plan of a topic; None if no topic with this id exists."""
         plan = self._columns.get((name, topic_id))
         if plan is None:
             topic = self._selected.topics.get(name)
@@ -284,12 +285,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_there(self, part: BatchRange) -> bool:
         tp, topic_id = part.partition, part.begin.topic_id
         if self._plan_of(tp.topic, topic_id) is None:
-            # A replay, before anything has been looked up.
+            # A replay, before the first lookup.
             self._selected = self._view.select(self._options.selection, known={tp.topic})
         if self._plan_of(tp.topic, topic_id) is not None:
             return True
         offsets = f"offsets {part.begin.offset} to {part.end}"
-        self._tell((f"{tp}: the topic with id {topic_id}, {offsets} of which belong to the batch, is not there",))
+        self._tell((f"{tp}: the batch needs {offsets} of the topic with id {topic_id}, which does not exist",))
         return False
 
     def _task(self, part: BatchRange, *, start: int, end: int) -> RangeRead:

@@ -1,15 +1,15 @@
-"""Where a streaming query stands, as the JSON that Spark keeps in the checkpoint. Pure.
+"""Position of a streaming query, as the JSON that Spark stores in the checkpoint. Pure.
 
     {"from": {...}, "topics": {"flights": {"epochs": {"0": 3}, "id": "...", "offsets": {"0": 23}}}, "version": 1}
 
-``offsets`` are the next to be read. ``epochs``: leader epochs in which the partition was known to reach so far; a log
-that was cut since shows by them. ``from``, in the same form as ``topics``, is where a batch began in partitions that
-its predecessor did not know, or where it had to begin behind it because records were gone: written down, so that a
-replay of the batch begins at the same place.
+``offsets`` are the next offsets to read. ``epochs`` are the leader epochs in which the partition was known to reach
+that offset; they reveal a log that was truncated since. ``from`` has the same form as ``topics``: it records where a
+batch began in partitions that the previous batch did not know, or after lost records, so that a replay of the batch
+begins at the same offsets.
 
-Spark compares offsets as text, so one place has one text: keys sorted, partitions by number. The first batch begins at
-a marker, not at an offset, because Spark asks for the initial offset again when it replays that batch, when "latest"
-has moved on; its end carries ``from``.
+Spark compares offsets as text, so each position has exactly one text: keys sorted, partitions by number. The first
+batch begins at a marker instead of an offset, because Spark asks for the initial offset again when it replays that
+batch, and "latest" has then advanced; the end of the batch has ``from``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MARKER: dict[str, Any] = {"start": "as the options say", "version": VERSION}
 
 
 class Position(NamedTuple):
-    """The next offset to read of the partition of the topic with this id; NO_EPOCH: its history is not compared."""
+    """Next offset to read in a partition of the topic with this id; NO_EPOCH: the log's history is not compared."""
 
     topic_id: str
     offset: int
@@ -39,13 +39,13 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """``begun``: positions that the batch which ends here began at, where they are not its predecessor's end."""
+    """End of a batch. ``begun``: start positions of the batch that differ from the end of the previous batch."""
 
     positions: Mapping[TopicPartition, Position]
     begun: Mapping[TopicPartition, Position] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """What Spark is given: ``json.dumps`` keeps the order of these dictionaries."""
+        """Return the value for Spark; ``json.dumps`` keeps the order of these dictionaries."""
         begun = {"from": _grouped(self.begun)} if self.begun else {}
         return {**begun, "topics": _grouped(self.positions), "version": VERSION}
 
@@ -67,27 +67,27 @@ def is_marker(offset: Mapping[str, Any]) -> bool:
 
 
 def parse_stream_offset(offset: Mapping[str, Any]) -> StreamOffset:
-    """What Spark read from the checkpoint.
+    """Parse an offset that Spark read from the checkpoint.
 
     Raises:
-        ConfigError: written by a newer version, or by something else.
+        ConfigError: a newer version or another source wrote it.
     """
     _check_version(offset)
     try:
         stored = msgspec.convert(offset, _Stored)
         return StreamOffset(_flat(stored.topics), _flat(stored.begun))
     except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"checkpoint offset {str(offset)[:500]} is not one of this source: {error}") from None
+        raise ConfigError(f"checkpoint offset {str(offset)[:500]} was not written by this source: {error}") from None
 
 
 def _check_version(offset: Mapping[str, Any]) -> None:
     version = offset.get("version")
     if not isinstance(version, int) or version < 1:
-        raise ConfigError(f"checkpoint offset {str(offset)[:500]} is not one of this source: it has no version")
+        raise ConfigError(f"checkpoint offset {str(offset)[:500]} was not written by this source: it has no version")
     if version > VERSION:
         raise ConfigError(
-            f"checkpoint offset has version {version}, this version of sparklog reads up to {VERSION}: "
-            "the query was run by a newer one"
+            f"checkpoint offset has version {version}, but this version of sparklog supports only up to {VERSION}: "
+            "a newer version ran the query"
         )
 
 

@@ -1,7 +1,7 @@
-"""Topics that a write goes to: looked up, and where the options say so made, or given the columns they lack.
+"""Lookup of the topics of a write; depending on the options, it creates topics or adds missing columns.
 
-Tasks of one write may do this at the same time, and so may other writers: what somebody else has made meanwhile counts
-as made. A process that plans a write does little else: what makes topics is loaded when one is made.
+Tasks of one write, and other writers, may do this at the same time: a topic or column that another one has created
+meanwhile is used. The code that creates topics is loaded only on demand, because planning a write does little else.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _DEFAULT_SHAPE = TopicShape(DEFAULT_SCHEMA, "timestamp")
 
 
 def look_up_route(topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
-    """As ``settle_route``, asking the cluster that the options name."""
+    """Return the route as ``settle_route`` does, from the cluster in the options."""
     with BlockingCluster(options.bootstrap, client_id=CLIENT_ID) as link:
         return settle_route(link, topic, columns, options)
 
 
 def settle_route(link: BlockingCluster, topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
-    """How a DataFrame of ``columns`` gets into ``topic``, which is there with fitting columns when this returns.
+    """Return the route of a DataFrame of ``columns`` into ``topic``, which then exists with matching columns.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION without ``createTopic``; SCHEMA_MISMATCH with what differs.
-        ConfigError: the topic is there, with other key columns than asked for.
+        ConfigError: the topic exists with other key columns than requested.
     """
     found = _found(link, topic, columns, options)
     if options.key_columns is not None and options.key_columns != found.key_columns:
         raise ConfigError(
-            f"option keyColumns={','.join(options.key_columns)!r}: topic {topic} is there, its key columns are "
+            f"option keyColumns={','.join(options.key_columns)!r}: topic {topic} exists with the key columns "
             f"{', '.join(found.key_columns) or 'none'}"
         )
     shape = topic_shape(found)
@@ -54,24 +54,24 @@ def settle_route(link: BlockingCluster, topic: str, columns: StructType, options
         if lacking:
             from sparklog.client.admin import topics
 
-            # They may hold nulls, whatever the DataFrame promises: the rows that are there have no values.
+            # New columns must be nullable, whatever the DataFrame declares: existing rows have no values in them.
             added = [field.with_nullable(True) for field in arrow_schema(StructType(lacking))]
             extended = replace(shape, schema=pa.schema([*shape.schema, *added]))
-            route = plan_route(topic, extended, columns)  # before anything is changed
+            route = plan_route(topic, extended, columns)  # raises before the topic is changed
             topics.add_columns(link, topic, pa.schema(added), timeout_s=link.timeout_s)
             return _under_own_names(replace(route, topic_id=found.topic_id), given, columns)
     return _under_own_names(replace(plan_route(topic, shape, columns), topic_id=found.topic_id), given, columns)
 
 
 def _under_own_names(route: TopicRoute, given: StructType, columns: StructType) -> TopicRoute:
-    """Return ``route``, planned for ``columns``, for rows that have the names ``given`` at the same places."""
+    """Return ``route``, planned for ``columns``, for rows with the names ``given`` at the same positions."""
     own_of = dict(zip(columns.fieldNames(), given.fieldNames(), strict=True))
     payload = tuple(own_of[name] for name in route.payload)
     return route if payload == route.payload else replace(route, payload=payload, stored_as=route.payload)
 
 
 def _found(link: BlockingCluster, topic: str, columns: StructType, options: WriteOptions) -> TopicMetadata:
-    # Not by asking for it: a topic that may just have been made is waited for.
+    # Do not look up the topic itself: the client waits for a topic that may just have been created.
     if options.new_topic is not None and not _is_there(link, topic):
         with _somebody_was_faster():
             return _made(link, topic, columns, options.new_topic, keys=options.key_columns or ())
@@ -79,7 +79,7 @@ def _found(link: BlockingCluster, topic: str, columns: StructType, options: Writ
         return link.topic(topic, refresh=True)
     except BrokerError as error:
         if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise BrokerError(error.code, f"{error.detail}; createTopic=true makes it") from error
+            raise BrokerError(error.code, f"{error.detail}; createTopic=true creates it") from error
         raise
 
 
@@ -100,8 +100,8 @@ def _somebody_was_faster() -> Iterator[None]:
 def _made(
     link: BlockingCluster, topic: str, columns: StructType, new: NewTopic, *, keys: tuple[str, ...]
 ) -> TopicMetadata:
-    """Kafka's columns for a DataFrame of those, else the DataFrame's own, nullable as Spark makes tables: what is
-    computed without nulls today may have some tomorrow."""
+    """Create the topic: with Kafka's columns for a DataFrame of those, otherwise with the DataFrame's own columns,
+    nullable as in Spark's tables, because later rows may have nulls."""
     from sparklog.client.admin import topics
 
     kafka_like = _is_kafka_like(topic, columns) and keys in {(), ("key",)}

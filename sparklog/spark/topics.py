@@ -1,7 +1,7 @@
-"""What the cluster has of what a read names: topics with their ids and columns, partitions, and where their logs end.
+"""Lookup of a read's topics in the cluster: ids, columns, partitions, and the ends of logs.
 
-Asked anew by every planning step, because Spark runs each of them in a process of its own; only a stream keeps its
-view, and with it its connections, from one micro-batch to the next.
+Every planning step looks them up again, because Spark runs each step in a new process. Only a stream keeps its view,
+and thereby its connections, from one micro-batch to the next.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.read_options import Assign, Subscribe, SubscribePattern, TopicSelection
 from sparklog.spark.schema import TopicShape, one_shape, topic_columns, topic_shape
 
-#: Topics that the log keeps for itself begin so; no pattern matches them.
+#: Prefix of internal topics, which no pattern matches.
 _INTERNAL = "__"
-#: How long a planning step may wait for an election.
+#: Maximum wait of a planning step for an election.
 _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedTopic:
-    """One topic of a read. ``topic_id`` tells it from a later one of its name; ``restored_from`` is its setting."""
+    """One topic of a read. ``topic_id`` distinguishes it from a later topic of the same name; ``restored_from`` is the
+    value of its setting."""
 
     topic_id: str
     shape: TopicShape
@@ -48,19 +49,19 @@ class SelectedTopic:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The topics of a read by name, and its partitions in order."""
+    """Topics of a read by name, and its partitions in order."""
 
     topics: Mapping[str, SelectedTopic]
     partitions: tuple[TopicPartition, ...]
 
     def columns(self, *, include_headers: bool, include_cast_errors: bool = False) -> StructType:
-        """The columns of the read. Raises BrokerError SCHEMA_MISMATCH when its topics differ in theirs."""
+        """Return the columns of the read. Raises BrokerError SCHEMA_MISMATCH if its topics have different columns."""
         shape = one_shape({name: topic.shape for name, topic in self.topics.items()})
         return topic_columns(shape, include_headers=include_headers, include_cast_errors=include_cast_errors)
 
 
 class LogEnds(NamedTuple):
-    """The earliest offset, the readable end, and the epoch of the leader that said so."""
+    """Earliest offset and readable end of a log, and the epoch of the leader that reported them."""
 
     start: int
     end: int
@@ -72,10 +73,10 @@ class LogEnds(NamedTuple):
 
 
 class TopicView:
-    """Connections to a cluster, for planning. Use from one thread; close it, or use it in a ``with`` block."""
+    """Connections to a cluster for planning. Use from one thread; close it, or use it in a ``with`` block."""
 
     def __init__(self, bootstrap: str) -> None:
-        """Connects to nothing yet."""
+        """Create the view without connecting."""
         self.link = BlockingCluster(bootstrap, client_id=CLIENT_ID, timeout_s=_TIMEOUT_S)
 
     def close(self) -> None:
@@ -92,11 +93,11 @@ class TopicView:
     def select(self, selection: TopicSelection, *, known: Collection[str] | None = None) -> Selected:
         """Look up the topics of ``selection``.
 
-        ``known``: topics that were there before; then what is not there any more is left out. None: it is an error.
+        ``known``: topics that existed before; deleted ones are then omitted. None: a missing topic is an error.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_OR_PARTITION naming what is not there.
-            ConfigError: a pattern matches no topic, so that there are no columns to show.
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION with the missing topics or partitions.
+            ConfigError: a pattern matches no topic, so there are no columns.
         """
         match selection:
             case Subscribe(topics):
@@ -124,29 +125,30 @@ class TopicView:
     def ends(
         self, partitions: Iterable[TopicPartition], isolation: int, *, known: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, LogEnds]:
-        """``known``: offsets that the logs are believed to reach; a leader that says less may have been deposed.
+        """Return the ends of logs. ``known``: offsets that the logs should reach; a leader that reports less may have
+        been replaced.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
-            ClientTimeout: some leader did not answer.
+            ClientTimeout: a leader did not respond.
         """
         wanted = list(partitions)
         latest = listed_offsets(self.link, dict.fromkeys(wanted, "latest"), isolation=isolation, known=known)
         earliest = listed_offsets(self.link, dict.fromkeys(wanted, "earliest"))
-        # Asked in this order a retention between the two could leave the end below the start.
+        # In this order, retention between the two queries could make the end lower than the start.
         return {
             tp: LogEnds(earliest[tp].offset, max(earliest[tp].offset, latest[tp].offset), latest[tp].leader_epoch)
             for tp in wanted
         }
 
     def starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The earliest offsets as they are now. Raises as ``ends``."""
+        """Return the current earliest offsets. Raises as ``ends``."""
         found = listed_offsets(self.link, dict.fromkeys(partitions, "earliest"))
         return {tp: answer.offset for tp, answer in found.items()}
 
     def batches_at(self, times: Mapping[TopicPartition, int], isolation: int) -> dict[TopicPartition, int | None]:
-        """An offset at or before the first record at each time (us), close to it; None where there is no such record.
-        No record before it is as young."""
+        """Return an offset at or shortly before the first record at or after each time (us); None if there is no such
+        record."""
         found = listed_offsets(self.link, dict(times), isolation=isolation)
         return {tp: None if answer.offset < 0 else answer.offset for tp, answer in found.items()}
 
@@ -158,7 +160,8 @@ class TopicView:
         ends: Mapping[TopicPartition, LogEnds],
         isolation: int,
     ) -> dict[TopicPartition, int | None]:
-        """The offset of the first record at or after each time (us): brokers know batches, one of which is read."""
+        """Return the offset of the first record at or after each time (us). Brokers only resolve batches, so this reads
+        one batch per partition."""
         found = self.batches_at(times, isolation)
         return {
             tp: None
@@ -174,7 +177,7 @@ class TopicView:
 
         plan = plan_timestamps(topic.shape)
         if not plan.stored_columns:
-            return offset  # all records of a batch have one time
+            return offset  # all records of the batch have the same time
         with PartitionReader(
             self.link,
             tp,
@@ -183,7 +186,7 @@ class TopicView:
             columns=plan.stored_columns,
             keep=lambda header: header.max_timestamp >= time_us,
             topic_id=topic.topic_id,
-            isolation=0,  # time alone decides, as for the broker, which looks at no transactions either
+            isolation=0,  # only times matter: the broker's lookup ignores transactions too
             max_bytes=1,
         ) as reader:
             for found in reader.fetched():
@@ -196,7 +199,8 @@ class TopicView:
         return None
 
     def _describe(self, names: Iterable[str], *, lenient: bool) -> list[TopicMetadata]:
-        """All at once; again one by one those that the broker asked does not know, since it may be behind."""
+        """Look up all topics in one request, then one by one those that the queried broker does not know, because its
+        metadata may be stale."""
         wanted = list(names)
         reply = self.link.retrying("metadata", lambda: self.link.refresh(wanted))
         listed = {topic.name: topic for topic in reply.topics if not topic.code}
@@ -219,12 +223,12 @@ class TopicView:
         ]
         if not found and known is None:
             raise ConfigError(f"option subscribePattern={pattern!r} matches no topic")
-        # A list that lacks a topic is no proof that it is gone.
+        # A topic missing from a list is not necessarily deleted.
         missing = set(known or ()) - {topic.name for topic in found}
         return found + self._describe(sorted(name for name in missing if matches(name)), lenient=True)
 
     def _all_topics(self) -> MetadataReply:
         reply = self.link.refresh(None)
         if self.link.metadata.is_stale(reply):
-            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker has not heard from the controller")
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker has no metadata from the controller yet")
         return reply

@@ -1,29 +1,28 @@
-"""``python -m sparklog.spark.worker_daemon``: pyspark's daemon, with what tasks need loaded before it forks workers.
+"""``python -m sparklog.spark.worker_daemon``: pyspark's daemon, loading the modules of tasks before it forks workers.
 
-Workers that nobody has used for a minute end, and Spark's new ones would load it all again, each for itself: half a
-second of processor time before the first row of every query that comes after a pause. What is loaded rests
-(``gc_freeze``), so that workers share its memory and do not go through it when they collect garbage.
+Workers that are idle for a minute end, and each new worker would load all modules again: half a second of CPU time
+before the first row of every query after a pause. The loaded objects are frozen (``gc_freeze``), so that workers share
+their memory and their garbage collections skip them.
 
-Nor do they read archives' directories that have not changed. A worker tells Python that there may be new modules, as
-its job's own files may be. Before 3.13 all that has found a module in an archive then reads its directory anew, once
-for each package of pyspark's and once for ``spark-core``'s jar: 0.05 to 0.1 s. Here what has found them is forgotten
-before the fork; what is needed again is made from the directory as it was read.
+Workers also do not read directories of archives again that have not changed. A worker invalidates Python's import
+caches, because its job may bring new files. Before Python 3.13 every importer of an archive then reads its directory
+again, once for each package of pyspark and once for the jar of ``spark-core``: 0.05 to 0.1 s. The daemon drops these
+importers before the fork; needed ones are created again from the directory already read.
 
-Workers keep memory that they have freed (docs/adr/0014). pyspark reads each of Spark's batches into memory of its own,
-and glibc gives what is freed of it back to the kernel every few batches, to be handed cleared pages for the next ones,
-by a fault for each: half of the kernel's time in a task that writes rows of 100 B. Who has told glibc otherwise is left
-alone.
+Workers keep freed memory (docs/adr/0014). pyspark reads each of Spark's batches into newly allocated memory. glibc
+returns freed memory to the kernel every few batches, and gets cleared pages for the next ones, with one page fault
+each: half of the kernel's time in a task that writes rows of 100 B. Settings that the user gave to glibc stay.
 
-And a worker that the JVM has done with ends without a traceback. Spark closes the socket of a worker that nobody has
-used for a minute, and of one whose rows nobody wants any more, as behind a LIMIT. The worker then ends as it should;
-but its last words cannot be sent, and pyspark 4.2 shows that as if something had failed.
+A worker whose socket the JVM closes ends without a traceback. Spark closes the socket of a worker that was idle for a
+minute, and of a worker whose rows are no longer needed, as after a LIMIT. The worker then ends as it should, but its
+final message cannot be sent, and pyspark 4.2 shows that like a failure.
 
-A fork has its parent's memory and one of its threads, so nothing may have a thread when it is forked that it needs
-afterwards: pyspark's daemon therefore loads hardly anything. Here Arrow's jemalloc, which is not the allocator it
-uses, would start a thread for itself, and is told not to. numpy's OpenBLAS starts as many as OMP_NUM_THREADS says,
-which Spark sets to ``spark.task.cpus``: with one none, and what there are more of it ends before a fork and starts anew
-when they are needed. numpy's generator of random numbers would go on in each worker where it was here, and is seeded
-anew; Python's own does that by itself. ``conf/spark-defaults.conf`` names this module.
+A fork has its parent's memory but only one of its threads, so no module may have a thread before the fork that it needs
+afterwards; this is why pyspark's daemon loads almost nothing. Arrow's jemalloc, which is not the allocator in use,
+would start a thread, and is configured not to. numpy's OpenBLAS starts OMP_NUM_THREADS threads, which Spark sets to
+``spark.task.cpus``: with 1 it starts none, and it stops additional threads before a fork and starts them again on
+demand. numpy's random generator would continue from the same state in each worker, so workers seed it again; Python's
+own generator does that itself. ``conf/spark-defaults.conf`` names this module.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from pathlib import Path
 from pyspark import daemon
 
 _LOADED = (
-    "encodings.idna",  # which looking up a broker's address loads
+    "encodings.idna",  # loaded by looking up a broker's address
     "pyspark.worker",
     "pyspark.sql.worker.write_into_data_source",
     "pyspark.sql.worker.plan_data_source_read",
-    "pandas",  # which pyspark's end of a write loads, by way of the next two
+    "pandas",  # loaded by pyspark at the end of a write, through the next two
     "pyarrow.pandas_compat",
     "pyarrow.vendored.version",
     "pyarrow.compute",
@@ -63,34 +62,35 @@ _LOADED = (
     "uvloop",
 )
 _ARROWS_JEMALLOC = "JE_ARROW_MALLOC_CONF"
-#: Where ``spark.executor.pyspark.memory`` bounds a worker's address space, of which what is loaded takes 250 MB.
-#: Source: pyspark/worker_util.py.
+#: Variable with the bound of a worker's address space (``spark.executor.pyspark.memory``), of which the loaded modules
+#: take 250 MB. Source: pyspark/worker_util.py.
 _BOUNDED = "PYSPARK_EXECUTOR_MEMORY_MB"
-#: Parameters of glibc's mallopt(3) and their values, in bytes. Smaller blocks than the first are cut from heaps, as
-#: glibc does it by itself from the first larger one that is freed on. So much may stay free at the end of each heap.
+#: Parameters of glibc's mallopt(3) and their values, in bytes. Blocks smaller than the first value come from heaps, as
+#: glibc itself does once a larger block was freed. The second value may stay free at the end of each heap.
 _MMAP_THRESHOLD = (-3, 32 << 20)
 _TRIM_THRESHOLD = (-1, 64 << 20)
-#: What ends that glibc finds such values by itself: somebody has thought about them.
+#: Settings that disable glibc's own adaptation: the user has chosen values.
 _MALLOC_IS_TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 _GLIBC_IS_TOLD = "GLIBC_TUNABLES"
 
 _worker = daemon.worker
-#: Archives, as they were before anything was loaded.
+#: Archives and their state before the first import.
 _archives: dict[str, tuple[int, ...] | None] = {}
 
 
 def load() -> None:
-    """What cannot be loaded is left to the task that needs it, which then says why: others go on without it."""
+    """Load the modules of tasks. If a module cannot be loaded, the task that needs it raises the error; other tasks
+    work without it."""
     if _BOUNDED in os.environ:
         return
     _archives.update((path, _identity(path)) for path in sys.path if Path(path).is_file())
     given = os.environ.get(_ARROWS_JEMALLOC)
     os.environ[_ARROWS_JEMALLOC] = ",".join(filter(None, [given, "background_thread:false"]))
-    with contextlib.redirect_stdout(sys.stderr):  # the JVM reads from ours where to find this daemon
+    with contextlib.redirect_stdout(sys.stderr):  # the JVM reads the daemon's port from stdout
         for name in _LOADED:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-    if given is None:  # what workers start is their own affair
+    if given is None:  # do not pass the setting on to processes that workers start
         del os.environ[_ARROWS_JEMALLOC]
     else:
         os.environ[_ARROWS_JEMALLOC] = given
@@ -100,13 +100,13 @@ def load() -> None:
 
 
 def keep_memory() -> None:
-    """Of this process and of those that it forks. Nothing happens with another C library than glibc."""
+    """Keep freed memory, in this process and in those that it forks. Does nothing without glibc."""
     told = any(name in os.environ for name in _MALLOC_IS_TOLD) or "glibc.malloc." in os.environ.get(_GLIBC_IS_TOLD, "")
     if told or _BOUNDED in os.environ:
         return
-    with contextlib.suppress(OSError, MemoryError):  # a Python that may not call C: tasks go on without
+    with contextlib.suppress(OSError, MemoryError):  # a Python that cannot call C functions: tasks work without it
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        # Where the first is refused, as on 32 bits, the second alone would end what glibc does by itself.
+        # If glibc refuses the first value, as on 32 bits, the second alone would only disable glibc's own adaptation.
         if mallopt is not None and mallopt(*_MMAP_THRESHOLD) == 1:
             mallopt(*_TRIM_THRESHOLD)
 
@@ -118,12 +118,13 @@ def _forget_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-@functools.cache  # once a worker, as it tells Python of its job's files
+@functools.cache  # once per worker, when it invalidates import caches for its job's files
 def _read_changed_archives() -> None:
-    """Else a module would be cut out of the new file where the old one had it."""
+    """Read directories of changed archives again: otherwise modules would be read from the new file at old
+    positions."""
     for archive, seen in _archives.items():
         if _identity(archive) != seen:
-            with contextlib.suppress(zipimport.ZipImportError):  # it is gone
+            with contextlib.suppress(zipimport.ZipImportError):  # the archive was deleted
                 zipimport.zipimporter(archive).invalidate_caches()
 
 
@@ -136,7 +137,8 @@ def _identity(path: str) -> tuple[int, ...] | None:
 
 
 def worker(sock: socket.socket, authenticated: bool) -> int:
-    """As pyspark's, which tells the JVM of what tasks raise and returns: what comes here is that nobody listened."""
+    """Run pyspark's worker, which reports exceptions of tasks to the JVM and returns. An exception that reaches this
+    function means that the JVM no longer listens."""
     _draw_other_numbers()
     _read_changed_archives()
     try:
@@ -145,7 +147,7 @@ def worker(sock: socket.socket, authenticated: bool) -> int:
         return 1
 
 
-@functools.cache  # once a worker: what a task of its own seeds stays seeded
+@functools.cache  # once per worker: a seed that a task sets must stay
 def _draw_other_numbers() -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

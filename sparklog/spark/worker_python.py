@@ -1,4 +1,4 @@
-"""Which Python the workers of Spark run: one that has sparklog, or a warning that says how to name one."""
+"""Choice of the Python for Spark's workers: one that has sparklog, otherwise a warning that says how to set one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _SETTING = "spark.pyspark.python"
 
 
 def choose_worker_python(context: SparkContext) -> None:
-    """Have workers on this machine run the program's own Python, unless the user names one.
+    """Make workers on this machine use the program's own Python, unless the user sets one.
 
-    Without a name they run the ``python3`` of the search path, often another than the program's, as when that is
-    started by its virtual environment's path. Other hosts may not have it: a warning says what to set.
+    By default they run the ``python3`` of the search path, which often differs from the program's, for example if the
+    program was started by the path of its virtual environment. Other hosts may not have the program's Python: a warning
+    says what to set.
     """
     if os.environ.get(_VARIABLE):
         return
@@ -28,8 +29,8 @@ def choose_worker_python(context: SparkContext) -> None:
         context.pythonExec = sys.executable
     elif not context.getConf().get(_SETTING):
         log.warning(
-            "Spark's workers on other hosts run %s: if that has no sparklog, set %s, or %s in Spark's configuration, to"
-            " a Python of those hosts that has it, before Spark starts",
+            "Spark's workers on other hosts run %s: if it does not have sparklog, set %s, or %s in Spark's settings,"
+            " to a Python on those hosts that has it, before Spark starts",
             context.pythonExec,
             _VARIABLE,
             _SETTING,

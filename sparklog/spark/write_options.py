@@ -1,6 +1,6 @@
-"""What a write is asked for: where to, how durable, what may be made or changed on the way.
+"""Options of a write: topic, durability, and creation or extension of topics.
 
-Both kinds of writes, batches and streams, take the same options, but for the pair that names a batch write.
+Batches and streams have the same options, except for the pair that names a batch write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_TIMEOUT_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """How to make a topic that is not there; None: as the brokers do."""
+    """Properties of a topic to create; None: the brokers' default."""
 
     partitions: int | None
     replication_factor: int | None
@@ -37,7 +37,8 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class NamedWrite:
-    """A batch write that is known when it is run again: ``txnAppId`` and ``txnVersion``. Source: Delta Lake."""
+    """Name of a batch write that is recognised when it runs again: ``txnAppId`` and ``txnVersion``. Source: Delta
+    Lake."""
 
     app_id: str
     version: int
@@ -45,7 +46,7 @@ class NamedWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write was asked for. ``topic`` None: the DataFrame has a column that names it."""
+    """Parsed options of a write. ``topic`` None: a column of the DataFrame names the topic."""
 
     bootstrap: str
     topic: str | None
@@ -56,7 +57,7 @@ class WriteOptions:
     timeout_s: float = 900.0
     named: NamedWrite | None = None
     new_topic: NewTopic | None = None
-    #: None: not said, whatever the topic has.
+    #: None: not set, the topic's key columns are not checked.
     key_columns: tuple[str, ...] | None = None
     merge_schema: bool = False
 
@@ -64,10 +65,10 @@ class WriteOptions:
 def parse_write_options(
     options: Mapping[str, str], defaults: Mapping[str, str], *, streaming: bool = False
 ) -> WriteOptions:
-    """Options as Spark delivers them, over ``defaults`` (canonical names) of a configured source.
+    """Parse options as Spark passes them; they override ``defaults`` (canonical names) of a configured source.
 
     Raises:
-        ConfigError: an unknown option, a bad value, or two that contradict each other.
+        ConfigError: an option is unknown, a value is not valid, or two options contradict each other.
     """
     given = known_options(options)
     topic = given.get("topic")
@@ -76,7 +77,7 @@ def parse_write_options(
     compression = given.get("compression", "none").strip().lower()
     if compression not in _COMPRESSIONS:
         raise ConfigError(f"option compression={compression!r}: expected {', '.join(_COMPRESSIONS)}")
-    parse_boolean(given, "failOnDataLoss", default=True)  # of a view that both reads and inserts
+    parse_boolean(given, "failOnDataLoss", default=True)  # may be set on a view that both reads and inserts
     exactly_once = parse_boolean(given, "exactlyOnce", default=True)
     return WriteOptions(
         bootstrap=find_bootstrap(given, defaults),
@@ -98,8 +99,8 @@ def _acks(given: Mapping[str, str], *, exactly_once: bool) -> str:
         raise ConfigError(f"option acks={text!r}: expected all, 1 or 0")
     if exactly_once and _ACKS[text] != "all":
         raise ConfigError(
-            f"option acks={text!r}: writing exactly once needs all; with exactlyOnce=false rows may be lost "
-            "or written twice, and acks is yours to choose"
+            f"option acks={text!r}: exactly-once writes require all; set exactlyOnce=false to choose acks, but rows"
+            " may then be lost or duplicated"
         )
     return _ACKS[text]
 
@@ -116,9 +117,11 @@ def _named_write(given: Mapping[str, str], *, exactly_once: bool, streaming: boo
     if app_id is None and text is None:
         return None
     if streaming:
-        raise ConfigError("options txnAppId and txnVersion are for batch writes: a stream is known by its query's id")
+        raise ConfigError(
+            "options txnAppId and txnVersion are for batch writes: a stream is identified by its query id"
+        )
     if app_id is None or text is None:
-        raise ConfigError("options txnAppId and txnVersion: one of them found, expected both or none")
+        raise ConfigError("options txnAppId and txnVersion: expected both or none, found one")
     if not exactly_once:
         raise ConfigError("options txnAppId and exactlyOnce=false contradict each other")
     if not app_id or len(app_id.encode()) > MAX_ID_BYTES:
@@ -135,7 +138,7 @@ def _new_topic(given: Mapping[str, str]) -> NewTopic | None:
     if parse_boolean(given, "createTopic", default=False):
         return NewTopic(partitions, factor)
     if partitions is not None or factor is not None:
-        raise ConfigError("options partitions and replicationFactor are for createTopic=true")
+        raise ConfigError("options partitions and replicationFactor require createTopic=true")
     return None
 
 
@@ -144,5 +147,5 @@ def _key_columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
         return None
     names = tuple(name for text in given["keyColumns"].split(",") if (name := text.strip()))
     if not names or len(set(names)) != len(names):
-        raise ConfigError(f"option keyColumns={given['keyColumns']!r}: expected columns, as in carrier,flight")
+        raise ConfigError(f"option keyColumns={given['keyColumns']!r}: expected columns, such as carrier,flight")
     return names

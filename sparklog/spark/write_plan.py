@@ -1,4 +1,4 @@
-"""The plan of a write: the columns, checked on the driver, and where rows go. Pickled to every task."""
+"""Plan of a write: the columns, checked on the driver, and the routes of rows. Pickled to every task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparklog.spark.write_options import WriteOptions
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Everything a task needs; small, pickled. Routes that are not there are made as topics appear."""
+    """State that a task needs; small, pickled. Missing routes are created when their topics appear."""
 
     options: WriteOptions
     columns: StructType
@@ -23,21 +23,21 @@ class WritePlan:
     topic_column: str | None
 
     def run(self, run_id: str) -> SinkRun:
-        """Of a batch write, whose topic, if it has one, has been looked up."""
+        """Return the run of a batch write, whose topic, if it has one, has been looked up."""
         topic = self.options.topic
         return batch_run(run_id, self.options.named, topic_id=self.routes[topic].topic_id if topic is not None else "")
 
 
 def plan_write(options: WriteOptions, *, schema: StructType, now: bool) -> WritePlan:
-    """Check the columns of a DataFrame, ``now`` also against the topic it goes to, if an option names that.
+    """Check the columns of a DataFrame; with ``now``, also against the topic, if an option names it.
 
     Raises:
-        ConfigError: neither an option nor a column names the topic; two columns have one name.
-        BrokerError: SCHEMA_MISMATCH naming the columns; UNKNOWN_TOPIC_OR_PARTITION.
+        ConfigError: neither an option nor a column names the topic, or two columns have the same name.
+        BrokerError: SCHEMA_MISMATCH with the columns; UNKNOWN_TOPIC_OR_PARTITION.
     """
     names = schema.fieldNames()
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"columns given twice: {', '.join(twice)}")
+        raise ConfigError(f"duplicate columns: {', '.join(twice)}")
     if options.topic is None:
         return WritePlan(options, schema, {}, find_topic_column(schema))
     if not now:

@@ -1,6 +1,7 @@
-"""What one attempt of one task of a write does: its rows, batch by batch, into a producer of its own, all acknowledged.
+"""One attempt of one task of a write: it sends its rows, batch by batch, with a new producer until all are
+acknowledged.
 
-``writer`` loads this in tasks only.
+``writer`` loads this module in tasks only.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
     from sparklog.client.producer.futures import WriteResult
     from sparklog.spark.write_plan import WritePlan
 
-#: Spark cuts a task's rows into batches of at most 10,000; so many bytes of them are encoded together, and stored as
-#: one batch where they go to one partition: what a batch costs three brokers besides its bytes is a millisecond.
+#: Spark splits a task's rows into batches of at most 10,000. This number of bytes is encoded together, and stored as
+#: one batch per partition, because each batch costs three brokers a millisecond in addition to its bytes.
 _BATCH_BYTES = 4 * 1024 * 1024
-#: What is enough for that: Spark's own batches of so many bytes end a little below or above.
+#: Bytes that are enough for that; Spark's own batches of that size are slightly smaller or larger.
 _ENOUGH_BYTES = _BATCH_BYTES * 7 // 8
-#: How long a batch may wait for its acknowledgement: several elections.
+#: Maximum wait of a batch for its acknowledgement: long enough for several elections.
 _DELIVERY_TIMEOUT_S = 120.0
 
 
 def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> Written:
-    """One attempt of one task. Raises as ``BatchWriter.write``."""
+    """Run one attempt of one task. Raises as ``BatchWriter.write``."""
     written = _written(plan, run, batches)
     rest_what_is_loaded()
     return written
@@ -48,7 +49,7 @@ def _written(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBa
         joined = take_part(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)
         if joined is None:
             return Written(_count(batches), (), run)
-    with _producer(plan, joined) as producer:  # which gives signs of life from here on
+    with _producer(plan, joined) as producer:  # sends heartbeats from here on
         if run is not None and run.topic_id and is_known(plan.options.bootstrap, run, run.topic_id):
             return Written(_count(batches), (), run)
         destinations = _Destinations(plan, run)
@@ -72,21 +73,22 @@ def _count(batches: Iterator[pa.RecordBatch]) -> int:
 
 
 class _Destinations:
-    """Topics as the rows of one attempt of one task turn out to name them."""
+    """Topics named by the rows of one attempt of one task."""
 
     def __init__(self, plan: WritePlan, run: SinkRun | None) -> None:
         self._plan = plan
         self._run = run
         self._routes = dict(plan.routes)
-        #: Topics that have this version of a named write already.
+        #: Topics that already have this version of a named write.
         self.known: set[str] = set()
 
     def route(self, topic: str) -> TopicRoute:
-        """Looked up, or made, when it is first asked for; ``known`` says then whether rows go there."""
+        """Return the route of a topic, which is looked up or created on first use. Rows of topics in ``known`` are not
+        written."""
         found = self._routes.get(topic)
         if found is None:
             from sparklog.spark.topic_resolution import (
-                look_up_route,  # a write to one topic has its route from planning
+                look_up_route,  # a write to one topic gets its route from planning
             )
 
             options = self._plan.options
@@ -100,7 +102,7 @@ class _Destinations:
         return found
 
     def topic_ids(self) -> tuple[tuple[str, str], ...]:
-        """By name, in order of names."""
+        """Return topic ids by name, in order of names."""
         return tuple((topic, self._routes[topic].topic_id) for topic in sorted(self._routes))
 
 
@@ -117,10 +119,10 @@ def _producer(plan: WritePlan, joined: Joined | None) -> Producer:
 
 
 class _Appender:
-    """Rows of topics into one producer, and what became of them. Owner: the task."""
+    """Sender of rows to one producer, which tracks their acknowledgements. Owner: the task."""
 
     def __init__(self, producer: Producer, *, named: bool) -> None:
-        """``named``: the write is known by its topic's id, so that nothing may go to another of that name."""
+        """``named``: the write is identified by its topic's id, so no row may go to another topic of the same name."""
         self._producer = producer
         self._named = named
         self._topic_ids: dict[str, str] = {}
@@ -132,7 +134,7 @@ class _Appender:
             self._acknowledged.expect(self._producer.write(route.topic, payload, partition=partition))
 
     def finish(self) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
-        """Wait until all of it is acknowledged. Raises BrokerError INCONSISTENT_TOPIC_ID, see ``named``."""
+        """Wait until all rows are acknowledged. Raises BrokerError INCONSISTENT_TOPIC_ID, see ``named``."""
         self._producer.flush()
         found = self._acknowledged.all()
         if self._named:
@@ -140,16 +142,18 @@ class _Appender:
         return found
 
     def _require_same_topics(self) -> None:
-        """In the end: no id ever comes back, so it was this one all the time."""
+        """Raise if a topic was recreated. One check at the end is enough, because ids are never reused."""
         for topic, expected in self._topic_ids.items():
             found = self._producer.topic_id(topic)
             if found != expected:
-                detail = f"topic {topic} was deleted and created again since the write began ({found} found, {expected}"
-                raise BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, f"{detail} expected): run it again")
+                detail = (
+                    f"topic {topic} was deleted and created again since the write began (id {found}, not {expected}"
+                )
+                raise BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, f"{detail}): run the write again")
 
 
 class _Acknowledged:
-    """What became of the tables handed to a producer, in their order; a failure is raised soon after it happens."""
+    """Results of the tables sent to a producer, in order; a failure is raised soon after it happens."""
 
     def __init__(self) -> None:
         self._open: deque[Future[WriteResult]] = deque()
@@ -178,7 +182,7 @@ def _by_topic(plan: WritePlan, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.R
     for topic, part in rows_by_value(rows, rows.column(rows.schema.get_field_index(plan.topic_column))):
         if topic is None:
             raise ConfigError(
-                f"column {plan.topic_column} is null in {part.num_rows} rows: every row needs a topic, or the write "
-                "the option topic, as in INSERT INTO t WITH ('topic'='x')"
+                f"column {plan.topic_column} is null in {part.num_rows} rows: every row needs a topic, unless the"
+                " write has the option topic, as in INSERT INTO t WITH ('topic'='x')"
             )
         yield topic, part

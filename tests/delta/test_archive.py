@@ -139,7 +139,7 @@ def test_a_typed_topic_whose_schema_grows_while_it_is_archived(
             if (query.name or "").startswith(f"archive-{topic}-"):
                 query.stop()
         wait_until(
-            lambda: any("ended by somebody else" in text for text in running.said), "another query", timeout_s=120
+            lambda: any("was stopped from outside" in text for text in running.said), "another query", timeout_s=120
         )
         admin.add_columns(topic, pa.schema([("note", pa.string()), ("local", pa.timestamp("us"))]))
         write([4, 5], [5, beyond], note=pa.array(["new", "bad"]), local=pa.array([7, 8], pa.timestamp("us")))
@@ -162,8 +162,8 @@ def test_a_typed_topic_whose_schema_grows_while_it_is_archived(
     assert later[0].to_pylist()[2] == "bad" and later[1].cast(pa.int64()).to_pylist()[2] == 8
     reasons = bad["reason"].to_pylist()
     assert reasons[1].startswith("s: ") and str(beyond) in reasons[1]
-    assert reasons[0] == f"_timestamp: {beyond} us since 1970 are not in the years 1 to 9999; " + (
-        f"at: {beyond} us since 1970 are not in the years 1 to 9999"
+    assert reasons[0] == f"_timestamp: {beyond} us since 1970 is outside the years 1 to 9999; " + (
+        f"at: {beyond} us since 1970 is outside the years 1 to 9999"
     )
 
 
@@ -225,7 +225,7 @@ def test_values_that_are_json_and_those_that_are_not(
     assert str(error) == "interrupted"
     bad = bad_rows(lake, topic)
     assert places(bad) == [(0, 1), (0, 2), (0, 3)]
-    assert bad["reason"].to_pylist()[0] == 'value is no JSON object of these columns: {"a": 1.5}'
+    assert bad["reason"].to_pylist()[0] == 'value is not a JSON object with these columns: {"a": 1.5}'
     assert [record["value"] for record in bad["record"].to_pylist()] == [b'{"a": 1.5}', b"", b"[]"]
     assert seams(lake, topic) == [] and admin.group_offsets(f"archive-{topic}") == {place: 0}
 
@@ -236,7 +236,7 @@ def test_values_that_are_json_and_those_that_are_not(
     assert found["a"].type == pa.int32() and found["a"].to_pylist() == [1, None, None, 2]
     assert places(found) == [(0, 0), (0, 4), (0, 5), (0, 6)]
     assert places(bad_rows(lake, topic)) == [(0, 1), (0, 2), (0, 3), (0, 7)]
-    assert bad_rows(lake, topic)["reason"].to_pylist()[3] == "a: 2.5 is no int"
+    assert bad_rows(lake, topic)["reason"].to_pylist()[3] == "a: 2.5 is not a valid int"
     assert found.column_names[:4] == ["a", "b", "_key", "_headers"]
     assert ends(lake, topic) == {0: 8}
 
@@ -357,7 +357,8 @@ def test_of_two_archives_the_one_that_was_there_first_goes_on(
     produce(brokers, topic, "b")
     monkeypatch.setattr("sparklog.delta.archive.patience_s", lambda every_s: every_s / 2)
     assert [text.partition(": ")[2] for text in archived(spark, brokers, topic, lake)] == [
-        "waits for 1 s: another run made the last commit, and may be going on; of two, the one that was first does",
+        "waiting for 1 s: another run made the last commit, and may still be running; of two runs, the first one"
+        " continues",
         "batch 2: 1 rows",
     ]
     assert places(rows(lake, topic)) == [(0, 0), (0, 1)]
@@ -408,7 +409,7 @@ def test_what_is_refused(
     produce(brokers, topic, "c", "d")
 
     _, error = archive(spark, brokers, topic, lake, partition_by=("_date",))
-    assert "is partitioned by nothing, asked for is _date" in str(error)
+    assert "is partitioned by nothing, but _date is requested" in str(error)
     _, error = archive(spark, brokers, topic, lake, mode="upsert")
     assert "is kept in mode append, asked for is upsert" in str(error)
 
@@ -417,7 +418,7 @@ def test_what_is_refused(
     admin.delete_records({place: 3})
     _, error = archive(spark, brokers, topic, lake)
     assert admin.group_offsets(f"archive-{topic}") == {place: 2}, "else retention would go on ahead of the table"
-    assert f"offsets 2 to 3 of {topic}-0 are gone" in str(error) and "--fail-on-data-loss false" in str(error)
+    assert f"offsets 2 to 3 of {topic}-0 were deleted" in str(error) and "--fail-on-data-loss false" in str(error)
     archived(spark, brokers, topic, lake, fail_on_data_loss=False)
     assert places(rows(lake, topic)) == [(0, 0), (0, 1), (0, 3)]
     assert seams(lake, topic)[-1].lost == {0: (2, 3)}
@@ -441,7 +442,7 @@ def test_what_is_refused(
     produce(brokers, topic, *"uvwxyz")
     for fail in (True, False):
         _, error = archive(spark, brokers, topic, lake, fail_on_data_loss=fail)
-        assert "was deleted and made again" in str(error)
+        assert "was deleted and created again" in str(error)
     # A batch of the old one that ends now has not read the new one, of which brokers would delete what it has read.
     late, old = TopicArchive(spark, asked(brokers, topic, lake), print), seams(lake, topic)[-1]
     late._store(old)
@@ -456,7 +457,7 @@ def test_what_is_refused(
     spark.range(3).write.format("delta").save(table_path(lake, f"{topic}-other"))
     admin.create_topic(f"{topic}-other", replication_factor=1)
     _, error = archive(spark, brokers, f"{topic}-other", lake)
-    assert "has rows, and none of them came from an archive" in str(error)
+    assert "has rows that were not written by an archive" in str(error)
 
     name = f"{topic}-keys"
     admin.create_topic(name, replication_factor=1)

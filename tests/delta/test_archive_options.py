@@ -139,7 +139,7 @@ def test_partitions_that_one_broker_knows_and_another_does_not_are_no_lasting_er
     with pytest.raises(ConfigError) as raised:
         settle(place, known, {})
     assert not is_lasting(explained(StreamingQueryException(f"[...] ConfigError: {raised.value}")))
-    assert is_lasting(explained(StreamingQueryException("DataLoss: offsets 0 to 3 are gone\n")))
+    assert is_lasting(explained(StreamingQueryException("DataLoss: offsets 0 to 3 were deleted\n")))
 
 
 class _NoTable:
@@ -161,7 +161,7 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
 
     assert archiver(seam)._next(BatchEnds("id", {0: 9, 1: 2}, {0: 5, 1: 0})).ends == {0: 9, 1: 2}
     for begun in ({0: 7, 1: 0}, {0: 5, 1: 1}):
-        with pytest.raises(ArchiveRefused, match="are gone from the log"):
+        with pytest.raises(ArchiveRefused, match="were deleted from the log"):
             archiver(seam)._next(BatchEnds("id", {0: 9, 1: 2}, begun))
     new = ArchiveProgress(topic="t", topic_id="id", batch=-1, ends={}, mode="append")
     first = archiver(new)._next(BatchEnds("id", {0: 9}, {0: 7}))

@@ -56,4 +56,4 @@ def test_a_table_that_is_partitioned_by_bytes(
     assert [None if row["key"] is None else bytes(row["key"]) for row in frame.collect()] == keys[:4]
     found = bad_rows(lake, topic)
     assert pc.struct_field(found["record"], "key").to_pylist() == bad
-    assert found["reason"].to_pylist()[2].endswith("which are no UTF-8: 61FF")
+    assert found["reason"].to_pylist()[2].endswith("which are not valid UTF-8: 61FF")

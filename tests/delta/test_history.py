@@ -169,11 +169,11 @@ def test_where_a_moment_begins(spark: SparkSession, orders: str, lake: str) -> N
 def test_what_is_refused(spark: SparkSession, orders: str) -> None:
     spark.conf.unset(HISTORY_SETTING)
     for arguments, message in (
-        ({}, "no archive to read: say history="),
+        ({}, "no archive given: pass history="),
         ({"history": "/nowhere"}, "there is no Delta table at /nowhere"),
-        ({"history": "x", "startingOffsets": "earliest"}, "say start= and end="),
-        ({"history": "x", "start": _NOON.replace(tzinfo=None)}, "with its zone, is expected"),
-        ({"history": "x", "start": "yesterday"}, "with its zone, is expected"),
+        ({"history": "x", "startingOffsets": "earliest"}, "pass start= and end="),
+        ({"history": "x", "start": _NOON.replace(tzinfo=None)}, "with a time zone"),
+        ({"history": "x", "start": "yesterday"}, "with a time zone"),
     ):
         with pytest.raises(ConfigError, match=message):
             sparklog.read_history(spark, orders, **arguments)

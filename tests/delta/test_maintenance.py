@@ -65,7 +65,7 @@ def test_many_files_become_few_and_readers_of_older_versions_are_left_alone(
     pinned = DeltaTable(path)
 
     assert maintenance(spark, path, said, vacuum_every_s=3600.0).run() is None
-    assert said == [f"{path}: 9 files became 1"]
+    assert said == [f"{path}: compacted 9 files to 1"]
     assert files_by_date(path) == {"2024-05-01": 1, "2024-05-02": 3}
     assert rows(lake, topic).equals(expected)
     assert read_seam(path) == seam
@@ -134,13 +134,13 @@ def test_the_job_that_only_maintains(
     assert run("--topics", names, "--target-file-size", "1m", "--vacuum-every", "never") == (
         1,
         [
-            f"{table.table}: 9 files became 1",
-            f"{table.quarantine}: 9 files became 1",
+            f"{table.table}: compacted 9 files to 1",
+            f"{table.quarantine}: compacted 9 files to 1",
             f"error: missing: there is no Delta table at {lake}/missing",
         ],
     )
     assert rows(lake, topic).equals(expected)
-    assert run("--topics", topic, "--vacuum-every", "never") == (0, [f"{table.table}: nothing was due"])
+    assert run("--topics", topic, "--vacuum-every", "never") == (0, [f"{table.table}: no maintenance is due"])
     assert run("--topics", topic, "--vacuum-every", "often")[0] == 2
     assert len(ended) == 3
 

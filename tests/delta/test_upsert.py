@@ -126,7 +126,7 @@ def test_a_topic_without_keys_is_refused(
     assert f"topic {topic} has no key columns" in str(error)
     admin.create_topic(f"{topic}-b", replication_factor=1, schema="n bigint, _change_type string", key="n")
     _, error = archive(spark, brokers, f"{topic}-b", lake, mode="upsert")
-    assert "column _change_type cannot be kept in mode upsert" in str(error)
+    assert "column _change_type cannot be archived in mode upsert" in str(error)
 
 
 def frame(spark: SparkSession, records: list[tuple[Any, ...]]) -> DataFrame:

@@ -20,7 +20,7 @@ def test_an_unknown_option(spark: SparkSession, fails: Callable[[Callable[[], ob
 
 def test_no_brokers_to_ask(plain_spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
     load = plain_spark.newSession().read.format("sparklog").option("subscribe", "x").load
-    assert "no brokers to ask: set option bootstrap.servers" in fails(load)
+    assert "no brokers given: set option bootstrap.servers" in fails(load)
 
 
 def test_an_unknown_topic(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
@@ -96,12 +96,12 @@ def test_overwrite_says_what_to_do(
 ) -> None:
     admin.create_topic(topic, partitions=1)
     writer = spark.sql("select 'v' value").write.format("sparklog").option("topic", topic)
-    assert 'write with .mode("append")' in fails(writer.mode("overwrite").save)
+    assert 'only support .mode("append")' in fails(writer.mode("overwrite").save)
 
 
 def test_no_topic_to_write_to(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
     writer = spark.sql("select 'v' value").write.format("sparklog").mode("append")
-    assert "no topic to write to: set option topic" in fails(writer.save)
+    assert "no topic to write to: set the option topic" in fails(writer.save)
 
 
 def test_a_partition_the_topic_does_not_have(

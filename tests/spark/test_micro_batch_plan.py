@@ -61,11 +61,11 @@ def test_the_marker() -> None:
 @pytest.mark.parametrize(
     ("stored", "complaint"),
     [
-        ({"version": 2, "shards": {}}, "has version 2, this version of sparklog reads up to 1"),
-        ({"version": 2, "start": "x"}, "has version 2, this version of sparklog reads up to 1"),
-        ({"a": {"0": 5}}, "is not one of this source: it has no version"),
-        ({"version": 1, "topics": {"a": {"offsets": {"0": 5}}}}, "is not one of this source: .*`id`"),
-        ({"version": 1, "topics": {"a": {"id": "A", "offsets": {"x": 5}}}}, "is not one of this source"),
+        ({"version": 2, "shards": {}}, "has version 2, but this version of sparklog supports only up to 1"),
+        ({"version": 2, "start": "x"}, "has version 2, but this version of sparklog supports only up to 1"),
+        ({"a": {"0": 5}}, "was not written by this source: it has no version"),
+        ({"version": 1, "topics": {"a": {"offsets": {"0": 5}}}}, "was not written by this source: .*`id`"),
+        ({"version": 1, "topics": {"a": {"id": "A", "offsets": {"x": 5}}}}, "was not written by this source"),
     ],
 )
 def test_what_something_else_wrote_is_refused(stored: dict[str, Any], complaint: str) -> None:
@@ -121,10 +121,10 @@ def test_new_partitions_and_topics_are_read_from_their_beginning() -> None:
 @pytest.mark.parametrize(
     ("now", "loss", "begin"),
     [
-        ({}, "a-0 is not there any more", None),
+        ({}, "a-0 was deleted, or the query no longer reads it", None),
         ({A0: held(0, 20, topic_id="other")}, "deleted and created again", Position("other", 0)),
-        ({A0: held(12, 20)}, "offsets 10 to 12 are gone", Position("A", 12)),
-        ({A0: held(0, 8)}, "the log ends at 8, read up to offset 10", Position("A", 8)),
+        ({A0: held(12, 20)}, "offsets 10 to 12 were deleted", Position("A", 12)),
+        ({A0: held(0, 8)}, "the log was truncated to 8, but was read up to offset 10", Position("A", 8)),
     ],
 )
 def test_losses(now: dict[TopicPartition, Withheld], loss: str, begin: Position | None) -> None:
@@ -142,7 +142,7 @@ def test_what_is_gone_is_not_read() -> None:
 
 def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
     (told,) = stand({}, {A0: held(5, 9)}).losses
-    assert "a-0 is new, and its offsets 0 to 5 are gone" in told
+    assert "a-0 is new, and its offsets 0 to 5 are already deleted" in told
 
 
 def test_what_is_no_loss() -> None:

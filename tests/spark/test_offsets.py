@@ -42,7 +42,7 @@ def test_offsets_per_partition() -> None:
 
 @pytest.mark.parametrize("place", [start({A0: 12}), ByTime("startingOffsetsByTimestamp", {A0: 5}, or_latest=True)])
 def test_every_partition_has_to_be_named(place: ByOffset | ByTime) -> None:
-    with pytest.raises(ConfigError, match=f"{place.option} has to give an? .*missing: a-1, b-0; not read: none"):
+    with pytest.raises(ConfigError, match=f"{place.option} must give an? .*missing: a-1, b-0; not read: none"):
         settle(place, ENDS, {})
     with pytest.raises(ConfigError, match="missing: none; not read: a-0"):
         times_to_ask(place, [])
@@ -51,7 +51,9 @@ def test_every_partition_has_to_be_named(place: ByOffset | ByTime) -> None:
 @pytest.mark.parametrize("offset", [9, 31])
 def test_an_offset_outside_the_log_raises(offset: int) -> None:
     held = {A0: OffsetRange(10, 30)}
-    with pytest.raises(BrokerError, match=f"startingOffsets {offset} of a-0 found, 10 to 30 expected") as caught:
+    with pytest.raises(
+        BrokerError, match=f"startingOffsets: offset {offset} of a-0 is outside the log, which has 10 to 30"
+    ) as caught:
         settle(start({A0: offset}), held, {})
     assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
     assert settle(start({A0: offset}), held, {}, strict=False) == {A0: 10 if offset == 9 else 30}
@@ -76,7 +78,7 @@ def test_ranges_leave_empty_partitions_out() -> None:
 
 
 def test_a_start_behind_the_end_raises() -> None:
-    with pytest.raises(ConfigError, match="a-0: the read would begin at offset 20, behind its end 15"):
+    with pytest.raises(ConfigError, match="a-0: the read would start at offset 20, after its end 15"):
         settle_ranges({A0: 20}, {A0: 15})
 
 

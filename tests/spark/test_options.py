@@ -110,11 +110,11 @@ def test_where() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("kafka.group.id", "means nothing here: .*groupId"),
-        ("groupIdPrefix", "means nothing here: .*groupId"),
-        ("kafka.security.protocol", "means nothing here; there is no Kafka client"),
-        ("kafka.include.headers", "means nothing here"),
-        ("kafkaConsumer.pollTimeoutMs", "means nothing here: requests are repeated"),
+        ("kafka.group.id", "is not supported: .*groupId"),
+        ("groupIdPrefix", "is not supported: .*groupId"),
+        ("kafka.security.protocol", "is not supported; sparklog does not use a Kafka client"),
+        ("kafka.include.headers", "is not supported"),
+        ("kafkaConsumer.pollTimeoutMs", "is not supported: requests are retried"),
     ],
 )
 def test_options_of_the_kafka_source_that_mean_nothing_here(name: str, hint: str) -> None:
@@ -167,28 +167,28 @@ def test_an_unknown_option_like_no_other_lists_all() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({}, "found none of them"),
-        ({"topic": "a"}, "option topic is for writing"),
+        ({}, "found none"),
+        ({"topic": "a"}, "option topic is for writes"),
         ({"subscribe": "a", "assign": '{"a":[0]}'}, "found subscribe and assign"),
-        ({"subscribe": " , "}, "names no topic"),
+        ({"subscribe": " , "}, "has no topics"),
         ({"subscribe": "a b"}, "topic name 'a b'"),
         ({"subscribepattern": "("}, "not a regular expression"),
         ({"assign": "a"}, r'expected \{"topic": \[0, 1\]\}'),
         ({"assign": '{"a":["0"]}'}, "Expected `int`"),
-        ({"assign": '{"a":[]}'}, "names no partition"),
-        ({"subscribe": "a", "startingoffsets": "latest"}, "not for a batch read"),
-        ({"subscribe": "a", "startingoffsets": '{"a":{"0":-1}}'}, "not for a batch read"),
-        ({"subscribe": "a", "endingoffsets": "earliest"}, "not for a batch read"),
-        ({"subscribe": "a", "endingoffsets": '{"a":{"0":-3}}'}, "below -2"),
+        ({"assign": '{"a":[]}'}, "has no partitions"),
+        ({"subscribe": "a", "startingoffsets": "latest"}, "not supported for a batch read"),
+        ({"subscribe": "a", "startingoffsets": '{"a":{"0":-1}}'}, "not supported for a batch read"),
+        ({"subscribe": "a", "endingoffsets": "earliest"}, "not supported for a batch read"),
+        ({"subscribe": "a", "endingoffsets": '{"a":{"0":-3}}'}, "less than -2"),
         ({"subscribe": "a", "endingoffsets": '{"a":{"x":3}}'}, "partition 'x' of topic 'a' is not a number"),
-        ({"subscribe": "a", "endingoffsets": "{}"}, "names no partition"),
+        ({"subscribe": "a", "endingoffsets": "{}"}, "has no partitions"),
         ({"subscribe": "a", "endingoffsets": "5"}, "expected earliest, latest or"),
         ({"subscribe": "a", "includeheaders": "yes"}, "expected true or false"),
         ({"subscribe": "a", "minpartitions": "0"}, "whole number from 1"),
         ({"subscribe": "a", "maxrecordsperpartition": "-1"}, "whole number from 1"),
-        ({"subscribe": "a", "startingtimestamp": "yesterday"}, "milliseconds since 1970 expected"),
-        ({"subscribe": "a", "startingtimestamp": "9999999999999999999"}, "milliseconds since 1970 expected"),
-        ({"subscribe": "a", "startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "milliseconds since 1970 expected"),
+        ({"subscribe": "a", "startingtimestamp": "yesterday"}, "expected milliseconds since 1970"),
+        ({"subscribe": "a", "startingtimestamp": "9999999999999999999"}, "expected milliseconds since 1970"),
+        ({"subscribe": "a", "startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "expected milliseconds since 1970"),
         ({"subscribe": "a", "startingoffsetsbytimestamp": "5"}, r'expected \{"topic": \{"0": 1700000000000'),
         ({"subscribe": "a", "startingoffsetsbytimestampstrategy": "skip"}, "expected error or latest"),
         ({"subscribe": "a", "localReads": "always"}, "expected auto, never, require"),
@@ -211,7 +211,7 @@ def test_bad_read_options(options: dict[str, str], complaint: str) -> None:
         ({"maxoffsetspertrigger": "0"}, "whole number from 1"),
         ({"maxtriggerdelay": "soon"}, "expected a duration"),
         ({"maxtriggerdelay": "5 weeks"}, "expected a duration"),
-        ({"maxoffsetspertrigger": "5", "minoffsetspertrigger": "6"}, "6 is more than maxOffsetsPerTrigger 5"),
+        ({"maxoffsetspertrigger": "5", "minoffsetspertrigger": "6"}, "6 is greater than maxOffsetsPerTrigger 5"),
         ({"groupid": " "}, "expected 1 to 249 bytes"),
     ],
 )
@@ -233,5 +233,5 @@ def test_where_the_brokers_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_read_options(subscribe, {}).bootstrap == "short:1"
     monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
     monkeypatch.delenv(BOOTSTRAP_VARIABLE)
-    with pytest.raises(ConfigError, match=r"no brokers to ask: .*sparklog\.configure.*SPARKLOG_BOOTSTRAP_SERVERS"):
+    with pytest.raises(ConfigError, match=r"no brokers given: .*sparklog\.configure.*SPARKLOG_BOOTSTRAP_SERVERS"):
         parse_read_options(subscribe, {})

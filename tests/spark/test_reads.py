@@ -126,7 +126,7 @@ def test_every_call_loads_afresh_and_nothing_is_pushed_down(
 def test_what_read_refuses(spark: SparkSession, events: str) -> None:
     with pytest.raises(ConfigError, match="'ofset' is not a column of the topic; did you mean 'offset'"):
         sparklog.read(spark, events, columns=["ofset"])  # codespell:ignore ofset
-    with pytest.raises(ConfigError, match="a list of names is expected"):
+    with pytest.raises(ConfigError, match="expected a list of names"):
         sparklog.read(spark, events, columns="offset")
     with pytest.raises(ConfigError, match="value at 0 found"):
         sparklog.read(spark, events, where="value = 1")

@@ -53,13 +53,13 @@ def test_a_column_the_topic_has_is_data_whatever_its_name() -> None:
     ("shape", "columns", "complaints"),
     [
         (DEFAULT, struct(key="string"), ["column 'value' is missing"]),
-        (DEFAULT, struct(topic="string", partition="integer"), ["none of its columns ['key', 'value'"]),
+        (DEFAULT, struct(topic="string", partition="integer"), ["none of the topic's columns ['key', 'value'"]),
         (DEFAULT, struct(value="integer"), ["'value'", "int32"]),
         (DEFAULT, struct(value="string", colour="string"), ["'colour'"]),
-        (DEFAULT, struct(value="string", partition="string"), ["column 'partition' is string, int expected"]),
+        (DEFAULT, struct(value="string", partition="string"), ["column 'partition' has type string, expected int"]),
         (TYPED, struct(delay="double", carier="string"), ["'carier'", "'carrier'"]),
         (TYPED, struct(carrier="string", delay="string"), ["'delay'"]),
-        (TYPED, struct(carrier="string", at="timestamp_ntz"), ["'at' is timestamp_ntz, timestamp expected"]),
+        (TYPED, struct(carrier="string", at="timestamp_ntz"), ["'at' has type timestamp_ntz, expected timestamp"]),
     ],
 )
 def test_columns_that_do_not_fit_are_named(shape: TopicShape, columns: StructType, complaints: list[str]) -> None:
@@ -107,9 +107,9 @@ def test_rows_by_value_keeps_one_group_whole() -> None:
 def test_the_topic_column() -> None:
     assert find_topic_column(struct(topic="string", value="string")) == "topic"
     assert find_topic_column(struct(topic="integer", _topic="string")) == "_topic"
-    with pytest.raises(ConfigError, match="set option topic"):
+    with pytest.raises(ConfigError, match="set the option topic"):
         find_topic_column(struct(value="string"))
-    with pytest.raises(ConfigError, match="column topic is int, string expected"):
+    with pytest.raises(ConfigError, match="column topic has type int, expected string"):
         find_topic_column(struct(topic="integer"))
 
 

@@ -110,7 +110,7 @@ def test_a_version_that_is_committed_is_counted_not_written(plan: WritePlan, cap
     replays = [write_rows(plan, run(plan, 3, "again"), rows(1)), write_rows(plan, run(plan, 2, "again"), rows(2))]
     assert [(found.is_replay, found.rows, found.ranges) for found in replays] == [(True, 1, ())] * 2
     commit_run(plan.options.bootstrap, replays[:1])
-    assert "was committed before: 1 rows left out" in caplog.text
+    assert "was already committed: skipped 1 rows" in caplog.text
     assert seen(plan) == [1, 2]
     commit_run(plan.options.bootstrap, [write_rows(plan, run(plan, 4, "again"), rows(3))])
     assert seen(plan) == [1, 2, 3]
@@ -290,7 +290,7 @@ def test_a_named_write_of_rows_that_name_their_topics_is_one_of_that_name_in_eac
     """Written to other topics under the same name and number, it is another write there; whoever names the topic."""
     for value in (1, 2):  # the second time it is known
         by_rows.write(value)
-    assert "was committed before: 1 rows left out" in caplog.text
+    assert "was already committed: skipped 1 rows" in caplog.text
     assert by_rows.seen() == [[1], [], []]
     by_rows.write(3, 4)  # and one more topic
     assert by_rows.seen() == [[1], [4], []]

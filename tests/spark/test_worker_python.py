@@ -34,4 +34,4 @@ def test_a_warning_says_what_to_set_for_workers_elsewhere(
     assert chosen("spark://host:7077", {"spark.pyspark.python": "/opt/python"}) == "python3"
     assert caplog.text == ""
     assert chosen("spark://host:7077") == "python3"
-    assert "run python3: if that has no sparklog, set PYSPARK_PYTHON, or spark.pyspark.python" in caplog.text
+    assert "run python3: if it does not have sparklog, set PYSPARK_PYTHON, or spark.pyspark.python" in caplog.text
