@@ -50,20 +50,16 @@ settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
 
 #: What runs in one process when tests run in several: who shares a Spark session, or ports that a job takes unasked.
-#: Any other file is a group of its own. In this order, as long ones that begin last are waited for.
+#: Any other file is a group of its own. In this order, as long ones that begin last are waited for. Each more process
+#: with a session and Delta costs 35 s of processor time before its first test, so one process has all tests of Delta.
 GROUPS = {
     "simulation/test_seeds.py": "seeds",
     "simulation/test_mutants.py": "mutants",
     "delta/test_killed_archive.py": "killed archive",
-    "spark/test_streams.py": "streams",
-    "spark/test_killed_writes.py": "streams",
-    "delta/test_archive.py": "delta, archive",
+    "delta": "delta",
+    "spark": "spark",
     "packaging/test_compiled.py": "compiled",
     "bench/test_run.py": "bench",
-    "delta/test_upsert.py": "delta, upsert",
-    "delta/test_history.py": "delta, history",
-    "delta/test_maintenance.py": "delta, maintenance",
-    "spark": "spark",
     "integration/test_standalone_spark.py": "standalone",
     "demo": "demo",
     "integration/test_cluster_job_faults.py": "job faults",

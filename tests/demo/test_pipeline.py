@@ -53,6 +53,7 @@ def running(tmp_path: Path, *, flights: str) -> Iterator[tuple[subprocess.Popen[
 
 
 @pytest.mark.integration
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_every_step_holds_what_a_batch_job_computes(tmp_path: Path) -> None:
     with running(tmp_path, flights="25000") as (job, output):
@@ -65,6 +66,7 @@ def test_every_step_holds_what_a_batch_job_computes(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_sigterm_stops_the_cluster_while_a_query_runs(tmp_path: Path) -> None:
     """It comes while the JVM is asked for something: nothing may wait for that, and nothing may stay."""

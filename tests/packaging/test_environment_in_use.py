@@ -16,7 +16,7 @@ import pytest
 from tests.packaging.test_spark_submit import PARTS, environment
 from tests.spark_classes import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(300)]
 
 PIP = """
 import pathlib, sys

@@ -19,7 +19,7 @@ import pytest
 from sparklog.delta.session import PACKAGE
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(900)]
 
 #: What a clone has.
 PARTS = (
