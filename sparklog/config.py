@@ -210,6 +210,12 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "groups.max": Setting(
         "groups_max", 500_000, "Maximum consumer groups of the cluster; further groups are refused.", 100
     ),
+    "transactional.ids.max": Setting(
+        "transactional_ids_max",
+        500_000,
+        "Maximum transactional ids and sinks of the cluster; further ones are refused.",
+        100,
+    ),
     "internal.topic.replication.factor": Setting(
         "internal_replication_factor",
         3,
@@ -348,6 +354,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     producer_id_expiration_ms: int
     producer_ids_max: int
     groups_max: int
+    transactional_ids_max: int
     internal_replication_factor: int
     transaction_partitions: int
     offsets_partitions: int

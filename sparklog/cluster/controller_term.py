@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -31,6 +31,7 @@ from sparklog.controller.effects import (
     Report,
     Resign,
     SendUpdate,
+    StateWrite,
     TrustBroker,
     WriteStates,
     WriteTopic,
@@ -94,6 +95,10 @@ from sparklog.zk.session import PAUSE_S, Node, SessionState
 
 log = logging.getLogger(__name__)
 
+#: The time for which one turn of the loop writes states, and the number of outcomes that one step of the core takes.
+_TURN_S = 0.03
+_OUTCOMES_AT_ONCE = 2000
+
 
 def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
@@ -133,6 +138,7 @@ class ControllerTerm:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unwatch: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._to_write: deque[StateWrite] = deque()
         self._outcomes: dict[TopicPartition, StateOutcome | None] = {}
         self._deleting: dict[str, str] = {}  # names by topic id: one made anew may have to go as well
         self._reading_brokers = asyncio.Lock()
@@ -415,7 +421,16 @@ class ControllerTerm:
                 assert_never(effect)
 
     def _write(self, effect: WriteStates) -> None:
-        for write in effect.writes:
+        is_new = not self._to_write
+        self._to_write.extend(effect.writes)
+        if is_new:
+            self._write_more()
+
+    def _write_more(self) -> None:
+        """Write states for a part of this turn of the loop: a new topic may have thousands of partitions."""
+        ends_s = time.monotonic() + _TURN_S
+        while self._to_write and not self._over.done():
+            write = self._to_write.popleft()
             self._store.write_state(
                 write.tp,
                 write.state,
@@ -424,6 +439,9 @@ class ControllerTerm:
                 expected_version=write.expected_version,
                 on_outcome=self._state_outcome,
             )
+            if self._to_write and time.monotonic() >= ends_s:
+                self._loop.call_soon(self._write_more)
+                return
 
     def _state_outcome(self, tp: TopicPartition, outcome: StateOutcome | None) -> None:
         """Outcomes come one by one, many in a turn of the loop; the core gets each turn's together."""
@@ -433,6 +451,10 @@ class ControllerTerm:
 
     def _report_outcomes(self) -> None:
         outcomes, self._outcomes = self._outcomes, {}
+        if len(outcomes) > _OUTCOMES_AT_ONCE:
+            found = list(outcomes.items())
+            outcomes, self._outcomes = dict(found[:_OUTCOMES_AT_ONCE]), dict(found[_OUTCOMES_AT_ONCE:])
+            self._loop.call_soon(self._report_outcomes)
         written: dict[TopicPartition, int] = {}
         gone: dict[TopicPartition, VersionedState | None] = {}
         unknown: list[TopicPartition] = []

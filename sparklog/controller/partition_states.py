@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 from sparklog.controller import election
 from sparklog.controller.broker_table import BrokerTable
@@ -18,6 +19,9 @@ from sparklog.controller.leader_rebalance import LeaderRebalance
 from sparklog.controller.outbox import Outbox
 from sparklog.controller.untrusted_replicas import UntrustedReplicas
 from sparklog.model import TopicPartition, VersionedState
+
+#: The number of partitions that one step examines, which takes some 20 ms.
+AT_ONCE = 2000
 
 
 class PartitionStates:
@@ -60,8 +64,14 @@ class PartitionStates:
     def any_marked(self) -> bool:
         return bool(self._marked)
 
-    def take_marked(self) -> dict[Partition, None]:
-        marked, self._marked = self._marked, {}
+    def take_marked(self) -> list[Partition]:
+        """Take the partitions that have been marked longest, as many as one step examines."""
+        marked = list(self._marked) if len(self._marked) <= AT_ONCE else list(islice(self._marked, AT_ONCE))
+        if len(marked) == len(self._marked):
+            self._marked = {}
+        else:
+            for partition in marked:
+                del self._marked[partition]
         return marked
 
     # --- writes ----------------------------------------------------------------------------------------------------

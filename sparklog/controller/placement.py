@@ -16,6 +16,10 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 
 MAX_PARTITIONS = 100_000
+#: Partitions that one request may make. Kafka's controllers refuse more, too.
+MAX_NEW_PARTITIONS = 10_000
+#: New partitions that are placed within a turn of the loop; more are placed in a thread.
+FEW_PARTITIONS = 100
 
 Assignment = tuple[tuple[int, ...], ...]
 
@@ -62,6 +66,13 @@ def place(
     spread = Spread(_sites(known, load or Load(), beside)).replicas(partitions, replication_factor)
     assignment = tuple(tuple(known[i].broker_id for i in replicas) for replicas in spread)
     return Placement(assignment, shared_hosts(assignment, brokers))
+
+
+def check_new(added: int) -> None:
+    """Raise BrokerError INVALID_PARTITIONS for more new partitions than one request may make."""
+    if added > MAX_NEW_PARTITIONS:
+        detail = f"found {added} new partitions in one request; expected at most {MAX_NEW_PARTITIONS}"
+        raise BrokerError(ErrorCode.INVALID_PARTITIONS, f"{detail}: make these, and add the others with more requests")
 
 
 def _sites(brokers: Sequence[BrokerEndpoint], load: Load, beside: Assignment) -> list[Site]:

@@ -50,6 +50,7 @@ from sparklog.coordinator.records import (
 from sparklog.coordinator.transaction_entry import Draft, Entry
 from sparklog.errors import ErrorCode
 from sparklog.model import assert_never
+from sparklog.protocol.fields import MAX_ENTRIES
 
 #: Requests of one key that may wait; a Spark stage has some thousand tasks.
 MAX_QUEUED = 10_000
@@ -64,6 +65,8 @@ class TransactionSettings:
     producer_expiration_ms: int = 7 * 86_400_000
     sink_expiration_ms: int = 30 * 86_400_000
     once_expiration_ms: int = 3_600_000
+    #: Keys of this coordinator.
+    max_keys: int = 1_000_000
 
 
 class Transactions(CoordinatorCore[Entry, Draft]):
@@ -117,11 +120,25 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
     # --- questions -------------------------------------------------------------------------------------------------
 
-    def entries(self) -> Iterable[tuple[str, Transaction, dict[int, Participant], int]]:
-        """For people: key, transaction, participants, and until when a sign of life is due (ms; 0: nothing open)."""
-        for entry in self._entries.values():
-            due = self._due_ms(entry) if entry.transaction.state == OPEN else 0
-            yield entry.key, entry.transaction, entry.participants, due
+    def entries(self) -> Iterator[tuple[str, Transaction, dict[int, Participant], int]]:
+        """Yield each key with its ``entry``."""
+        for key in self.names():
+            found = self.entry(key)
+            assert found is not None, key
+            yield key, *found
+
+    def names(self) -> list[str]:
+        """Return all keys, in order."""
+        return sorted(self._entries)
+
+    def entry(self, key: str) -> tuple[Transaction, dict[int, Participant], int] | None:
+        """Return the description of a key: its transaction, the participants, and until when a sign of life is due
+        (ms; 0: nothing open). None: there is no such key."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        due = self._due_ms(entry) if entry.transaction.state == OPEN else 0
+        return entry.transaction, entry.participants, due
 
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
         """Those of ``producer_ids`` that take part in something open, or being ended; with its key."""
@@ -141,6 +158,13 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         known = self._entries.get(request.key)
         if known is None and not isinstance(request, BeginRequested | SettleRequested | EndRequested):
             self._answer(request.ticket, Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: nothing is open"))
+            return
+        if known is None and len(self._entries) >= self._settings.max_keys:
+            detail = (
+                f"{request.key!r} is new, and its coordinator has {len(self._entries)} transactional ids, at most "
+                f"{self._settings.max_keys} expected (transactional.ids.max): wait until idle ones expire, or raise it"
+            )
+            self._answer(request.ticket, Refused(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail))
             return
         entry = known or self._entry(request.key, now_ms)
         begins = len(entry.begins) if isinstance(request, BeginRequested | SettleRequested) else 0
@@ -254,6 +278,10 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if refusal is None and not now.numbered and request.producer_id != now.producer_id:
             detail = f"{entry.key}: producer {request.producer_id} found, {now.producer_id} has this transaction"
             refusal = Refused(ErrorCode.INVALID_PRODUCER_EPOCH, detail)
+        offsets = now.offsets
+        if refusal is None and request.offsets:
+            offsets = transaction_end.with_offsets(offsets, request.group, request.offsets)
+            refusal = _too_many(entry.key, sum(len(found) for _, found in offsets))
         if refusal is not None:
             self._answer(request.ticket, refusal)
             return draft
@@ -268,9 +296,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if added or request.producer_id not in joined:
             draft.participants[request.producer_id] = participant.with_places(added)
         if request.offsets:
-            draft.transaction = replace(
-                now, offsets=transaction_end.with_offsets(now.offsets, request.group, request.offsets)
-            )
+            draft.transaction = replace(now, offsets=offsets)
         draft.answers.append(Answer(request.ticket, Done()))
         return draft
 
@@ -467,6 +493,15 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
 def _fenced(key: str, run: str) -> Refused:
     return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"{key}: a later run has fenced run {run}, or its time was up")
+
+
+def _too_many(key: str, count: int) -> Refused | None:
+    """Return the refusal of more offsets than one transaction may send. All of them are one record, and are handed over
+    in one request."""
+    if count <= MAX_ENTRIES:
+        return None
+    detail = f"{key}: {count} offsets sent with one transaction, at most {MAX_ENTRIES} expected"
+    return Refused(ErrorCode.INVALID_REQUEST, detail)
 
 
 def _is_in_the_way(now: Transaction, request: SettleRequested) -> bool:

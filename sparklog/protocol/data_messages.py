@@ -9,7 +9,18 @@ from __future__ import annotations
 import msgspec
 
 from sparklog.model import NO_EPOCH, NO_LEADER, BrokerEndpoint, Int31, Replicas, TopicSchema
-from sparklog.protocol.fields import Columns, Entries, KeyIds, Listed, Message, Name, Settings, Token
+from sparklog.protocol.fields import (
+    Columns,
+    Entries,
+    KeyIds,
+    Listed,
+    Message,
+    Name,
+    PeerEntries,
+    Plain,
+    Settings,
+    Token,
+)
 
 #: ``ListOffsetsPartition.timestamp_us`` for the ends of the log. Source: Kafka ListOffsets (-1 latest, -2 earliest).
 LATEST = -1
@@ -80,7 +91,7 @@ class Metadata(Message, frozen=True, tag="metadata"):
     """``topics`` None asks for all, internal ones only with ``internal``. Without ``schemas`` the topics' schema bytes
     are left out. ``start``: the ``next`` of a reply that held only a piece."""
 
-    topics: Entries[str] | None = None
+    topics: Plain[str] | None = None
     schemas: bool = True
     internal: bool = False
     start: tuple[str, int] | None = None
@@ -195,7 +206,8 @@ class Fetch(Message, frozen=True, tag="fetch"):
     """``replica_id`` CONSUMER for clients; a follower names itself and its incarnation.
 
     Sessions (Source: KIP-227): ``session_epoch`` -1 is sessionless; 0 asks for a new session with ``partitions``
-    as its content; later epochs count up by one and name only changed partitions; ``forgotten`` leave the session.
+    as its content; later epochs count up by one and name only changed partitions; ``forgotten`` leave the session. A
+    consumer names ``MAX_ENTRIES`` partitions at most.
     """
 
     replica_id: int
@@ -206,8 +218,8 @@ class Fetch(Message, frozen=True, tag="fetch"):
     isolation: int  #: 0 read uncommitted (below the high watermark), 1 read committed (below the last stable offset)
     session_id: int
     session_epoch: int
-    partitions: Entries[FetchPartition]
-    forgotten: Entries[tuple[str, int]] = ()
+    partitions: PeerEntries[FetchPartition]
+    forgotten: PeerEntries[tuple[str, int]] = ()
 
 
 class AbortedRange(msgspec.Struct, frozen=True, array_like=True):

@@ -10,11 +10,19 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-#: Topics or partitions one request may name. Each costs the broker some microseconds of its only thread, and a request
-#: is dealt with in one go: a million of them would look like a broker that hangs. Refused before they are decoded.
-MAX_ENTRIES = 100_000
+#: Partitions that one request of a client may name. To decode them, to deal with each and to encode the results takes
+#: the broker's only thread some 30 ms. Kafka's controllers refuse more in one request, too.
+MAX_ENTRIES = 10_000
+#: Entries that a client puts into one request: as many fit into a header however long the topics' names are.
+IN_ONE_REQUEST = 5_000
 _T = TypeVar("_T")
 Entries = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
+#: Names or numbers, which take some nanoseconds each.
+MAX_PLAIN = 100_000
+Plain = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_PLAIN)]
+#: Entries of a request that brokers send as well. Where a client sends it, its handler checks ``MAX_ENTRIES``.
+MAX_PEER_ENTRIES = 100_000
+PeerEntries = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_PEER_ENTRIES)]
 #: Columns of one topic, and schemas that it has had: more do not fit into the largest schema or the topic's record.
 MAX_COLUMNS = 10_000
 Columns = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_COLUMNS)]

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from sparklog.model import NO_EPOCH
-from sparklog.protocol.fields import Entries, Listed, Message, Name, PartitionResult
+from sparklog.protocol.fields import Entries, Listed, Message, Name, PartitionResult, PeerEntries, Plain
 
 #: ``Heartbeat.member_epoch`` of who joins, who leaves, and who leaves but is expected back under its instance id.
 JOIN, LEAVE, LEAVE_STATIC = 0, -1, -2
@@ -28,10 +28,11 @@ class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
 class CommitOffsets(Message, frozen=True, tag="commit_offsets"):
     """Set a group's offsets. Answered when they are committed. ``transaction`` (key and decision number) when a
     transaction's coordinator hands over what was sent with it: repeating one is doing it once. ``member_id`` and
-    ``member_epoch`` of who reads these partitions; empty: nobody may be a member then."""
+    ``member_epoch`` of who reads these partitions; empty: nobody may be a member then. A client names ``MAX_ENTRIES``
+    offsets at most."""
 
     group: Name
-    offsets: Entries[GroupOffset]
+    offsets: PeerEntries[GroupOffset]
     transaction: tuple[str, int] | None = None
     member_id: Name = ""
     member_epoch: int = NO_EPOCH
@@ -79,7 +80,7 @@ class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
 
     topic: Name
     topic_id: Name
-    partitions: Entries[int]
+    partitions: Plain[int]
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from sparklog.model import BrokerEndpoint, Int31
-from sparklog.protocol.fields import Entries, Listed, Message, Name, PartitionResult
+from sparklog.protocol.fields import Entries, Listed, Message, Name, PartitionResult, PeerEntries, Plain
 from sparklog.protocol.group_messages import GroupOffset
 
 
@@ -111,7 +111,7 @@ class EndTransaction(Message, frozen=True, tag="end_transaction"):
     run_id: Name
     version: int
     commit: bool
-    winners: Entries[int]
+    winners: Plain[int]
     timeout_ms: int
     turn: int = 0
 
@@ -180,8 +180,8 @@ class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
 
     topic: str
     partition: int
-    committed: Entries[tuple[int, int]]
-    aborted: Entries[tuple[int, int]]
+    committed: PeerEntries[tuple[int, int]]
+    aborted: PeerEntries[tuple[int, int]]
     topic_id: str = ""
     coordinator: Int31 = -1
     coordinator_epoch: Int31 = -1
@@ -190,7 +190,7 @@ class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
 class WriteMarkers(Message, frozen=True, tag="write_markers"):
     """A coordinator tells a leader durable decisions. Writing one twice is writing it once."""
 
-    markers: Entries[TransactionMarker]
+    markers: PeerEntries[TransactionMarker]
 
 
 class WriteMarkersReply(Message, frozen=True, tag="write_markers_reply"):
@@ -202,7 +202,7 @@ class WriteMarkersReply(Message, frozen=True, tag="write_markers_reply"):
 class ListParticipants(Message, frozen=True, tag="list_participants"):
     """Which of these producer ids take part in transactions that this broker coordinates?"""
 
-    producer_ids: Entries[int]
+    producer_ids: Plain[int]
 
 
 class ListParticipantsReply(Message, frozen=True, tag="list_participants_reply"):

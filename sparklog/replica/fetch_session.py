@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.protocol.messages import CONSUMER, Fetch, FetchedPartition, FetchPartition, FetchReply
+from sparklog.protocol.messages import CONSUMER, MAX_ENTRIES, Fetch, FetchedPartition, FetchPartition, FetchReply
 
 #: (topic, partition)
 Key = tuple[str, int]
@@ -136,6 +136,14 @@ class FetchContext(msgspec.Struct, frozen=True):
         return FetchReply(cid, ErrorCode.NONE, session.session_id, tuple(said))
 
 
+def _wanted_after(fetch: Fetch, session: FetchSession) -> int:
+    """Return how many partitions the session holds with the partitions that the request names, at most."""
+    if len(session.wanted) + len(fetch.partitions) <= MAX_ENTRIES:
+        return len(session.wanted) + len(fetch.partitions)
+    named = {(wanted.topic, wanted.partition) for wanted in fetch.partitions}
+    return len((session.wanted.keys() - set(fetch.forgotten)) | named)
+
+
 class SessionCache:
     """All sessions of one broker. Followers' are never given up for consumers'. ``first_id`` should differ from one
     process to the next, so that a session of an earlier one is not mistaken for a new one."""
@@ -186,6 +194,10 @@ class SessionCache:
                     f"{self._partitions} partitions are held by sessions and more named, at most "
                     f"{self._max_partitions} expected"
                 )
+                self.close(session.session_id)
+                raise BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
+            if fetch.replica_id == CONSUMER and _wanted_after(fetch, session) > MAX_ENTRIES:
+                detail = f"a consumer's session that would hold over {MAX_ENTRIES} partitions"
                 self.close(session.session_id)
                 raise BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
         if session is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,7 @@ from sparklog.broker.replication.leader_and_isr import handle_control_update
 from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition
-from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply
+from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, TopicChange
 from tests.broker.support import broker_state
 
 
@@ -65,6 +66,8 @@ class Replica:
     def __init__(self) -> None:
         self.told: list[object] = []
         self.tp = TopicPartition("t", 0)
+        self.topic_id = "t-id"
+        self.stopped = False
 
     def step(self, event: object) -> None:
         self.told.append(event)
@@ -100,6 +103,49 @@ def test_thousands_of_replicas_are_told_of_brokers_in_several_turns(broker: Brok
     assert [turn for turn in dict.fromkeys(turns) if turn] == [100, 200, 300], "and the rest with the answer"
     assert all(len(replica.told) == 1 for replica in hosted)
     assert [answer.code for answer in answers.given] == [ErrorCode.NONE]
+
+
+class Topic(Hosted):
+    """All replicas of one topic, which are dropped and tuned."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(Replica() for _ in range(count))
+        self.dropped: list[Replica] = []
+        self.tuned: list[Replica] = []
+
+    def unclaimed_logs(self) -> list[Any]:
+        return []
+
+    def drop(self, replica: Replica) -> None:
+        self.dropped.append(replica)
+
+    def retune(self, replica: Replica, topic: object) -> bool:
+        self.tuned.append(replica)
+        return False
+
+
+@pytest.mark.parametrize("what", ["deleted", "changed"])
+def test_thousands_of_replicas_of_one_topic_change_in_several_turns(broker: BrokerState, what: str) -> None:
+    hosted = Topic(350)
+    broker.partitions = cast(Any, hosted)
+    broker.registry = cast(Any, SimpleNamespace(vouch=lambda: None))
+    answers = Answers()
+    topic = TopicChange("t", "t-id", (), (), None, {})
+    topics, deleted = ((topic,), ()) if what == "changed" else ((), (("t", "t-id"),))
+
+    async def test() -> list[int]:
+        request = ControlUpdate(0, "c", 7, 4, False, None, topics, (), deleted, sequence=1)
+        handle_control_update(broker, answers, request, memoryview(b""))  # type: ignore[arg-type]
+        done = []
+        while not answers.given:
+            done.append(len(hosted.dropped) + len(hosted.tuned))
+            await asyncio.sleep(0)
+        await broker.end_tasks()
+        return done
+
+    done = asyncio.run(test())
+    assert len(set(done)) > 3 and len(hosted.dropped) + len(hosted.tuned) == 350
+    assert max(after - before for before, after in pairwise(done)) <= 100
 
 
 def test_what_was_said_to_an_earlier_incarnation_relieves_no_later_one(broker: BrokerState) -> None:

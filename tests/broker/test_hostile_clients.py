@@ -16,6 +16,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicSchema
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.connection import hello
+from sparklog.protocol.fields import MAX_PLAIN
 from sparklog.protocol.frames import encode_frame
 from sparklog.protocol.messages import (
     CONSUMER,
@@ -148,7 +149,7 @@ def test_a_second_hello_changes_nothing(connection: BlockingConnection) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        Metadata(7, ("t",) * (MAX_ENTRIES + 1), False),
+        Metadata(7, ("t",) * (MAX_PLAIN + 1), False),
         ListOffsets(7, 0, (ListOffsetsPartition("", 0, -1),) * (MAX_ENTRIES + 1)),
         Fetch(7, CONSUMER, -1, 0, 1, 1, 0, 0, -1, (FetchPartition("", 0, "", -1, 0, 1),) * (MAX_ENTRIES + 1)),
         Fetch(7, CONSUMER, -1, 0, 1, 1, 0, 0, 0, (), (("", 0),) * (MAX_ENTRIES + 1)),

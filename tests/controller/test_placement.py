@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparklog.controller.placement import Assignment, Load, check_assignment, place
+from sparklog.controller.placement import MAX_NEW_PARTITIONS, Assignment, Load, check_assignment, check_new, place
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 
@@ -261,3 +261,11 @@ def test_a_bad_assignment_names_its_partition(assignment: tuple[tuple[int, ...],
         check_assignment(assignment, [endpoint(i) for i in range(3)])
     assert refused.value.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
     assert text in str(refused.value)
+
+
+def test_one_request_makes_a_bounded_number_of_partitions() -> None:
+    check_new(MAX_NEW_PARTITIONS)
+    with pytest.raises(BrokerError) as caught:
+        check_new(MAX_NEW_PARTITIONS + 1)
+    assert caught.value.code is ErrorCode.INVALID_PARTITIONS
+    assert str(MAX_NEW_PARTITIONS) in caught.value.detail and "more requests" in caught.value.detail

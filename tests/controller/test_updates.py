@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
 
-from sparklog.controller import outbox
-from sparklog.controller.effects import SendUpdate, WriteStates
+from sparklog.controller import outbox, partition_states
+from sparklog.controller.effects import Effect, SendUpdate, WriteStates
 from sparklog.controller.events import (
     BrokersRead,
+    Event,
+    StatesWritten,
+    Ticked,
     TopicRead,
     TopicSnapshot,
     UpdateAnswered,
     UpdateLost,
 )
+from sparklog.controller.placement import MAX_NEW_PARTITIONS
+from sparklog.controller.reassignments import moving_record
 from sparklog.errors import ErrorCode
 from sparklog.model import LeaderAndIsr, TopicPartition, VersionedState
 
@@ -184,6 +190,27 @@ def test_all_brokers_are_told_the_same_value_of_a_partition_until_it_changes() -
 # --- speed -------------------------------------------------------------------------------------------------------
 
 
+def steps(world: World, event: Event) -> tuple[list[Effect], float]:
+    """Let the core take an event, and look at all partitions that it concerns. Return what it orders, and the processor
+    time of the longest step.
+    """
+    effects: list[Effect] = []
+    longest_s = 0.0
+    while True:
+        began_s = time.thread_time()
+        effects += world.controller.step(event, world.now_ms)
+        longest_s = max(longest_s, time.thread_time() - began_s)
+        deadline_ms = world.controller.deadline_ms
+        if deadline_ms is None or deadline_ms > world.now_ms:
+            return effects, longest_s
+        event = Ticked()
+
+
+def written(effects: list[Effect]) -> StatesWritten:
+    writes = [write for effect in effects if isinstance(effect, WriteStates) for write in effect.writes]
+    return StatesWritten({write.tp: write.expected_version + 1 for write in writes})
+
+
 @pytest.mark.parametrize("partitions", [10_000])
 def test_ten_thousand_partitions_of_a_dead_broker_are_decided_in_well_below_a_second(partitions: int) -> None:
     # The world's own checks look at everything after every step: too slow here, so the core is driven by hand.
@@ -191,14 +218,59 @@ def test_ten_thousand_partitions_of_a_dead_broker_are_decided_in_well_below_a_se
     states = {p: VersionedState(LeaderAndIsr(a[0], 0, a, 1), 0, 1) for p, a in enumerate(assignment)}
     record = topic("t", *assignment)
     world = World(brokers=4)
-    for effect in world.controller.step(TopicRead(TopicSnapshot(record, states)), world.now_ms):
+    for effect in steps(world, TopicRead(TopicSnapshot(record, states)))[0]:
         assert isinstance(effect, SendUpdate)
         world.controller.step(UpdateAnswered(effect.broker.broker_id, effect.update_id, 0), world.now_ms)
     survivors = tuple(world.brokers[i] for i in (2, 3, 4))
     begun = time.process_time()
-    effects = world.controller.step(BrokersRead(survivors), world.now_ms)
+    effects, _ = steps(world, BrokersRead(survivors))
     took = time.process_time() - begun
-    [writes] = [effect.writes for effect in effects if isinstance(effect, WriteStates)]
+    writes = [write for effect in effects if isinstance(effect, WriteStates) for write in effect.writes]
     assert len(writes) == (partitions + 2) // 3
     assert any(isinstance(effect, SendUpdate) for effect in effects), "survivors learn of the death at once"
     assert took < 0.5
+
+
+def longest_step_s(event: str, assignment: tuple[tuple[int, ...], ...]) -> float:
+    """The processor time of the core's longest step when a topic is created, or all its partitions are moved."""
+    world = World(brokers=4)
+    record = topic("t", *assignment)
+    effects, longest_s = steps(world, TopicRead(TopicSnapshot(record, {}, 0)))
+    assert not [effect for effect in effects if isinstance(effect, SendUpdate)], "told before it has states"
+    told, _ = steps(world, written(effects))
+    updates = [effect for effect in told if isinstance(effect, SendUpdate)]
+    assert {len(effect.update.partitions) for effect in updates} == {len(assignment)}, "told of all in one update"
+    if event == "created":
+        return longest_s
+    for effect in updates:
+        steps(world, UpdateAnswered(effect.broker.broker_id, effect.update_id, 0))
+    moved = moving_record(record, dict.fromkeys(range(len(assignment)), (4, 2, 3)))
+    return steps(world, TopicRead(TopicSnapshot(moved, {}, 1)))[1]
+
+
+@pytest.mark.parametrize("event", ["created", "moved"])
+def test_partitions_of_one_request_are_looked_at_in_several_steps(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as one request may name. At a stretch they take three to four times as long as the longest step."""
+    assignment = tuple(((1, 2, 3), (2, 3, 1), (3, 1, 2))[p % 3] for p in range(MAX_NEW_PARTITIONS))
+    gc.disable()  # it examines mostly what other tests have left
+    try:
+        in_steps_s = min(longest_step_s(event, assignment) for _ in range(3))
+        monkeypatch.setattr(partition_states, "AT_ONCE", 1_000_000)
+        at_a_stretch_s = min(longest_step_s(event, assignment) for _ in range(3))
+    finally:
+        gc.enable()
+    assert in_steps_s < 0.7 * at_a_stretch_s
+
+
+def test_one_step_looks_at_some_partitions_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_states, "AT_ONCE", 2)
+    world = World(brokers=3)
+    record = topic("t", *[(1, 2, 3)] * 5)
+    found = []
+    event: Event = TopicRead(TopicSnapshot(record, {}, 0))
+    for _ in range(3):
+        effects = world.controller.step(event, world.now_ms)
+        found.append([len(effect.writes) for effect in effects if isinstance(effect, WriteStates)])
+        event = Ticked()
+    assert found == [[2], [2], [1]]
+    assert world.controller.deadline_ms is None or world.controller.deadline_ms > world.now_ms

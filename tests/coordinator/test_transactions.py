@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.coordinator.effects import Begun, Ended
+from sparklog.coordinator.effects import Begun, Ended, Refused
 from sparklog.coordinator.records import FENCED_KEPT
 from sparklog.coordinator.transactions import MAX_QUEUED, TransactionSettings
-from sparklog.protocol.messages import GroupOffset
+from sparklog.errors import ErrorCode
+from sparklog.protocol.messages import MAX_ENTRIES, GroupOffset
 from tests.coordinator.host import Host
 
 A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
@@ -332,6 +333,56 @@ def test_keys_are_forgotten_when_nobody_uses_them() -> None:
     assert not len(host.core)
     host.crash()
     assert not len(host.core), "a forgotten key came back from the log"
+
+
+def test_a_transaction_sends_a_bounded_number_of_offsets(host: Host) -> None:
+    producer = opened(host)
+    offsets = tuple(GroupOffset("t", number, 5) for number in range(MAX_ENTRIES))
+    taken = host.add("k", "r1", producer, group="g", offsets=offsets)
+    host.settle()
+    again = host.add("k", "r1", producer, group="g", offsets=offsets[:10])
+    more = host.add("k", "r1", producer, group="other", offsets=offsets[:1])
+    host.settle()
+    assert [host.code(ticket) for ticket in (taken, again, more)] == ["Done", "Done", "INVALID_REQUEST"]
+    end = host.end("k", "r1", -1, producer)
+    host.settle()
+    assert host.answers[end] == Ended(True)
+
+
+def test_a_new_key_beyond_the_bound_is_refused() -> None:
+    host = Host(TransactionSettings(max_keys=2))
+    opened(host, key="a")
+    producer = opened(host, key="b")
+    for refused in (host.begin("c", "r1", -1), host.settle_version("c", "r1"), host.end("c", "r1", 3)):
+        refusal = host.answers[refused]
+        assert isinstance(refusal, Refused) and refusal.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+        assert "transactional.ids.max" in refusal.detail and "'c'" in refusal.detail
+    host.add("b", "r1", producer, A0)
+    end = host.end("b", "r1", -1, producer)
+    host.settle()
+    assert host.answers[end] == Ended(True), "known keys go on"
+    assert len(host.core) == 2
+
+
+def test_a_forgotten_key_makes_room_for_another() -> None:
+    host = Host(TransactionSettings(max_keys=1, once_expiration_ms=1))
+    opened(host, key="write:x", version=0)
+    assert isinstance(host.answers[host.begin("write:y", "r1", 0)], Refused)
+    host.end("write:x", "r1", 0)
+    host.settle()
+    host.tick(100_000)
+    host.settle()
+    opened(host, key="write:y", version=0)
+
+
+def test_keys_that_the_log_holds_are_all_read() -> None:
+    """The bound may have been lowered since."""
+    host = Host(TransactionSettings(max_keys=3))
+    for key in ("a", "b", "c"):
+        opened(host, key=key)
+    host.settings = TransactionSettings(max_keys=1)
+    host.crash()
+    assert len(host.core) == 3
 
 
 def test_the_log_is_bounded_by_writing_anew_what_is_live(host: Host) -> None:

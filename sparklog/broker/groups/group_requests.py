@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Set
+import heapq
+import itertools
+import operator
+from collections.abc import Callable, Generator, Iterable, Set
 
 import msgspec
 
+from sparklog.broker.groups.group_host import GroupHost
 from sparklog.broker.requests.delayed_replies import answer_later
-from sparklog.broker.requests.slices import Steps, answer_failure
+from sparklog.broker.requests.slices import Steps, answer_failure, answer_in_slices
 from sparklog.broker.state import BrokerState
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.effects import Assigned, Done, Outcome, Refused
@@ -17,7 +21,7 @@ from sparklog.coordinator.group_records import About
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.fields import MAX_ENTRIES
+from sparklog.protocol.fields import MAX_ENTRIES, MAX_PLAIN
 from sparklog.protocol.messages import (
     Ack,
     CommitOffsets,
@@ -49,6 +53,9 @@ def handle_commit_offsets(
     """What a transaction hands over is taken as it is: its topics may be gone, but its decision stands."""
     if request.transaction is not None:
         broker.access.require(connection, Sender.BROKER, "CommitOffsets of a transaction")
+    elif len(request.offsets) > MAX_ENTRIES:
+        detail = f"{len(request.offsets)} offsets found in one request, at most {MAX_ENTRIES} expected"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
     work = _commit(broker, connection, request)
     broker.slices.run(connection, work, lambda error: answer_failure(connection, request, error))
 
@@ -227,8 +234,8 @@ def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request:
 def _check_sizes(request: Heartbeat) -> None:
     """What is kept of a member, and written, stays small beside one append. Raises BrokerError INVALID_REQUEST."""
     owned = sum(len(found.partitions) for found in request.owned)
-    if owned > MAX_ENTRIES:
-        detail = f"{owned} partitions found that a member owns, {MAX_ENTRIES} at most expected"
+    if owned > MAX_PLAIN:
+        detail = f"{owned} partitions found that a member owns, {MAX_PLAIN} at most expected"
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
     if len(request.topics) > MAX_TOPICS:
         detail = f"{len(request.topics)} topics found, {MAX_TOPICS} at most expected: name a pattern"
@@ -273,11 +280,21 @@ def handle_delete_group(
 def handle_list_groups(
     broker: BrokerState, connection: ServerConnection, request: ListGroups, body: memoryview
 ) -> None:
-    found = [
-        (name, *host.groups.summary(name))
-        for host in broker.coordinators.groups.all_ready()
-        for name in host.groups.names()
-    ]
-    found.sort()
-    names, states = tuple(one[0] for one in found), tuple(one[1:] for one in found)
-    connection.reply(ListGroupsReply(request.cid, names, states))
+    answer_in_slices(broker.slices, connection, request, _list_groups(broker, request.cid))
+
+
+def _list_groups(broker: BrokerState, cid: int) -> Generator[None, None, Reply]:
+    """There may be hundreds of thousands. Those of each coordinator are in order."""
+    listings: list[Iterable[tuple[str, GroupHost]]] = []
+    for host in broker.coordinators.groups.all_ready():
+        if broker.slices.over():
+            yield
+        listings.append(zip(host.groups.names(), itertools.repeat(host), strict=False))
+    names: list[str] = []
+    states: list[tuple[str, int]] = []
+    for name, host in heapq.merge(*listings, key=operator.itemgetter(0)):
+        if broker.slices.over():
+            yield
+        names.append(name)
+        states.append(host.groups.summary(name))
+    return ListGroupsReply(cid, tuple(names), tuple(states))

@@ -41,8 +41,9 @@ def handle_control_update(
 ) -> None:
     broker.access.require_controller(connection, request.controller_epoch)
     early = request.incarnation > broker.incarnation
-    # A changed list of brokers is every replica's concern.
-    concerned = max(len(request.partitions), len(broker.partitions) if request.brokers is not None else 0)
+    # A changed list of brokers is every replica's concern. A changed or deleted topic may have most of the partitions.
+    all_concerned = request.brokers is not None or request.topics or request.deleted
+    concerned = max(len(request.partitions), len(broker.partitions) if all_concerned else 0)
     if request.full:
         concerned = max(concerned, len(broker.partitions.unclaimed_logs()))
     if early or broker.control_turn.locked() or concerned > _SLICE:
@@ -98,8 +99,8 @@ def _carry_out(broker: BrokerState, connection: ServerConnection, request: Contr
         failed += _decide(broker, request.partitions[first : first + _SLICE])
         broker.counters["control.slices"] += 1
         yield
-    _retune(broker, request)
-    _delete(broker, request)
+    yield from _retune(broker, request)
+    yield from _delete(broker, request)
     if request.full:
         yield from _drop_stale(broker, request)
     broker.metadata_changed()
@@ -232,7 +233,7 @@ def _let_go(broker: BrokerState, tp: TopicPartition) -> None:
         broker.partitions.drop_log(tp, keep=detail)
 
 
-def _retune(broker: BrokerState, update: ControlUpdate) -> None:
+def _retune(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
     """Hand changed schemas and settings to replicas that no decision named."""
     changed: dict[str, CachedTopic] = {}
     for change in update.topics:
@@ -241,9 +242,13 @@ def _retune(broker: BrokerState, update: ControlUpdate) -> None:
             changed[change.name] = topic
     if not changed:
         return
+    retuned = 0
     for partition in broker.partitions:
         topic = changed.get(partition.tp.topic)
-        if topic is not None and topic.change.topic_id == partition.topic_id:
+        if topic is not None and topic.change.topic_id == partition.topic_id and not partition.stopped:
+            retuned += 1
+            if retuned % _SLICE == 0:
+                yield
             try:
                 settings_changed = broker.partitions.retune(partition, topic)
             except BrokerError as error:
@@ -254,16 +259,18 @@ def _retune(broker: BrokerState, update: ControlUpdate) -> None:
                 partition.step(_decided(broker, known, topic))  # min.insync.replicas may be another one
 
 
-def _delete(broker: BrokerState, update: ControlUpdate) -> None:
+def _delete(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
     if not update.deleted:
         return
     gone = set(update.deleted)
     for partition in broker.partitions:
-        if (partition.tp.topic, partition.topic_id) in gone:
+        if (partition.tp.topic, partition.topic_id) in gone and not partition.stopped:
             broker.partitions.drop(partition)
+            yield
     for log in broker.partitions.unclaimed_logs():
         if (log.tp.topic, log.topic_id) in gone:
             broker.partitions.drop_log(log.tp)
+            yield
 
 
 def _drop_stale(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:

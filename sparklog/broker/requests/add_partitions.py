@@ -7,6 +7,7 @@ may go to another partition than before.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,9 +15,17 @@ from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.lifecycle.broker_load import load
 from sparklog.broker.requests.delayed_replies import answer_later, until_led
 from sparklog.broker.state import BrokerState
-from sparklog.controller.placement import MAX_PARTITIONS, Placement, check_assignment, place
+from sparklog.controller.placement import (
+    FEW_PARTITIONS,
+    MAX_PARTITIONS,
+    Load,
+    Placement,
+    check_assignment,
+    check_new,
+    place,
+)
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import TopicRecord
+from sparklog.model import BrokerEndpoint, TopicRecord
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import CreatePartitions, CreateTopicReply, Reply
 
@@ -33,16 +42,19 @@ async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> 
     # Every key would belong to another coordinator than the one that holds its state.
     refuse_internal(request.topic, "not extended")
     placed: Placement | None = None
+    carried = load(broker)
 
     def grown(record: TopicRecord) -> TopicRecord:
         nonlocal placed
         before = len(record.assignment)
         if placed is not None and record.assignment[before - len(placed.assignment) :] == placed.assignment:
             return record  # written by an attempt whose answer was lost
-        placed = _placement(broker, request, record)
+        placed = _placement(broker.cache.brokers, request, record, carried)
         return msgspec.structs.replace(record, assignment=record.assignment + placed.assignment)
 
-    record = await broker.registry.change_topic(request.topic, grown)
+    known = broker.cache.topic(request.topic)
+    added = request.partitions - len(known.partitions) if known is not None else request.partitions
+    record = await broker.registry.change_topic(request.topic, grown, in_thread=added > FEW_PARTITIONS)
     if record is None or placed is None:
         raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.topic!r} is there")
     _log.info("topic %s has %d partitions now", record.name, len(record.assignment))
@@ -55,7 +67,9 @@ async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> 
     return CreateTopicReply(request.cid, record.topic_id, placed.warning)
 
 
-def _placement(broker: BrokerState, request: CreatePartitions, record: TopicRecord) -> Placement:
+def _placement(
+    brokers: Sequence[BrokerEndpoint], request: CreatePartitions, record: TopicRecord, carried: Load
+) -> Placement:
     """Replicas for the partitions that ``record`` lacks.
 
     Raises:
@@ -69,18 +83,13 @@ def _placement(broker: BrokerState, request: CreatePartitions, record: TopicReco
             f"expected {before + 1} to {MAX_PARTITIONS}",
         )
     added = request.partitions - before
+    check_new(added)
     if not request.assignment:
-        return place(
-            broker.cache.brokers,
-            partitions=added,
-            replication_factor=factor,
-            load=load(broker),
-            beside=record.assignment,
-        )
+        return place(brokers, partitions=added, replication_factor=factor, load=carried, beside=record.assignment)
     if len(request.assignment) != added or len(request.assignment[0]) != factor:
         raise BrokerError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"found replicas for {len(request.assignment)} partitions, {len(request.assignment[0])} each; expected "
             f"them for {added}, {factor} each",
         )
-    return check_assignment(request.assignment, broker.cache.brokers)
+    return check_assignment(request.assignment, brokers)

@@ -3,41 +3,52 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
 import sparklog
 from sparklog.broker.replication.partition import Partition
+from sparklog.broker.requests.slices import answer_in_slices
 from sparklog.broker.state import BrokerState
 from sparklog.config import in_force
 from sparklog.model import NO_EPOCH
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, ReplicaDescription
+from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, ReplicaDescription, Reply
 from sparklog.storage.log import Log
 
 
 def handle_describe_broker(
     broker: BrokerState, connection: ServerConnection, request: DescribeBroker, body: memoryview
 ) -> None:
-    replicas = [_describe(partition) for partition in sorted(broker.partitions, key=lambda hosted: hosted.tp)]
-    replicas += [_describe_log(log) for log in broker.partitions.unclaimed_logs()]
+    answer_in_slices(broker.slices, connection, request, _describe_broker(broker, connection, request.cid))
+
+
+def _describe_broker(broker: BrokerState, connection: ServerConnection, cid: int) -> Generator[None, None, Reply]:
+    replicas: list[ReplicaDescription] = []
+    for partition in sorted(broker.partitions, key=lambda hosted: hosted.tp):
+        if broker.slices.over():
+            yield
+        replicas.append(_describe(partition))
+    for log in broker.partitions.unclaimed_logs():
+        if broker.slices.over():
+            yield
+        replicas.append(_describe_log(log))
     queued, most_queued = connection.server_queue
-    connection.reply(
-        DescribeBrokerReply(
-            request.cid,
-            broker.broker_id,
-            broker.incarnation,
-            os.getpid(),
-            getattr(sparklog, "__version__", "0"),
-            broker.log_dir,
-            broker.state,
-            tuple(replicas),
-            {
-                **broker.counters,
-                "requests.queued.bytes": queued,
-                "requests.queued.bytes.max": most_queued,
-                "producer.ids": broker.partitions.directory.producer_ids,
-            },
-            in_force(broker.config),
-        )
+    return DescribeBrokerReply(
+        cid,
+        broker.broker_id,
+        broker.incarnation,
+        os.getpid(),
+        getattr(sparklog, "__version__", "0"),
+        broker.log_dir,
+        broker.state,
+        tuple(replicas),
+        {
+            **broker.counters,
+            "requests.queued.bytes": queued,
+            "requests.queued.bytes.max": most_queued,
+            "producer.ids": broker.partitions.directory.producer_ids,
+        },
+        in_force(broker.config),
     )
 
 

@@ -25,7 +25,7 @@ from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
+from sparklog.protocol.messages import CONSUMER, MAX_ENTRIES, Fetch, FetchPartition, FetchReply
 from sparklog.replica.effects import ServeFetch
 from sparklog.replica.events import FollowerFetched
 from sparklog.replica.fetch_session import Key, SessionCache
@@ -170,6 +170,10 @@ class Fetches:
             admitted = self._admitted.get(replica_id)
             if admitted is None or admitted[0] is not connection or admitted[1] != request.incarnation:
                 self._admit(connection, replica_id, request.incarnation)
+        elif len(request.partitions) > MAX_ENTRIES or len(request.forgotten) > MAX_ENTRIES:
+            found = max(len(request.partitions), len(request.forgotten))
+            detail = f"{found} partitions found in a consumer's fetch, at most {MAX_ENTRIES} expected"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
         earlier = self._waiting.get(request.session_id) if request.session_id > 0 else None
         if earlier is not None:
             # The fetcher has changed its mind about what it wants; the older request must not hold up the newer.

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 import msgspec
 
 from sparklog.broker.requests.delayed_replies import answer_later, until_told
+from sparklog.broker.requests.slices import answer_in_slices
 from sparklog.broker.state import BrokerState
 from sparklog.controller.placement import shared_hosts
 from sparklog.errors import BrokerError, ErrorCode
@@ -49,20 +50,27 @@ def handle_alter_reassignments(
 def handle_list_reassignments(
     broker: BrokerState, connection: ServerConnection, request: ListReassignments, body: memoryview
 ) -> None:
-    moves = tuple(
-        ReassignmentStatus(
-            tp.topic,
-            tp.partition,
-            move.target,
-            move.original,
-            replicas=move.replicas,
-            isr=move.state.isr,
-            leader=move.state.leader,
-            throttle_bytes=move.throttle_bytes,
+    answer_in_slices(broker.slices, connection, request, _list(broker, request.cid))
+
+
+def _list(broker: BrokerState, cid: int) -> Generator[None, None, Reply]:
+    moves: list[ReassignmentStatus] = []
+    for tp, move in sorted(broker.cache.moving.items()):
+        if broker.slices.over():
+            yield
+        moves.append(
+            ReassignmentStatus(
+                tp.topic,
+                tp.partition,
+                move.target,
+                move.original,
+                replicas=move.replicas,
+                isr=move.state.isr,
+                leader=move.state.leader,
+                throttle_bytes=move.throttle_bytes,
+            )
         )
-        for tp, move in sorted(broker.cache.moving.items())
-    )
-    connection.reply(ListReassignmentsReply(request.cid, moves))
+    return ListReassignmentsReply(cid, tuple(moves))
 
 
 async def _alter(broker: BrokerState, request: AlterReassignments) -> Reply:

@@ -45,22 +45,30 @@ class TransactionHost(CoordinatorRuntime):
         """As ``Transactions.participants``."""
         return self._transactions.participants(producer_ids)
 
-    def describe(self) -> Iterator[TransactionDescription]:
-        for key, now, participants, due_ms in self._transactions.entries():
-            yield TransactionDescription(
-                key,
-                now.state,
-                now.run_id,
-                now.run,
-                now.version,
-                now.last_version,
-                now.began_ms,
-                due_ms,
-                tuple(
-                    (producer_id, participant.epoch, _partitions(participant))
-                    for producer_id, participant in sorted(participants.items())
-                ),
-            )
+    def names(self) -> list[str]:
+        """Return the keys that this coordinator has, in order."""
+        return self._transactions.names()
+
+    def describe(self, key: str) -> TransactionDescription | None:
+        """Describe a key for people. None: it is gone."""
+        entry = self._transactions.entry(key)
+        if entry is None:
+            return None
+        now, participants, due_ms = entry
+        return TransactionDescription(
+            key,
+            now.state,
+            now.run_id,
+            now.run,
+            now.version,
+            now.last_version,
+            now.began_ms,
+            due_ms,
+            tuple(
+                (producer_id, participant.epoch, _partitions(participant))
+                for producer_id, participant in sorted(participants.items())
+            ),
+        )
 
 
 def _partitions(participant: Participant) -> tuple[tuple[str, int], ...]:
@@ -72,4 +80,5 @@ def _settings(config: BrokerConfig) -> TransactionSettings:
         max_timeout_ms=config.transaction_max_timeout_ms,
         producer_expiration_ms=config.transactional_id_expiration_ms,
         sink_expiration_ms=config.sink_id_expiration_ms,
+        max_keys=max(1, config.transactional_ids_max // config.transaction_partitions),
     )

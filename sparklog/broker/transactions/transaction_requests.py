@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Generator
 
 from sparklog.broker.groups.group_requests import below_zero
 from sparklog.broker.requests.delayed_replies import limit_s
+from sparklog.broker.requests.slices import answer_in_slices
 from sparklog.broker.state import BrokerState
 from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.coordinator import events
@@ -30,6 +32,7 @@ from sparklog.protocol.messages import (
     SettleVersion,
     SettleVersionReply,
     TouchTransaction,
+    TransactionDescription,
     VerifyTransaction,
     VerifyTransactionReply,
 )
@@ -220,8 +223,27 @@ def handle_abort_transaction(
 def handle_list_transactions(
     broker: BrokerState, connection: ServerConnection, request: ListTransactions, body: memoryview
 ) -> None:
-    found = [described for host in broker.coordinators.transactions.all_ready() for described in host.describe()]
-    connection.reply(ListTransactionsReply(request.cid, tuple(sorted(found, key=lambda one: one.key))))
+    answer_in_slices(broker.slices, connection, request, _list_transactions(broker, request.cid))
+
+
+def _list_transactions(broker: BrokerState, cid: int) -> Generator[None, None, Reply]:
+    """There may be hundreds of thousands. Those of each coordinator are put in order by themselves."""
+    listings: list[list[TransactionDescription]] = []
+    for host in broker.coordinators.transactions.all_ready():
+        found: list[TransactionDescription] = []
+        for key in host.names():
+            if broker.slices.over():
+                yield
+            described = host.describe(key)
+            if described is not None:
+                found.append(described)
+        listings.append(found)
+    together: list[TransactionDescription] = []
+    for described in heapq.merge(*listings, key=lambda one: one.key):
+        if broker.slices.over():
+            yield
+        together.append(described)
+    return ListTransactionsReply(cid, tuple(together))
 
 
 def _answering(connection: ServerConnection, cid: int) -> Callable[[Outcome], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster, no_leader
+from sparklog.client.cluster.request_pieces import pieces
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import DeleteRecords, DeleteRecordsPartition, DeleteRecordsReply
@@ -27,7 +28,8 @@ def delete_records(
             try:
                 if broker_id is None:
                     raise no_leader(link.metadata, group[0])
-                _ask_one(link, broker_id, group, before=before, done=done)
+                for piece in pieces(group):
+                    _ask_one(link, broker_id, piece, before=before, done=done)
             except BrokerError as error:  # noqa: PERF203 - the other leaders are asked all the same
                 if not error.retriable:
                     raise

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.blocking_coordinator import GROUP, BlockingCoordinator, ask_all_brokers
+from sparklog.client.cluster.request_pieces import pieces
 from sparklog.errors import BrokerError
 from sparklog.model import INTERNAL_PREFIX, TopicPartition
 from sparklog.protocol.messages import (
@@ -40,13 +41,18 @@ def commit_offsets(
         BrokerError: of the first partition refused; the others are set.
         ClientTimeout: no coordinator answered in time; they may have been set.
     """
-    request, coordination = CommitOffsets(0, group, tuple(offsets)), BlockingCoordinator(link)
+    coordination = BlockingCoordinator(link)
 
     def attempt() -> None:
-        reply = coordination.ask_once(GROUP, group, request, CommitOffsetsReply)
-        for result in reply.results:
-            if result.code:
-                raise BrokerError(result.code, result.detail or f"group {group!r}, {result.topic}-{result.partition}")
+        refused: BrokerError | None = None
+        for piece in pieces(offsets):
+            request = CommitOffsets(0, group, tuple(piece))
+            for result in coordination.ask_once(GROUP, group, request, CommitOffsetsReply).results:
+                if result.code and refused is None:
+                    place = f"group {group!r}, {result.topic}-{result.partition}"
+                    refused = BrokerError(result.code, result.detail or place)
+        if refused is not None:
+            raise refused
 
     link.retrying(f"CommitOffsets, coordinator of group {group!r}", attempt, timeout_s=timeout_s)
 

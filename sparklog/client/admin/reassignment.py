@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from sparklog.client.admin.descriptions import BrokerDescription, MoveDescription
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.request_pieces import pieces
 from sparklog.controller.replica_targets import ReplicaTargets
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition
@@ -72,7 +74,23 @@ def _ask(
     """The warning, and what was done. Raises BrokerError for what was refused."""
     if not moves:
         return "", []
-    request = AlterReassignments(0, moves, timeout_ms, throttle_bytes)
+    warnings: list[str] = []
+    taken: list[TopicPartition] = []
+    refused: list[PartitionResult] = []
+    for piece in pieces(moves):
+        request = AlterReassignments(0, tuple(piece), timeout_ms, throttle_bytes)
+        warning, others = _ask_once(link, request, taken)
+        warnings += [warning] if warning else []
+        refused += [one for one in others if one.code not in _ENDED or _partition(one) not in may_have_ended]
+    if refused:
+        raise _refusal(refused, len(moves), len(taken))
+    return "; ".join(warnings), taken
+
+
+def _ask_once(
+    link: BlockingCluster, request: AlterReassignments, taken: list[TopicPartition]
+) -> tuple[str, list[PartitionResult]]:
+    """Return the warning and the moves that were not taken; add those that were to ``taken``."""
     done = {ErrorCode.NONE}
 
     def attempt() -> AlterReassignmentsReply:
@@ -84,12 +102,8 @@ def _ask(
             raise
 
     reply = link.retrying("moving replicas", attempt)
-    left = [result for result in reply.results if result.code not in done]
-    refused = [one for one in left if one.code not in _ENDED or _partition(one) not in may_have_ended]
-    taken = [_partition(result) for result in reply.results if result.code in done]
-    if refused:
-        raise _refusal(refused, len(moves), len(taken))
-    return reply.warning, taken
+    taken += [_partition(result) for result in reply.results if result.code in done]
+    return reply.warning, [result for result in reply.results if result.code not in done]
 
 
 def _partition(result: PartitionResult) -> TopicPartition:
@@ -169,14 +183,18 @@ def elect(
     link: BlockingCluster, partitions: Iterable[TopicPartition] | None, *, unclean: bool, timeout_ms: int
 ) -> dict[TopicPartition, BrokerError]:
     """Partitions that did not get the leader they should have, and why. Those that had it already are no failures."""
-    named = None if partitions is None else tuple((tp.topic, tp.partition) for tp in partitions)
-    request = ElectLeaders(0, "unclean" if unclean else "preferred", timeout_ms, named)
-    reply = link.retrying("electing leaders", lambda: link.ask_any(request, ElectLeadersReply))
-    return {
-        TopicPartition(result.topic, result.partition): BrokerError(result.code, result.detail)
-        for result in reply.results
-        if result.code not in {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
-    }
+    kind = "unclean" if unclean else "preferred"
+    requests = [ElectLeaders(0, kind, timeout_ms)]
+    if partitions is not None:
+        named = [(tp.topic, tp.partition) for tp in partitions]
+        requests = [ElectLeaders(0, kind, timeout_ms, tuple(piece)) for piece in pieces(named)]
+    failed: dict[TopicPartition, BrokerError] = {}
+    for request in requests:
+        reply = link.retrying("electing leaders", partial(link.ask_any, request, ElectLeadersReply))
+        for result in reply.results:
+            if result.code not in {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}:
+                failed[_partition(result)] = BrokerError(result.code, result.detail)
+    return failed
 
 
 def replicas_of(reply: MetadataReply, moves: Iterable[MoveDescription]) -> dict[TopicPartition, tuple[int, ...]]:

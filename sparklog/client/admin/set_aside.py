@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.request_pieces import pieces
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import (
     Ack,
@@ -99,7 +100,8 @@ def remove_set_aside(link: BlockingCluster, broker_id: int, names: Iterable[str]
         raise BrokerError(
             ErrorCode.UNSUPPORTED_VERSION, f"broker {broker_id} keeps no set-aside logs: upgrade it first"
         )
-    link.ask_broker(broker_id, RemoveSetAside(0, tuple(names)), Ack)
+    for piece in pieces(tuple(names)):
+        link.ask_broker(broker_id, RemoveSetAside(0, tuple(piece)), Ack)
 
 
 def _knows(link: BlockingCluster, broker_id: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, SupportsIndex, cast
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster, no_leader
+from sparklog.client.cluster.request_pieces import pieces
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import (
@@ -122,7 +123,8 @@ def _ask_all(
             try:
                 if broker_id is None:
                     raise no_leader(link.metadata, group[0])
-                _ask_one(link, broker_id, group, times=times, isolation=isolation, known=known, answers=answers)
+                for piece in pieces(group):
+                    _ask_one(link, broker_id, piece, times=times, isolation=isolation, known=known, answers=answers)
             except BrokerError as error:  # noqa: PERF203 - the other leaders are asked all the same
                 stale = stale or error.refresh_metadata
                 if not error.retriable:

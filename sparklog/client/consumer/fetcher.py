@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
@@ -21,9 +21,17 @@ from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.net.blocking import BlockingConnection
+from sparklog.protocol.fields import MAX_ENTRIES
+from sparklog.protocol.header_limits import MAX_HEADER_BYTES
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
 
 _MAX_WAIT_MS = 500
+#: Where other partitions of the broker wait for the next request.
+_SHORT_WAIT_MS = 250
+#: What a partition takes in a request at most, without its topic and columns.
+_ENTRY_BYTES = 80
+#: Partitions that fit into one request whatever they are called.
+_FEW = 100
 #: A long poll unanswered for so long makes the consumer ask who leads now.
 _SUSPECT_AFTER_S = 1.5
 #: "Unknown topic" may mean "not told yet" for so long.
@@ -189,7 +197,7 @@ class Fetcher:
             0,
             CONSUMER,
             incarnation=-1,
-            max_wait_ms=_MAX_WAIT_MS,
+            max_wait_ms=_MAX_WAIT_MS if len(asked) == len(group) else _SHORT_WAIT_MS,
             min_bytes=1,
             max_bytes=self._max_bytes,
             isolation=self._isolation,
@@ -206,10 +214,21 @@ class Fetcher:
         self._under_way[broker_id] = _Poll(connection, asked, leaders)
 
     def _in_turn(self, group: list[TopicPartition]) -> list[TopicPartition]:
-        """Another partition first each time: an answer that is full leaves out those at the end."""
+        """Return as many partitions as one request may name. It begins with another one each time: an answer that is
+        full leaves out those at the end."""
+        if len(group) > _FEW and len(group) > (most := self._most_at_once({tp.topic for tp in group})):
+            self._turn += most
+            return [group[(self._turn + number) % len(group)] for number in range(most)]
         self._turn += 1
         at = self._turn % len(group)
         return group[at:] + group[:at]
+
+    def _most_at_once(self, topics: Collection[str]) -> int:
+        """Return how many partitions of these topics one request may name: its header has a bound as well."""
+        largest = max(
+            len(topic) + sum(len(column.encode()) + 3 for column in self._wire_columns(topic) or ()) for topic in topics
+        )
+        return max(1, min(MAX_ENTRIES, MAX_HEADER_BYTES // (_ENTRY_BYTES + largest)))
 
     def _connection(self, broker_id: int) -> BlockingConnection:
         connection = self._connections.get(broker_id)

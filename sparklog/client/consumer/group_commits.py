@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from sparklog.client.cluster.loop_coordinator import Attempts, LoopCoordinator
+from sparklog.client.cluster.request_pieces import pieces
 from sparklog.client.errors import ClientTimeout, CommitRefused
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import CommitOffsets, CommitOffsetsReply, GroupOffset
@@ -115,11 +116,12 @@ class GroupCommits:
             offsets.update(commit.offsets)
         named = tuple(GroupOffset(place[0], place[2], offset, place[1]) for place, offset in offsets.items())
         attempts = Attempts(self._coordination, timeout_s=self._timeout_s)
-        request = CommitOffsets(0, self._group, named, None, member_id, epoch)
-        try:
-            reply = await attempts.ask(request, CommitOffsetsReply)
-        except BrokerError as error:
-            raise CommitRefused(error.code, error.detail) if error.code in FENCED else error from None
-        for result in reply.results:
-            if result.code and result.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise BrokerError(result.code, result.detail)
+        for piece in pieces(named):
+            request = CommitOffsets(0, self._group, tuple(piece), None, member_id, epoch)
+            try:
+                reply = await attempts.ask(request, CommitOffsetsReply)
+            except BrokerError as error:
+                raise CommitRefused(error.code, error.detail) if error.code in FENCED else error from None
+            for result in reply.results:
+                if result.code and result.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise BrokerError(result.code, result.detail)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from sparklog.client.cluster.blocking_coordinator import GROUP
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.cluster.loop_coordinator import Attempts, LoopCoordinator
+from sparklog.client.cluster.request_pieces import pieces
 from sparklog.client.consumer.group_commits import REMOVED, REMOVED_SINCE, Commit, GroupCommits, Place
 from sparklog.client.errors import ClientTimeout, CommitRefused
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
@@ -36,6 +37,7 @@ from sparklog.protocol.messages import (
     LEAVE_STATIC,
     FetchOffsets,
     FetchOffsetsReply,
+    GroupOffset,
     Heartbeat,
     HeartbeatReply,
     TopicPartitions,
@@ -403,13 +405,17 @@ class GroupSession:
     async def _fetch_offsets(self, places: frozenset[Place]) -> dict[Place, int | None]:
         wanted = tuple((topic, number) for topic, _, number in sorted(places))
         attempts = Attempts(self._coordination, timeout_s=self._timeout_s)
-        request = FetchOffsets(0, self._settings.group, wanted, self._member_id, self._epoch)
-        reply = await attempts.ask(request, FetchOffsetsReply)
-        found = {(one.topic, one.partition): one for one in reply.offsets}
+        found: dict[tuple[str, int], GroupOffset] = {}
+        held: set[tuple[str, int]] = set()
+        for piece in pieces(wanted):
+            request = FetchOffsets(0, self._settings.group, tuple(piece), self._member_id, self._epoch)
+            reply = await attempts.ask(request, FetchOffsetsReply)
+            found.update({(one.topic, one.partition): one for one in reply.offsets})
+            held.update(reply.held)
         offsets: dict[Place, int | None] = {}
         for place in places:
             one = found.get((place[0], place[2]))
-            if (place[0], place[2]) not in reply.held:
+            if (place[0], place[2]) not in held:
                 offsets[place] = one.offset if one is not None and one.topic_id in {"", place[1]} else None
         return offsets
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from sparklog.client.cluster.backoff import Backoff
 from sparklog.errors import TRAITS, ErrorCode
 from sparklog.model import TopicPartition
+from sparklog.protocol.fields import IN_ONE_REQUEST
 from sparklog.record.codec import EncodedBatch
 from sparklog.record.header import Flag
 
@@ -222,7 +223,8 @@ class PartitionQueues:
         can_take: Callable[[int], bool],
         max_request_bytes: int,
     ) -> dict[int, list[ProducerBatch]]:
-        """At most one request per broker, with at most one batch per partition; they are in flight from now on.
+        """At most one request per broker, with at most one batch per partition and ``IN_ONE_REQUEST`` in all; they are
+        in flight from now on.
 
         Several batches of a partition never share a request: its answer holds one offset per partition, and after a
         retry the batches of a request need not lie next to each other.
@@ -238,7 +240,7 @@ class PartitionQueues:
                 continue
             if broker_id not in taking:
                 taking[broker_id] = can_take(broker_id)
-            if not taking[broker_id]:
+            if not taking[broker_id] or len(requests.get(broker_id, ())) >= IN_ONE_REQUEST:
                 continue
             batch = self._next(partition, now_ms, broker_id)
             if batch is None:

@@ -1,0 +1,209 @@
+"""A request with as many entries as it may have takes no turn of the loop for long, from its header to its reply.
+
+What is measured is the processor time of this thread, without the garbage collector, which examines mostly what other
+tests have left. The bound of 0.1 s is several times what a turn takes, and less than what ten times as many entries do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from sparklog.broker.requests.dispatch import HANDLERS
+from sparklog.broker.requests.fetch import Fetches
+from sparklog.broker.transactions.coordinator_runtime import _encoded
+from sparklog.coordinator.effects import Append
+from sparklog.coordinator.events import AddRequested, Appended, BeginRequested
+from sparklog.coordinator.group_events import CommitRequested
+from sparklog.coordinator.group_offsets import Groups
+from sparklog.coordinator.records import Place
+from sparklog.coordinator.transactions import Transactions
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.protocol.connection import encode_reply
+from sparklog.protocol.fields import MAX_COLUMNS, MAX_PEER_ENTRIES, MAX_PLAIN
+from sparklog.protocol.header_limits import MAX_HEADER_BYTES
+from sparklog.protocol.messages import (
+    ACKS_ALL,
+    CONSUMER,
+    MAX_ENTRIES,
+    CommitOffsets,
+    DeleteRecords,
+    DeleteRecordsPartition,
+    ElectLeaders,
+    Fetch,
+    FetchPartition,
+    GroupOffset,
+    ListOffsets,
+    ListOffsetsPartition,
+    Metadata,
+    Produce,
+    ProducePartition,
+    Reply,
+    Request,
+    decode_request,
+    encode_message,
+)
+from sparklog.replica.fetch_session import SessionCache
+from tests.broker.staged import Stage
+from tests.broker.test_sliced_requests import Connection, turns_until
+
+LIMIT_S = 0.1
+NAMES = tuple(f"a-topic-of-this-or-that-name-{number:06}" for number in range(MAX_ENTRIES))
+LARGEST: tuple[Request, ...] = (
+    Fetch(7, CONSUMER, -1, 0, 1, 1, 0, 0, -1, tuple(FetchPartition(name, 0, "i" * 32, 1, 0, 1) for name in NAMES)),
+    ListOffsets(7, 0, tuple(ListOffsetsPartition(name, 0, -1) for name in NAMES)),
+    DeleteRecords(7, tuple(DeleteRecordsPartition(name, 0, -1) for name in NAMES)),
+    ElectLeaders(7, "preferred", 1000, tuple((name, 0) for name in NAMES)),
+    Metadata(7, NAMES),
+    Produce(7, ACKS_ALL, 1000, tuple(ProducePartition(name, 0, "", 0, 0) for name in NAMES)),
+)
+
+
+@pytest.fixture(autouse=True)
+def without_collections() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Notes what its longest turn takes of this thread's time."""
+
+    longest_s = 0.0
+
+    def _run_once(self) -> None:
+        began_s = time.thread_time()
+        super()._run_once()  # type: ignore[misc]
+        self.longest_s = max(self.longest_s, time.thread_time() - began_s)
+
+
+class Answered(Connection):
+    """A connection that encodes what it answers, as the server's does."""
+
+    def reply(self, message: Reply, body: Any = (), body_bytes: int = -1) -> None:
+        encode_reply(message)
+        super().reply(message)
+
+
+def longest_turn_s(request: Request) -> float:
+    header = encode_message(request)
+
+    async def test() -> float:
+        stage, connection = Stage(), Answered()
+        stage.broker.fetches = Fetches(stage.broker, SessionCache(slots=10, first_id=1))
+        await asyncio.sleep(0)
+        loop.longest_s = 0.0
+        await asyncio.sleep(0)
+        HANDLERS[type(request)](stage.broker, cast(Any, connection), decode_request(header), memoryview(b""))
+        await turns_until(lambda: connection.replies)
+        await asyncio.sleep(0)
+        assert connection.replies[0].cid == 7
+        await stage.broker.end_tasks()
+        return loop.longest_s
+
+    loop = Loop()
+    try:
+        return loop.run_until_complete(test())
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("request_", LARGEST, ids=lambda request: type(request).__name__)
+def test_no_turn_of_the_largest_request_takes_long(request_: Request) -> None:
+    assert min(longest_turn_s(request_) for _ in range(3)) < LIMIT_S
+
+
+WIDEST: dict[str, list[Any]] = {
+    "heartbeat": ["g", "m", 1, 1, [["t", "", [1] * 200]] * MAX_ENTRIES],
+    "create_topic": ["t", 1, 1, 1000, b"", [], None, {}, [[1] * 200] * MAX_ENTRIES],
+    "alter_reassignments": [[["t", 1, [1] * 200]] * MAX_ENTRIES, 1],
+    "fetch": [-1, 0, 1, 1, 1, 0, 0, -1, [["t", 0, "", -1, 0, 1, -1, -1, [""] * 8]] * MAX_PEER_ENTRIES],
+    "fetch of columns": [-1, 0, 1, 1, 1, 0, 0, -1, [["t", 0, "", -1, 0, 1, -1, -1, [""] * MAX_COLUMNS]] * 209],
+    "write_markers": [[["t", 0, [[1, 1]] * MAX_PEER_ENTRIES, []]] * 6],
+    "end_transaction": ["k", "r", 1, True, [300] * MAX_PLAIN, 1],
+    "metadata": [None, True, False, None, [[]] * (MAX_HEADER_BYTES - 100)],
+}
+
+
+@pytest.mark.parametrize("tag", WIDEST)
+def test_no_header_takes_long_to_decode(tag: str) -> None:
+    """Whatever it holds: as many of the smallest entries as its bounds let through."""
+    header = msgspec.msgpack.encode([tag.split(maxsplit=1)[0], 7, *WIDEST[tag]])
+    assert len(header) <= MAX_HEADER_BYTES
+    found = []
+    for _ in range(3):
+        began_s = time.thread_time()
+        decode_request(header)
+        found.append(time.thread_time() - began_s)
+    assert min(found) < LIMIT_S
+
+
+# --- what brokers may send more of ------------------------------------------------------------------------------------
+
+
+def refusal(request: Request) -> BrokerError:
+    async def test() -> BrokerError:
+        stage, connection = Stage(), Connection()
+        stage.broker.fetches = Fetches(stage.broker, SessionCache(slots=10, first_id=1))
+        with pytest.raises(BrokerError) as caught:
+            HANDLERS[type(request)](stage.broker, cast(Any, connection), request, memoryview(b""))
+        return caught.value
+
+    return asyncio.run(test())
+
+
+def test_a_consumer_s_fetch_of_too_many_partitions_is_refused() -> None:
+    wanted = (FetchPartition("t", 0, "", -1, 0, 1),) * (MAX_ENTRIES + 1)
+    forgotten = (("t", 0),) * (MAX_ENTRIES + 1)
+    for request in (
+        Fetch(7, CONSUMER, -1, 0, 1, 1, 0, 0, -1, wanted),
+        Fetch(7, CONSUMER, -1, 0, 1, 1, 0, 5, 1, (), forgotten),
+    ):
+        error = refusal(request)
+        assert error.code is ErrorCode.INVALID_REQUEST and str(MAX_ENTRIES) in error.detail
+
+
+def test_a_client_s_commit_of_too_many_offsets_is_refused() -> None:
+    error = refusal(CommitOffsets(7, "g", (GroupOffset("t", 0, 0),) * (MAX_ENTRIES + 1)))
+    assert error.code is ErrorCode.INVALID_REQUEST and str(MAX_ENTRIES) in error.detail
+
+
+# --- coordinators -----------------------------------------------------------------------------------------------------
+
+
+def longest_step_s(core: Any, events: list[Any]) -> float:
+    """The processor time of the longest step of a coordinator, with the batches of what it appends."""
+    core.load([])
+    core.start(0)
+    longest_s = 0.0
+    while events:
+        began_s = time.thread_time()
+        for effect in core.step(events.pop(0), 1):
+            if isinstance(effect, Append):
+                _encoded(effect.records, 0)
+                events.insert(0, Appended(effect.append))
+        longest_s = max(longest_s, time.thread_time() - began_s)
+    return longest_s
+
+
+def test_no_step_of_a_group_s_coordinator_takes_long() -> None:
+    offsets = tuple(GroupOffset(name, 0, 5, "i" * 32) for name in NAMES)
+    events = [CommitRequested(ticket, "g", offsets, None, "", -1) for ticket in (1, 2)]
+    assert min(longest_step_s(Groups(), list(events)) for _ in range(3)) < LIMIT_S
+
+
+def test_no_step_of_a_transaction_s_coordinator_takes_long() -> None:
+    offsets = tuple(GroupOffset(name, 0, 5, "i" * 32) for name in NAMES)
+    places = tuple(Place(name, 0, "i" * 32) for name in NAMES)
+    events = [
+        BeginRequested(1, "k", "r", -1, 60_000, 1, 0, False),
+        AddRequested(2, "k", "r", 1, 0, places, "", (), -1, 0),
+        AddRequested(3, "k", "r", 1, 0, (), "g", offsets, -1, 0),
+    ]
+    assert min(longest_step_s(Transactions(), list(events)) for _ in range(3)) < LIMIT_S
