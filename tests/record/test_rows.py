@@ -131,7 +131,7 @@ def test_far_times_are_exact(value: Any, kind: pa.DataType) -> None:
     assert stored(value, kind).cast(pa.int64())[0].as_py() == us // (1_000_000 if kind.unit == "s" else 1)
 
 
-@pytest.mark.parametrize("missing", [pd.NA, pd.NaT, np.datetime64("NaT"), np.timedelta64("NaT", "us")])
+@pytest.mark.parametrize("missing", [pd.NA, pd.NaT, np.datetime64("NaT", "us"), np.timedelta64("NaT", "us")])
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string(), STAMP, pa.date32(), pa.duration("us"), pa.list_(STAMP)])
 def test_the_nulls_of_pandas_and_numpy_are_null(missing: Any, kind: pa.DataType) -> None:
     assert ColumnOfValues(kind).array([missing]).null_count == 1
