@@ -37,7 +37,7 @@ LIMITS: dict[str, int] = {
     "docs": 179,
     "docs/adr": 46,
     "sparklog": 3,
-    "sparklog/broker": 204,
+    "sparklog/broker": 203,
     "sparklog/client": 204,
     "sparklog/cluster": 66,
     "sparklog/controller": 118,
