@@ -109,6 +109,7 @@ class Feeder(threading.Thread):
         self.join(90)
 
 
+@pytest.mark.extended
 def test_thirty_consumers_and_three_brokers_come_and_go_and_every_record_is_read(
     cluster: ProcessCluster, tmp_path: Path
 ) -> None:

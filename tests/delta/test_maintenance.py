@@ -28,7 +28,7 @@ from tests.delta.archives import RunningArchives, asked, places, rows, seams
 from tests.delta.tables import Archived, described, placed
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.extended]
 
 UTC = dt.timezone.utc
 FIRST_US = 1_714_521_600_000_000  # 2024-05-01

@@ -158,6 +158,7 @@ def test_writes_go_on_after_two_at_once(
     hurt.heal()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("role", ["leader", "controller"])
 @pytest.mark.parametrize("method", ["stop", "crash"])
 def test_five_bounces_in_a_row_of_the(hurt: Hurt, method: Method, role: str) -> None:

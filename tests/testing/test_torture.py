@@ -14,6 +14,7 @@ from sparklog.testing.torture import main
 
 
 @pytest.mark.integration
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_what_was_broken_is_judged_and_judged_again_from_the_history(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
