@@ -21,7 +21,7 @@ def test_an_address_that_is_shown_can_be_read(host: str, shown: str) -> None:
 
 
 def test_an_ipv6_address_without_brackets_is_refused_with_advice() -> None:
-    with pytest.raises(ConfigError, match=r"'::1:1' is no host:port: an IPv6 address stands in brackets"):
+    with pytest.raises(ConfigError, match=r"'::1:1' found; expected host:port: an IPv6 address needs brackets"):
         parse_bootstrap("::1:1")
 
 

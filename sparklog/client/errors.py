@@ -1,5 +1,4 @@
-"""What only a client can run into: time that is up, a buffer that stays full, a log that was cut under its reader. All
-survive pickling."""
+"""Errors of clients only, such as timeouts, a full buffer and a truncated log. All of them survive pickling."""
 
 from __future__ import annotations
 
@@ -8,20 +7,20 @@ from sparklog.model import TopicPartition
 
 
 class ClientTimeout(SparklogError, TimeoutError):
-    """What was asked was not done in the time allowed; the message names the last reason seen.
+    """A call that did not end in its time. The message has the last error.
 
-    The request may still take effect: a write that timed out may or may not be in the log.
+    The request may still take effect: the log may or may not have a write that timed out.
     """
 
 
 class ClientForked(SparklogError):
-    """A forked child process uses a client of its parent. Each process makes its own clients."""
+    """The use of a client of the parent process in a forked child. Each process creates its own clients."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         super().__init__(
             f"this {kind} belongs to the parent process: a forked process cannot use its connections; "
-            f"make a new {kind} after the fork"
+            f"create a new {kind} after the fork"
         )
 
     def __reduce__(self) -> tuple[type[ClientForked], tuple[str]]:
@@ -29,26 +28,30 @@ class ClientForked(SparklogError):
 
 
 class BufferFull(ClientTimeout):
-    """The producer's buffer had no room in the time allowed: brokers take less than is being written."""
+    """A producer's buffer without room for the allowed time: the brokers accept less than the program writes."""
 
 
 class ProducerClosed(SparklogError):
-    """The producer takes no more records: it was closed, or its I/O thread met what it did not foresee, which is the
-    cause (``__cause__``)."""
+    """A write to a producer that was closed, or that an unexpected error ended.
+
+    The cause (``__cause__``) is the unexpected error of its I/O thread, if there was one.
+    """
 
 
 def closed_for(reason: BaseException) -> ProducerClosed:
-    """A new one for each who asks, with the same cause."""
+    """Return a new error with the same cause, for each caller."""
     error = ProducerClosed(str(reason) if isinstance(reason, ProducerClosed) else f"the producer failed: {reason!r}")
     error.__cause__ = reason.__cause__ if isinstance(reason, ProducerClosed) else reason
     return error
 
 
 class LogTruncated(BrokerError):
-    """Records that this reader has seen are not in the log any more: an unclean election put a replica in charge that
-    lacked them, and the offsets may hold other records now. Its code is OFFSET_OUT_OF_RANGE. Source: KIP-320.
+    """The loss of records that this reader has read, in an unclean election.
 
-    ``offset`` is where the log and what was read parted, at the latest; reading can go on from there.
+    The code is OFFSET_OUT_OF_RANGE. Source: KIP-320.
+
+    An unclean election chose a replica without them, and the offsets may have other records now. ``offset`` is where
+    the log diverged from the records that were read, at the latest; the reader can continue there.
     """
 
     def __init__(self, tp: TopicPartition, position: int, diverging: tuple[int, int]) -> None:
@@ -57,7 +60,7 @@ class LogTruncated(BrokerError):
         self.epoch, self.offset = diverging
         super().__init__(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"{tp} was truncated: read up to offset {position}, the log has its records up to {self.offset} only "
+            f"{tp} was truncated: read up to offset {position}, the log diverges at offset {self.offset} "
             f"(leader epoch {self.epoch})",
         )
 
@@ -66,7 +69,7 @@ class LogTruncated(BrokerError):
 
 
 class LocalReadUnavailable(BrokerError):
-    """A read that was to use files of this host only cannot. The code is that of what hindered it."""
+    """A read with ``local="require"`` that could not use files of this host. The code is that of the reason."""
 
     def __init__(self, code: int, detail: str) -> None:
         super().__init__(code, detail)
@@ -90,8 +93,10 @@ class ProducerFenced(BrokerError):
 
 
 class TransactionStateError(BrokerError):
-    """The transaction does not allow this now: none is open, or a part of it has failed and it can only be aborted.
-    Its code is INVALID_TXN_STATE."""
+    """A call that the transaction's state does not allow: none is open, or it can only be aborted.
+
+    A transaction can only be aborted after a part of it has failed. The code is INVALID_TXN_STATE.
+    """
 
     def __init__(self, detail: str) -> None:
         super().__init__(ErrorCode.INVALID_TXN_STATE, detail)
@@ -101,25 +106,29 @@ class TransactionStateError(BrokerError):
 
 
 class CommitOutcomeUnknown(ClientTimeout):
-    """Whether the transaction is committed or aborted is not known: the coordinator's answer was lost, and it could not
-    be asked again. It is one of the two, as a whole; asking again with the same call may tell which."""
+    """A commit with an unknown outcome: the response was lost, and the coordinator was not reachable again.
+
+    The transaction is committed or aborted as a whole. Repeat the call to find out.
+    """
 
 
 class CommitRefused(BrokerError):
-    """These positions of a group are not this consumer's to commit (any more): its partitions were given up, or it was
-    removed from the group, and others read them from what was committed before. The code says which of these:
-    STALE_MEMBER_EPOCH, UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH, FENCED_INSTANCE_ID. Nothing was committed."""
+    """A refused commit of offsets: the consumer's partitions were revoked, or it was removed from the group.
+
+    Nothing was committed. The new owner of the partitions continues from the earlier commit.
+    The code is STALE_MEMBER_EPOCH, UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH or FENCED_INSTANCE_ID.
+    """
 
     def __reduce__(self) -> tuple[type[CommitRefused], tuple[int, str]]:
         return CommitRefused, (self.code, self.detail)
 
 
 def transaction_error(error: BrokerError, who: str) -> BrokerError:
-    """The error as users of transactions know it; ``who`` names the transaction."""
+    """Return the error in the form for users of transactions. ``who`` names the transaction."""
     if error.code in {ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID}:
         return ProducerFenced(
-            f"{who} is fenced: another run with this id has begun since, somebody aborted it, or it gave no sign of "
-            f"life in time ({error.detail})"
+            f"{who} is fenced: a later run with this id has begun, an administrator aborted it, or its timeout "
+            f"expired ({error.detail})"
         )
     if error.code == ErrorCode.INVALID_TXN_STATE:
         return TransactionStateError(f"{who} can only be aborted: {error.detail}")

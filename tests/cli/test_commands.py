@@ -295,7 +295,7 @@ def test_usage_errors_are_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert cli("topics", "list").err == (
         "sparklog: no brokers given: pass --bootstrap host:port or set SPARKLOG_BOOTSTRAP\n"
     )
-    assert "is no host:port" in cli("topics", "list", "-b", "a:b:c").err
+    assert "found; expected host:port" in cli("topics", "list", "-b", "a:b:c").err
 
 
 def test_the_other_variable_counts_too(cli: Cli, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def test_a_move_that_ends_before_its_topics_are_taken_back_is_no_error(cli: Cli,
     move("u:1")
     refused = cli("partitions", "reassign", "cancel", "t:0", "u", "--yes")
     assert (refused.code, fake.moves) == (1, {})
-    assert "NO_REASSIGNMENT_IN_PROGRESS: 1 of 2 moves were refused; 1 others were taken" in refused.err
+    assert "NO_REASSIGNMENT_IN_PROGRESS: 1 of 2 moves were refused; 1 others were accepted" in refused.err
 
 
 # --- settings ---

@@ -130,7 +130,7 @@ def test_a_move_whose_cancel_was_done_and_not_answered_is_taken_back(fake: FakeC
         assert admin.cancel_reassignment(may_have_ended=[second]) == admin.cancel_reassignment() == []
         admin.reassign({first: (1,)})
         deleted = TopicPartition("deleted", 0)
-        with pytest.raises(BrokerError, match="1 of 3 moves were refused; 1 others were taken") as caught:
+        with pytest.raises(BrokerError, match="1 of 3 moves were refused; 1 others were accepted") as caught:
             admin.cancel_reassignment([deleted], may_have_ended=[first, second])
         assert (caught.value.code, fake.moves) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {})
         with pytest.raises(BrokerError, match="NO_REASSIGNMENT_IN_PROGRESS"):

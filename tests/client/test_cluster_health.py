@@ -78,8 +78,8 @@ def that_is_missing(look: ClusterSnapshot) -> None:
         (an_epoch_behind, "broker 1 does not follow"),
         (out_of_the_isr, "replicas [1] are not in sync"),
         (leaderless, "has no leader"),
-        (with_an_older_controller, "broker 1 has not heard of controller 5"),
-        (that_has_not_heard, "broker 1 has not heard who leads t-0"),
+        (with_an_older_controller, "broker 1 does not know controller 5"),
+        (that_has_not_heard, "broker 1 does not know the leader of t-0"),
         (that_is_missing, "not registered"),
     ],
 )

@@ -93,7 +93,7 @@ def test_an_offset_out_of_range(fake: FakeCluster) -> None:
 def test_a_table_from_beyond_the_end_is_out_of_range(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, "t", start={TP: 101}) as consumer:
-        with pytest.raises(BrokerError, match="OFFSET_OUT_OF_RANGE: t-0: position 101 found, the log ends at 100"):
+        with pytest.raises(BrokerError, match="OFFSET_OUT_OF_RANGE: t-0: position 101 found; the log ends at 100"):
             consumer.to_table()
         consumer.seek(TP, 100)
         assert consumer.to_table().num_rows == 0
@@ -123,7 +123,7 @@ def test_a_log_cut_under_its_reader_is_told(fake: FakeCluster) -> None:
     with Consumer(fake.bootstrap, "t") as consumer:
         drained(consumer, 100)
         for _ in range(2):
-            with pytest.raises(LogTruncated, match="read up to offset 100, the log has its records up to 40") as caught:
+            with pytest.raises(LogTruncated, match="read up to offset 100, the log diverges at offset 40") as caught:
                 drained(consumer, 1)
             assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
         assert consumer.position(TP) == 100

@@ -172,12 +172,12 @@ def test_its_word_alone_is_not_enough(deposed: FakeCluster) -> None:
     deposed.stop(1)
     with (
         Consumer(at_broker_0(deposed), "t", start={TP: 60}, timeout_s=1.0) as consumer,
-        pytest.raises(ClientTimeout, match="only 1 of 2 brokers say that broker 0 leads"),
+        pytest.raises(ClientTimeout, match="only 1 of 2 brokers confirm that broker 0 leads"),
     ):
         consumer.poll(10.0)
     with (
         PartitionReader(at_broker_0(deposed), TP, 60, END, timeout_s=1.0) as reader,
-        pytest.raises(ClientTimeout, match="only 1 of 2 brokers say that broker 0 leads"),
+        pytest.raises(ClientTimeout, match="only 1 of 2 brokers confirm that broker 0 leads"),
     ):
         list(reader)
 

@@ -244,7 +244,7 @@ def test_an_interrupt_while_a_batch_is_moved_ends_the_producer_as_any_other(fake
         def send(producer: Producer = producer) -> None:
             producer.send("t", b"v").result()
 
-        if interrupted_at(call, send, within="accumulator.py"):
+        if interrupted_at(call, send, within="partition_queues.py"):
             uninterrupted += 1
         else:
             call, uninterrupted = call + 1, 0

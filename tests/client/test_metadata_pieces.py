@@ -128,7 +128,7 @@ def test_a_topic_that_is_replaced_between_two_pieces_is_asked_for_again() -> Non
     pieces.take(answer(cache, pieces.request))
     anew = decisions("big", 35, topic_id="new")
     cache.apply(ControlUpdate(0, "c", 1, 1, False, None, (change("big", "new"),), anew))
-    with pytest.raises(BrokerError, match="replaced") as caught:
+    with pytest.raises(BrokerError, match="recreated") as caught:
         pieces.take(answer(cache, pieces.request))
     assert caught.value.retriable
 

@@ -146,7 +146,7 @@ def test_batches_stay_below_the_topics_limit() -> None:
 
 
 def test_a_record_over_the_limit_is_refused() -> None:
-    with pytest.raises(BrokerError, match=r"one record of 't' takes \d+ bytes, max.message.bytes is 4096") as caught:
+    with pytest.raises(BrokerError, match=r"one record of 't' has \d+ bytes; max.message.bytes is 4096") as caught:
         encode(topic(max_message_bytes="4096"), pa.table({"value": [b"x" * 5000]}))
     assert caught.value.code == ErrorCode.MESSAGE_TOO_LARGE
 

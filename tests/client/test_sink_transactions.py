@@ -37,7 +37,7 @@ def test_only_the_winning_attempts_of_a_sink_are_seen(fake: FakeCluster) -> None
         with Producer(fake.bootstrap, in_transaction=pickle.loads(pickle.dumps(joined))) as producer:
             producer.send("t", b"%d" % number, partition=0)
             producer.send("t", b"%d" % number, partition=1)
-            with pytest.raises(TransactionStateError, match="whoever began it"):
+            with pytest.raises(TransactionStateError, match="the process that began it"):
                 producer.commit()
     assert seen(fake, "t") == []
     fake.fault(0, times(1, EndTransaction, lose_answer))

@@ -275,12 +275,12 @@ def test_a_later_producer_of_the_same_id_fences_the_first(fake: FakeCluster) -> 
         first.begin()
         first.send("t", b"old", partition=0).result(30)
         second.begin()
-        with pytest.raises(ProducerFenced, match="another run with this id"):
+        with pytest.raises(ProducerFenced, match="a later run with this id"):
             first.send("t", b"old", partition=1).result(30)
-        with pytest.raises(ProducerFenced, match="another run with this id"):
+        with pytest.raises(ProducerFenced, match="a later run with this id"):
             first.commit()
         first.abort()
-        with pytest.raises(ProducerFenced, match="make another"):
+        with pytest.raises(ProducerFenced, match="create another"):
             first.begin()
         with pytest.raises(ProducerFenced):
             first.send("t", b"old")
@@ -318,7 +318,7 @@ def test_an_operator_ends_a_transaction(fake: FakeCluster) -> None:
         with pytest.raises(BrokerError, match="INVALID_TXN_STATE"):
             admin.abort_transaction("id:x")
         assert [found.state for found in admin.transactions()] == ["empty"]
-        with pytest.raises(ProducerFenced, match="somebody aborted it"):
+        with pytest.raises(ProducerFenced, match="an administrator aborted it"):
             producer.commit()
     assert seen(fake, "t") == []
 
@@ -334,7 +334,7 @@ def test_calls_that_the_state_does_not_allow(fake: FakeCluster) -> None:
         with pytest.raises(TransactionStateError, match="send_offsets"):
             producer.send_offsets({TopicPartition("t", 0): 1}, group="g")
         producer.begin()
-        with pytest.raises(TransactionStateError, match="is open"):
+        with pytest.raises(TransactionStateError, match="is still open"):
             producer.begin()
 
 

@@ -92,7 +92,7 @@ def test_a_commit_that_nobody_answers_is_unknown_and_can_be_asked_again(fake: Fa
             producer.commit()
         with pytest.raises(TransactionStateError, match="call commit"):
             producer.begin()
-        with pytest.raises(TransactionStateError, match="not known"):
+        with pytest.raises(TransactionStateError, match="is unknown"):
             producer.abort()
         with pytest.raises(TransactionStateError, match="nothing can be written"):
             producer.send("t", b"b")
@@ -218,7 +218,7 @@ def test_a_commit_that_was_not_waited_for_can_be_asked_about(
         with pytest.raises(KeyboardInterrupt):
             producer.commit()
         monkeypatch.undo()
-        with pytest.raises(TransactionStateError, match="not known"):
+        with pytest.raises(TransactionStateError, match="is unknown"):
             producer.begin()
         producer.commit()
         with producer.transaction():

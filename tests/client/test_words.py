@@ -58,16 +58,16 @@ def test_columns() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a strng", "'strng' at character 3 found, a type (did you mean 'string'?) expected"),
-        ("a", "the end of 'a' found, a type expected"),
-        ("", "a column name expected"),
-        ("a int b int", "'b' at character 7 found, ',' or the end expected"),
-        ("a array<int", "'>' expected"),
-        ("a int not nul", "'null' expected"),
-        ("a int, a int", "column 'a' stands there twice"),
+        ("a strng", "'strng' at character 3 found; expected a type (did you mean 'string'?)"),
+        ("a", "the end of 'a' found; expected a type"),
+        ("", "expected a column name"),
+        ("a int b int", "'b' at character 7 found; expected ',' or the end"),
+        ("a array<int", "expected '>'"),
+        ("a int not nul", "expected 'null'"),
+        ("a int, a int", "column 'a' appears twice"),
         ("a decimal(99, 2)", "decimal(99,2)"),
-        ("a decimal(x)", "a number expected"),
-        ("a int; b int", "is not understood"),
+        ("a decimal(x)", "expected a number"),
+        ("a int; b int", "is not valid"),
     ],
 )
 def test_bad_columns_name_found_and_expected(text: str, message: str) -> None:

@@ -195,8 +195,8 @@ def test_an_unknown_option_like_no_other_lists_all() -> None:
         ({"subscribe": "a", "isolation.level": "serializable"}, "expected read_committed or read_uncommitted"),
         ({"subscribe": "a", "isolation.level": "read_committed", "kafka.isolation.level": "x"}, "contradict"),
         ({"subscribe": "a", "where": "x > 1"}, "conditions on partition, offset and timestamp"),
-        ({"subscribe": "a", "bootstrap.servers": "host:x"}, "'host:x' is no host:port"),
-        ({"subscribe": "a", "bootstrap.servers": "host:70000"}, "is no host:port"),
+        ({"subscribe": "a", "bootstrap.servers": "host:x"}, "'host:x' found; expected host:port"),
+        ({"subscribe": "a", "bootstrap.servers": "host:70000"}, "expected host:port"),
         ({"subscribe": "a", "bootstrap.servers": "a:1", "kafka.bootstrap.servers": "b:1"}, "contradict each other"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Topics, brokers and offsets of a cluster: asking about them and changing them.
+"""The admin client: topics, replicas, brokers, groups and transactions of a cluster.
 
-Every call is retried while the error says that this may help, and ends with a typed error within its time.
+Every call is retried while its error is retriable, and ends with a typed error within its time.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from sparklog.protocol.messages import (
 
 
 class Admin:
-    """A client for administration. Use from one thread at a time; close it, or use it in a ``with`` block.
+    """A client for administration. Use it from one thread at a time. Close it, or use it in a ``with`` block.
 
-    Every call raises ClientTimeout when it is not done in its time; the ones below say where that leaves the cluster.
+    Every call raises ClientTimeout if it does not end in its time. The calls below document what the state is then.
 
     >>> with Admin("localhost:9092") as admin:                                              # doctest: +SKIP
     ...     admin.create_topic("flights", partitions=6, schema="carrier string, dep_delay double", key="carrier")
@@ -58,8 +58,10 @@ class Admin:
         client_id: str = "sparklog-admin",
         first_contact_s: float | None = None,
     ) -> None:
-        """``timeout_s`` bounds every call, retries included. Nothing is connected before the first call.
-        ``first_contact_s``: give up after this when no broker has ever answered; None: no sooner than any call.
+        """Create the client. It connects at the first call.
+
+        ``timeout_s`` bounds every call, including retries. ``first_contact_s`` is the time after which the first call
+        fails if no broker has ever responded; None: as ``timeout_s``.
         """
         self._link = BlockingCluster(
             bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s
@@ -68,7 +70,7 @@ class Admin:
         forks.watch(self)
 
     def close(self) -> None:
-        """End the connections. Does nothing in a forked child."""
+        """Close the connections. Does nothing in a forked child."""
         self._link.close()
 
     def __enter__(self) -> Admin:
@@ -96,20 +98,19 @@ class Admin:
         """Create a topic and wait until its partitions have leaders.
 
         Args:
-            partitions: left out, the brokers' ``num.partitions``.
-            replication_factor: left out, the brokers' ``default.replication.factor``.
-            schema: a pyarrow schema, a Spark ``StructType``, or text like ``"carrier string, delay double"``.
-                sparklog reads the text itself; of the three only a ``StructType`` needs Spark. Left out: Kafka's
-                columns key, value, headers, timestamp.
-            key: column or columns that decide the partition of a typed topic's records.
-            event_time: timestamp column that time queries go by.
-            config: topic settings by their Kafka names; values are written as text.
+            partitions: the number of partitions. Default: the brokers' ``num.partitions``.
+            replication_factor: the replicas of each partition. Default: the brokers' ``default.replication.factor``.
+            schema: a pyarrow schema, a Spark ``StructType``, or text such as ``"carrier string, delay double"``, which
+                needs no Spark. Default: Kafka's columns key, value, headers, timestamp.
+            key: the column or columns that determine the partition of a typed topic's records.
+            event_time: the timestamp column that queries by time use.
+            config: topic settings by their Kafka names. Values are converted to text.
 
         Raises:
-            BrokerError: TOPIC_ALREADY_EXISTS, INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS,
-                INVALID_REPLICATION_FACTOR, INVALID_CONFIG, SCHEMA_MISMATCH.
-            ConfigError: ``schema`` is text that is not understood.
-            ClientTimeout: not done in time; the topic may come into being later.
+            BrokerError: TOPIC_ALREADY_EXISTS, INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
+                INVALID_CONFIG, SCHEMA_MISMATCH.
+            ConfigError: ``schema`` is invalid text.
+            ClientTimeout: not done in time; the topic may still be created.
         """
         warning = topics.create_topic(
             self._link,
@@ -129,7 +130,7 @@ class Admin:
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
-            ClientTimeout: not done in time; it may be deleted later.
+            ClientTimeout: not done in time; the topic may still be deleted.
         """
         topics.delete_topic(self._link, name, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
 
@@ -141,16 +142,17 @@ class Admin:
         assignment: Sequence[Sequence[int]] = (),
         timeout_s: float | None = None,
     ) -> TopicDescription:
-        """Give a topic more partitions, ``partitions`` in all, and wait until the new ones have leaders. From then on
-        a key may go to another partition than before.
+        """Increase a topic's partitions to ``partitions``, and wait until the new ones have leaders.
+
+        From then on, a key may go to another partition than before.
 
         Args:
-            assignment: brokers of each added partition, preferred leader first; left out, placed evenly.
+            assignment: the brokers of each added partition, preferred leader first. Default: balanced.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS when that is not more than there are,
-                INVALID_REPLICA_ASSIGNMENT, INVALID_REPLICATION_FACTOR when too few brokers are alive.
-            ClientTimeout: not done in time; they may come into being later.
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS if the topic has this number or more,
+                INVALID_REPLICA_ASSIGNMENT, INVALID_REPLICATION_FACTOR if too few brokers are alive.
+            ClientTimeout: not done in time; the partitions may still be created.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         warning = topics.create_partitions(self._link, name, partitions, assignment=assignment, timeout_s=timeout_s)
@@ -159,15 +161,14 @@ class Admin:
     def add_columns(
         self, name: str, columns: pa.Schema | str | Any, *, timeout_s: float | None = None
     ) -> TopicDescription:
-        """Give a typed topic more columns, behind its own; all of them have to be nullable, and older rows read as
-        null in them. Columns that it has already, with the same type, are left as they are.
+        """Add columns to a typed topic, after its own, and wait until all reachable brokers know them.
 
-        Returns when every broker that answers knows of them.
+        The columns must be nullable, and older rows read as null. Existing columns of the same type are ignored.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION; SCHEMA_MISMATCH for another type or a column that is not nullable;
                 INVALID_REQUEST for a topic with Kafka's columns.
-            ClientTimeout: not done in time; they may have been added.
+            ClientTimeout: not done in time; the columns may be added.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return describe_topic(topics.add_columns(self._link, name, columns, timeout_s=timeout_s))
@@ -180,12 +181,14 @@ class Admin:
         unset: Iterable[str] = (),
         timeout_s: float | None = None,
     ) -> TopicDescription:
-        """Set settings of a topic that is there, and take others (``unset``) back to the cluster's defaults; those that
-        are not named stay. In force at once, without a restart; all of them or none.
+        """Change settings of a topic, and reset those in ``unset`` to the cluster's defaults.
+
+        Other settings keep their values. The change takes effect at once, without a restart, and completely or not at
+        all.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_OR_PARTITION; INVALID_CONFIG names the setting and the range allowed.
-            ClientTimeout: not done in time; they may have been set.
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION; INVALID_CONFIG names the setting and its range.
+            ClientTimeout: not done in time; the settings may be changed.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         topics.alter_topic(self._link, name, config or {}, unset=unset, timeout_s=timeout_s)
@@ -194,27 +197,29 @@ class Admin:
     def delete_records(
         self, before: Mapping[TopicPartition, int | None], *, timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Let partitions begin at an offset (None: at their end): what lies before is gone. Returns where they begin.
+        """Delete the records of partitions before an offset (None: all). Return the new log start offsets.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE above the high watermark; INVALID_REQUEST for a topic whose cleanup.policy
-                is compact alone; UNKNOWN_TOPIC_OR_PARTITION. Other partitions may have been shortened.
-            ClientTimeout: some leader did not answer in time.
+                is only compact; UNKNOWN_TOPIC_OR_PARTITION. Records of other partitions may be deleted.
+            ClientTimeout: a leader did not respond in time.
         """
         wanted = {TopicPartition(*tp): offset for tp, offset in before.items()}
         return delete_records(self._link, wanted, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
 
     def list_topics(self) -> list[str]:
-        """The names of all topics, in order."""
+        """Return the names of all topics, in order."""
         return sorted(topic.name for topic in self._metadata(None, schemas=False).topics if not topic.code)
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """Raises BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION."""
+        """Return a topic. Raises BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION."""
         return describe_topic(self._link.topic(name, refresh=True))
 
     def describe_topics(self, names: Iterable[str] | None = None, *, internal: bool = False) -> list[TopicDescription]:
-        """The topics named, in that order; without names all there are, with ``internal`` the log's own as well. Raises
-        as ``describe_topic``."""
+        """Return the named topics in that order, or else all topics, with ``internal`` also the internal ones.
+
+        Raises as ``describe_topic``.
+        """
         if names is not None:
             return [self.describe_topic(name) for name in names]
         found = [topic for topic in self._metadata(None, internal=internal).topics if not topic.code]
@@ -229,31 +234,35 @@ class Admin:
         replication_factor: int | None = None,
         throttle_bytes: int = 0,
     ) -> Reassigned:
-        """Let partitions move to other brokers; returns when the moves are taken and the broker asked has heard of them
-        from the controller, if there is one. See ``reassignments`` and ``wait_until_moved``.
+        """Move partitions to other brokers. Returns when the moves have started.
+
+        If there is a controller, the broker that was asked also knows the moves by then. See ``reassignments`` and
+        ``wait_until_moved``.
 
         Args:
-            what: the brokers wanted for each partition, preferred leader first; or a topic's name, with
-                ``replication_factor``: replicas stay where they are as far as that allows.
-            throttle_bytes: bytes per second each broker copies at most; 0: no limit. Naming a partition's target again
-                changes the limit of its move.
+            what: the new brokers of each partition, preferred leader first; or the name of a topic, with
+                ``replication_factor``, whose replicas stay in place where that is possible.
+            throttle_bytes: the bytes per second that each broker copies at most; 0: no limit. To change the limit of a
+                move, repeat its target.
 
         Raises:
-            BrokerError: of the first partition refused, UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT or
+            BrokerError: for the first refused partition UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT or
                 INVALID_REPLICATION_FACTOR; the other partitions move.
         """
         if isinstance(what, str):
             if replication_factor is None:
-                raise TypeError(f"reassign({what!r}): a topic's name needs replication_factor")
+                raise TypeError(f"reassign({what!r}): the name of a topic needs replication_factor")
             targets = self.plan_replication_factor(what, replication_factor)
         elif replication_factor is not None:
-            raise TypeError("reassign: replication_factor goes with a topic's name, not with targets")
+            raise TypeError("reassign: replication_factor needs the name of a topic, not targets")
         else:
             targets = {TopicPartition(*tp): tuple(brokers) for tp, brokers in what.items()}
         return self._move(targets, throttle_bytes)
 
     def plan_replication_factor(self, topic: str, replication_factor: int) -> dict[TopicPartition, tuple[int, ...]]:
-        """Brokers that give each partition so many replicas, for ``reassign``; partitions that have them are left out.
+        """Return the targets for ``reassign`` that give each partition this number of replicas.
+
+        Partitions that have it already are left out.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICATION_FACTOR.
@@ -262,29 +271,32 @@ class Admin:
         return reassignment.with_factor(brokers, replicas, topic, replication_factor)
 
     def drain_broker(self, broker_id: int, *, throttle_bytes: int = 0) -> Reassigned:
-        """Let everything that ``broker_id`` holds move to the other brokers; it need not be alive.
+        """Move all replicas of ``broker_id`` to the other brokers. The broker need not be alive.
 
-        New topics and partitions may still be placed on it: it is empty when, asked again, there are no ``targets``.
+        New topics and partitions may still be placed on it. It is empty if a repeated call returns no ``targets``.
 
         Raises:
-            BrokerError: INVALID_REPLICATION_FACTOR when the others are too few; nothing moves then.
+            BrokerError: INVALID_REPLICATION_FACTOR if there are too few other brokers; nothing moves then.
         """
         brokers, replicas = self._replicas()
         known = {broker.broker_id for broker in brokers}.union(*replicas.values())
         if broker_id not in known:
-            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} found; known are {sorted(known)}")
+            raise BrokerError(
+                ErrorCode.BROKER_NOT_AVAILABLE,
+                f"broker {broker_id} is not known; the known brokers are {sorted(known)}",
+            )
         return self._move(reassignment.draining(brokers, replicas, broker_id), throttle_bytes)
 
     def cancel_reassignment(
         self, partitions: Iterable[TopicPartition] = (), *, may_have_ended: Iterable[TopicPartition] = ()
     ) -> list[TopicPartition]:
-        """Take moves back: the partitions go to the brokers they were on. Returns those that do; where an answer was
-        lost also those that had ended just before.
+        """Cancel moves: the partitions go back to their earlier brokers. Return the cancelled ones.
 
-        Of those that ``may_have_ended``, as they were only found under way, what is not any more is passed over.
+        If a response was lost, the result may include moves that had just ended. Moves in ``may_have_ended`` are
+        ignored if they are no longer in progress.
 
         Raises:
-            BrokerError: NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION; the others are taken back.
+            BrokerError: NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION; the others are cancelled.
         """
         named = dict.fromkeys(TopicPartition(*tp) for tp in partitions)
         found = dict.fromkeys(TopicPartition(*tp) for tp in may_have_ended)
@@ -296,13 +308,13 @@ class Admin:
         )
 
     def reassignments(self) -> list[MoveDescription]:
-        """Moves under way, and how far each has come."""
+        """Return the moves in progress, with the progress of each."""
         return reassignment.under_way(self._link, self.describe_brokers())
 
     def wait_until_moved(
         self, targets: Mapping[TopicPartition, Sequence[int]], *, timeout_s: float | None = None
     ) -> None:
-        """Wait until each partition is on its target, and only there, and in sync.
+        """Wait until the replicas of each partition are exactly its target, and in sync.
 
         Raises:
             ClientTimeout: names partitions that are not.
@@ -312,14 +324,14 @@ class Admin:
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
     ) -> dict[TopicPartition, BrokerError]:
-        """Let partitions (left out: all) be led by their preferred leaders, the first of their replicas.
+        """Elect the preferred leaders of partitions (default: all), which are the first of their replicas.
 
-        What is preferred goes by what the broker asked has been told: after a ``reassign`` of this client the new order
-        counts, after one of another client, or without a controller, perhaps a moment later.
+        The preferred leader is the one that the broker knows: after a ``reassign`` of this client the new order
+        applies. After one of another client, or without a controller, it may apply a moment later.
 
-        ``unclean``: where no member of the in-sync set is alive, by any replica that is. That loses records.
+        ``unclean``: if no member of the ISR is alive, elect any live replica. That loses records.
 
-        Returns the partitions that have not got the leader they should have, with the reason.
+        Returns the partitions that did not get their leader, with the reason.
         """
         return reassignment.elect(self._link, partitions, unclean=unclean, timeout_ms=self._link.broker_timeout_ms())
 
@@ -332,29 +344,29 @@ class Admin:
         wanted = None if topics is None else set(topics)
         self._wait("replicas in sync", lambda reply: reassignment.not_in_sync(reply, wanted), timeout_s)
 
-    # --- logs that no topic claims ---
+    # --- set-aside logs ---
 
     def set_aside_logs(self) -> list[SetAsideDescription]:
         """Return the logs that live brokers keep without serving them. Brokers of 0.1.0 are not asked.
 
         Raises:
-            BrokerError: a broker did not answer.
+            BrokerError: a broker did not respond.
         """
         return set_aside.set_aside_logs(self._link)
 
     def restore_set_aside(self, topic_id: str, *, timeout_s: float | None = None) -> RestoredTopic:
-        """Make the topic of this id again out of set-aside logs, and wait until its partitions have leaders.
+        """Recreate the topic of this id from set-aside logs, and wait until its partitions have leaders.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_ID when no broker has such a log; TOPIC_ALREADY_EXISTS when a topic has the
-                name; REQUEST_TIMED_OUT when the topic is there and partitions have no leader yet.
+            BrokerError: UNKNOWN_TOPIC_ID if no broker has such a log; TOPIC_ALREADY_EXISTS if a topic has the name;
+                REQUEST_TIMED_OUT if the topic was created and partitions have no leader yet.
         """
         return set_aside.restore_set_aside(
             self._link, topic_id, timeout_s=self._timeout_s if timeout_s is None else timeout_s
         )
 
     def remove_set_aside(self, broker_id: int, names: Iterable[str]) -> None:
-        """Delete set-aside logs of one broker for good. Names that are not there are fine.
+        """Delete set-aside logs of one broker permanently. Unknown names are ignored.
 
         Raises:
             BrokerError: BROKER_NOT_AVAILABLE, UNSUPPORTED_VERSION.
@@ -364,10 +376,10 @@ class Admin:
     # --- the cluster ---
 
     def restart_broker(self, broker_id: int) -> None:
-        """Let a broker stop in an orderly way and be started again by its supervisor. Does not wait for it.
+        """Stop a broker in a controlled way, and have its supervisor start it again. Do not wait for it.
 
         Raises:
-            BrokerError: BROKER_NOT_AVAILABLE, BROKER_STOPPING; INVALID_REQUEST when nobody supervises it.
+            BrokerError: BROKER_NOT_AVAILABLE, BROKER_STOPPING; INVALID_REQUEST if it has no supervisor.
         """
         rolling_restart.restart(self._link, broker_id)
 
@@ -378,21 +390,22 @@ class Admin:
         timeout_s: float = 120.0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> list[int]:
-        """Restart brokers (left out: all) one after the other, each when all replicas are in sync. ``timeout_s``
-        bounds each wait; ``tell`` is given a line at each step. Returns the brokers restarted.
+        """Restart brokers (default: all) one at a time, each when all replicas are in sync. Return their ids.
+
+        ``timeout_s`` bounds each wait. ``tell`` receives a line at each step.
 
         Raises:
             BrokerError: as ``restart_broker``.
-            ClientTimeout: a broker did not come back, or the cluster was not whole: says what is in the way.
+            ClientTimeout: a broker did not come back, or the cluster was not whole; the message has the problems.
         """
         return rolling_restart.roll(self._link, brokers, timeout_s=timeout_s, tell=tell)
 
     def describe_cluster(self) -> ClusterDescription:
-        """The cluster's id and its live brokers."""
+        """Return the cluster's id and its live brokers."""
         return describe_cluster(self._metadata((), schemas=False))
 
     def describe_brokers(self) -> list[BrokerDescription]:
-        """What every live broker says about itself; one that does not answer is listed with its error."""
+        """Return the state of every live broker. A broker that does not respond is listed with its error."""
         return [self._describe_broker(address) for address in self.describe_cluster().brokers]
 
     def list_offsets(
@@ -403,14 +416,15 @@ class Admin:
         isolation: Isolation = "read_committed",
         known: Mapping[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, int]:
-        """Offsets of partitions: ``"earliest"``, ``"latest"`` (the next offset a consumer will see), or a time
-        (a datetime, which is UTC without a time zone, or microseconds since the epoch): the first record at or after
-        it lies at or after the offset; where there is none, the latest.
+        """Return offsets of partitions.
 
-        ``queries`` names a question for each partition, or only partitions, which are then all asked ``at``. Under
-        ``isolation="read_committed"`` a partition ends where its first open transaction begins. ``known``: ends that
-        logs are believed to have reached, as from an earlier call. A leader that says less is believed when the other
-        brokers confirm that it leads.
+        A query is ``"earliest"``, ``"latest"`` (the next offset that a consumer will see), or a time: a datetime, which
+        is UTC without a time zone, or microseconds since the epoch. No record before the offset of a time is at or
+        after this time. Without such a record it is the latest offset.
+
+        ``queries`` has a query for each partition, or only partitions, which all use ``at``. With
+        ``isolation="read_committed"`` a partition ends at its first open transaction. ``known``: log end offsets that
+        an earlier call returned. If a leader returns less, the other brokers must confirm that it leads.
         """
         asked = dict(queries) if isinstance(queries, Mapping) else dict.fromkeys(queries, at)
         by_partition = {TopicPartition(*tp): query for tp, query in asked.items()}
@@ -421,14 +435,15 @@ class Admin:
     def commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, int], *, topic_ids: Mapping[str, str] | None = None
     ) -> None:
-        """Set the offsets of the next records to read of a group in these partitions; its others stay. No records are
-        looked at. ``topic_ids``: of topics that may have been deleted and made again since, whose offsets these are;
-        others are taken for those that are there now.
+        """Set a group's next offsets to read in these partitions, and leave its others unchanged. Reads no records.
+
+        ``topic_ids``: the ids of the topics that the offsets belong to, because a topic may have been recreated since.
+        Topics without an id are the current ones.
 
         Raises:
-            BrokerError: NON_EMPTY_GROUP while the group has members, who commit themselves; of the first partition
-                refused, UNKNOWN_TOPIC_OR_PARTITION: the others are set.
-            TypeError, ValueError: an offset that is none, as for ``Consumer.seek``; nothing is set.
+            BrokerError: NON_EMPTY_GROUP while the group has members, which commit for themselves; for the first refused
+                partition UNKNOWN_TOPIC_OR_PARTITION: the others are set.
+            TypeError, ValueError: an invalid offset, as for ``Consumer.seek``; nothing is set.
         """
         known = topic_ids or {}
         checked = {TopicPartition(*tp): checked_offset(TopicPartition(*tp), at) for tp, at in offsets.items()}
@@ -436,24 +451,24 @@ class Admin:
         groups.commit_offsets(self._link, group, entries, timeout_s=self._timeout_s)
 
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:
-        """The offset of the next record to read, by partition; none for a group that nobody has written to."""
+        """Return a group's next offsets to read by partition; empty for an unknown group."""
         found = groups.group_offsets(self._link, group, timeout_s=self._timeout_s)
         return {TopicPartition(entry.topic, entry.partition): entry.offset for entry in found}
 
     def list_groups(self) -> list[str]:
-        """The names of all groups that have offsets or members, in order."""
+        """Return the names of all groups that have offsets or members, in order."""
         return [found.group for found in self.group_listings()]
 
     def group_listings(self) -> list[groups.GroupListing]:
-        """As ``list_groups``, with what they are doing and how many members they have."""
+        """Return all groups as ``list_groups``, with their state and number of members."""
         return groups.list_groups(self._link)
 
     def describe_group(self, group: str) -> groups.GroupDescription | None:
-        """Who is in a group and has which partitions; None when there is no such group."""
+        """Return the members of a group and their partitions, or None if the group does not exist."""
         return groups.describe_group(self._link, group)
 
     def delete_group(self, group: str) -> None:
-        """Forget a group without members, and its offsets.
+        """Delete a group without members, and its offsets.
 
         Raises:
             BrokerError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND.
@@ -463,43 +478,45 @@ class Admin:
     # --- transactions ---
 
     def transactions(self) -> list[TransactionDescription]:
-        """What is open or being ended in the cluster, and the keys that coordinators remember, by key.
+        """Return the transactions of all coordinators by key: open, ending, or the last one of a key.
 
         Raises:
-            ClientTimeout: a broker did not answer, or one is still reading its state.
+            ClientTimeout: a broker did not respond, or a coordinator is still loading its state.
         """
         return transactions.list_transactions(self._link)
 
     def abort_transaction(self, key: str) -> None:
-        """End an open transaction in place of who began it, which is fenced. Keys are as ``transactions`` gives them:
-        ``id:`` and the transactional id of a producer.
+        """Abort an open transaction and fence its producer.
+
+        The key is one of ``transactions``: ``id:`` and the transactional id of a producer.
 
         Raises:
-            BrokerError: INVALID_TXN_STATE when nothing is open, or it is decided already.
-            ClientTimeout: its coordinator did not answer; it may have been aborted.
+            BrokerError: INVALID_TXN_STATE if no transaction is open, or it is already decided.
+            ClientTimeout: its coordinator did not respond; it may be aborted.
         """
         transactions.abort_transaction(self._link, key)
 
     def hanging_transactions(self, *, open_s: float = 900.0) -> list[HangingTransaction]:
-        """What is open in partitions for ``open_s`` or longer and no coordinator knows: it holds up readers, and nobody
-        but ``abort_hanging``, or the brokers after ``transaction.hanging.after.ms``, will end it.
+        """Return hanging transactions: open in a partition for ``open_s`` or longer, and unknown to every coordinator.
+
+        They block readers until ``abort_hanging``, or until ``transaction.hanging.after.ms`` at the brokers.
 
         Raises:
-            ClientTimeout: a broker did not answer, or not every coordinator could be asked.
+            ClientTimeout: a broker did not respond, or not every coordinator was reachable.
         """
         return transactions.find_hanging(self._link, open_s=open_s)
 
     def abort_hanging(self, partition: TopicPartition, producer_id: int) -> None:
-        """End what a producer id has open in one partition: what it wrote there is never seen.
+        """Abort the hanging transaction of a producer id in one partition. Its records there are never read.
 
         Raises:
-            BrokerError: INVALID_TXN_STATE when nothing is open, or a coordinator knows it: abort it by its key.
-            ClientTimeout: the leader did not answer; it may have been ended.
+            BrokerError: INVALID_TXN_STATE if no transaction is open, or a coordinator knows it: abort it by its key.
+            ClientTimeout: the leader did not respond; it may be aborted.
         """
         transactions.abort_hanging(self._link, TopicPartition(*partition), producer_id)
 
     def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:
-        """The live brokers, and where every partition is or is going."""
+        """Return the live brokers, and the replicas of every partition, or its target if it moves."""
         reply = self._metadata(None, schemas=False, internal=True)
         return reply.brokers, reassignment.replicas_of(reply, reassignment.under_way(self._link))
 

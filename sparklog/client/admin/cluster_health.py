@@ -1,8 +1,8 @@
-"""Whether a cluster is whole: every broker there, every replica in sync, by what each broker says itself.
+"""The check that a cluster is whole: every broker is live and every replica in sync, by each broker's own state.
 
-One broker's metadata would not do. A broker that has just started has heard nothing, and right after a restart an ISR
-of full size may be a claim from before it. So all brokers must agree, and each replica must have the leader's epoch
-and have reached the high watermark its leader had at the look before.
+One broker's metadata is not sufficient. A broker that has just started has no metadata, and right after a restart a
+full ISR may be out of date. So all brokers must agree. Each replica must have the leader's epoch, and must have reached
+the high watermark that its leader had in the snapshot before.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sparklog.protocol.messages import (
 )
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
-#: Problems named when time is up.
+#: The maximum number of problems in the error.
 _NAMED = 3
 
 
 @dataclass(slots=True)
 class ClusterSnapshot:
-    """What all brokers said, one after the other."""
+    """The state of all brokers, which were asked in sequence."""
 
     metadata: dict[int, MetadataReply] = field(default_factory=dict)
     replicas: dict[tuple[TopicPartition, int], ReplicaDescription] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class ClusterSnapshot:
 
     @property
     def newest(self) -> dict[TopicPartition, PartitionMetadata]:
-        """Each partition as the broker with the newest leader epoch knows it."""
+        """The state of each partition at the broker with the newest leader epoch."""
         found: dict[TopicPartition, PartitionMetadata] = {}
         for reply in self.metadata.values():
             for topic in reply.topics:
@@ -52,10 +52,10 @@ class ClusterSnapshot:
 
 
 def take_look(link: BlockingCluster, expected: Collection[int]) -> ClusterSnapshot:
-    """Ask every broker that is registered. A broker that does not answer is a problem, not an error.
+    """Ask every registered broker. A broker that does not respond is a problem, not an error.
 
     Raises:
-        BrokerError: no broker at all can be reached.
+        BrokerError: no broker is reachable.
     """
     look = ClusterSnapshot()
     link.refresh(())
@@ -67,7 +67,7 @@ def take_look(link: BlockingCluster, expected: Collection[int]) -> ClusterSnapsh
             look.metadata[broker_id] = link.ask_metadata(Metadata(0, None, schemas=False, internal=True), broker_id)
             described = link.ask_broker(broker_id, DescribeBroker(0), DescribeBrokerReply)
         except BrokerError as error:
-            look.problems.append(f"broker {broker_id} does not answer: {error}")
+            look.problems.append(f"broker {broker_id} does not respond: {error}")
             continue
         if described.state != "running":
             look.problems.append(f"broker {broker_id} is {described.state}")
@@ -77,11 +77,14 @@ def take_look(link: BlockingCluster, expected: Collection[int]) -> ClusterSnapsh
 
 
 def problems_of(look: ClusterSnapshot, before: ClusterSnapshot) -> list[str]:
-    """Why the cluster is not whole, one sentence each; none: it is. ``before`` is the look before this one."""
+    """Return the problems of the cluster, one sentence each; empty if it is whole.
+
+    ``before`` is the snapshot before ``look``.
+    """
     found = list(look.problems)
     epochs = {broker_id: reply.controller_epoch for broker_id, reply in look.metadata.items()}
     newest = max(epochs.values(), default=-1)
-    found += [f"broker {b} has not heard of controller {newest}" for b, epoch in epochs.items() if epoch < newest]
+    found += [f"broker {b} does not know controller {newest} yet" for b, epoch in epochs.items() if epoch < newest]
     partitions = look.newest
     for broker_id, reply in look.metadata.items():
         known = {
@@ -91,7 +94,7 @@ def problems_of(look: ClusterSnapshot, before: ClusterSnapshot) -> list[str]:
         }
         behind = [tp for tp, part in partitions.items() if known.get(tp, -1) < part.leader_epoch]
         if behind:
-            found.append(f"broker {broker_id} has not heard who leads {behind[0]}")
+            found.append(f"broker {broker_id} does not know the leader of {behind[0]} yet")
     for tp, part in partitions.items():
         problem = _problem(tp, part, look, before)
         if problem:
@@ -126,10 +129,10 @@ def wait_until_whole(
     what: str,
     also: Callable[[ClusterSnapshot], str] = lambda look: "",
 ) -> ClusterSnapshot:
-    """Look until the cluster is whole, and ``also`` has no problem to name.
+    """Take snapshots until the cluster is whole and ``also`` returns no problem.
 
     Raises:
-        ClientTimeout: names ``what`` was waited for and what was in the way.
+        ClientTimeout: names ``what`` was awaited and the problems.
     """
     deadline = Deadline(timeout_s)
     before: ClusterSnapshot | None = None
@@ -137,7 +140,7 @@ def wait_until_whole(
     while True:
         try:
             look = take_look(link, expected)
-            problems = ["not looked at twice yet"] if before is None else problems_of(look, before)
+            problems = ["only one snapshot so far"] if before is None else problems_of(look, before)
             extra = also(look)
             problems += [extra] if extra else []
             before = look
@@ -149,6 +152,6 @@ def wait_until_whole(
             return look
         if deadline.left_s() <= 0:
             more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
-            raise ClientTimeout(f"{what}: not so within {timeout_s:g} s: {'; '.join(problems[:_NAMED])}{more}")
+            raise ClientTimeout(f"{what}: not reached within {timeout_s:g} s: {'; '.join(problems[:_NAMED])}{more}")
         time.sleep(min(pause_s, deadline.left_s()))
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)

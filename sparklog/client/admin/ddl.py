@@ -1,6 +1,6 @@
-"""Column lists as text, for people: ``"carrier string, dep_delay double, tags array<string> not null"``. Pure.
+"""The parser of column lists: ``"carrier string, dep_delay double, tags array<string> not null"``. Pure.
 
-The names of types are Spark SQL's (and, where they differ, Arrow's). A column is nullable unless it says ``not null``.
+The names of types are Spark SQL's (and, where they differ, Arrow's). A column is nullable unless it has ``not null``.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ _TOKEN = re.compile(r"\s*(`[^`]*`|[A-Za-z_][A-Za-z0-9_.-]*|\d+|[<>(),:])")
 
 
 def parse_columns(text: str) -> pa.Schema:
-    """The schema ``text`` describes.
+    """Return the schema that ``text`` describes.
 
     Raises:
-        ConfigError: names what was found, where, and what was expected.
+        ConfigError: has the text that was found, its position, and what was expected.
     """
     parser = _Parser(text)
     fields = parser.fields(closing="")
     names = [field.name for field in fields]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"schema: column {twice[0]!r} stands there twice")
+        raise ConfigError(f"schema: column {twice[0]!r} appears twice")
     return pa.schema(fields)
 
 
 class _Parser:
-    """Recursive descent over the tokens; nested types are the recursion."""
+    """A recursive descent parser. The recursion handles nested types."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -74,7 +74,7 @@ class _Parser:
         while text[at:].strip():
             match = _TOKEN.match(text, at)
             if match is None:
-                raise ConfigError(f"schema: {text[at:].strip()[:20]!r} at character {at + 1} is not understood")
+                raise ConfigError(f"schema: {text[at:].strip()[:20]!r} at character {at + 1} is not valid")
             self._tokens.append((match[1], match.start(1)))
             at = match.end()
 
@@ -166,5 +166,5 @@ class _Parser:
         at = self._next - back
         if at < len(self._tokens):
             token, position = self._tokens[at]
-            return ConfigError(f"schema: {token!r} at character {position + 1} found, {expected} expected")
-        return ConfigError(f"schema: the end of {self._text!r} found, {expected} expected")
+            return ConfigError(f"schema: {token!r} at character {position + 1} found; expected {expected}")
+        return ConfigError(f"schema: the end of {self._text!r} found; expected {expected}")

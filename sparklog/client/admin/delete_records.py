@@ -1,4 +1,4 @@
-"""Deleting the oldest records: each partition's leader is asked, until all have answered."""
+"""The deletion of the oldest records: requests to the leader of each partition, with retries."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _HIGH_WATERMARK = -1
 def delete_records(
     link: BlockingCluster, before: Mapping[TopicPartition, int | None], *, timeout_s: float
 ) -> dict[TopicPartition, int]:
-    """Arguments and errors are those of ``Admin.delete_records``. Asking twice does no more than asking once, but for
-    an end (None), which may have moved."""
+    """Delete records. Arguments and errors are those of ``Admin.delete_records``.
+
+    The request is idempotent, except for an end (None), which may have moved.
+    """
     done: dict[TopicPartition, int] = {}
 
     def attempt() -> None:
@@ -30,7 +32,7 @@ def delete_records(
                     raise no_leader(link.metadata, group[0])
                 for piece in pieces(group):
                     _ask_one(link, broker_id, piece, before=before, done=done)
-            except BrokerError as error:  # noqa: PERF203 - the other leaders are asked all the same
+            except BrokerError as error:  # noqa: PERF203 - the other leaders are asked nevertheless
                 if not error.retriable:
                     raise
                 problem = error
@@ -49,7 +51,7 @@ def _ask_one(
     before: Mapping[TopicPartition, int | None],
     done: dict[TopicPartition, int],
 ) -> None:
-    """Raises the last error among the partitions' after keeping what was done."""
+    """Ask one leader. Keep the results, then raise the last error among its partitions."""
     leaders = {tp: leader for tp in group if (leader := link.metadata.leader(tp))}
     wanted = [
         DeleteRecordsPartition(tp.topic, tp.partition, _HIGH_WATERMARK if offset is None else offset, leader.epoch)

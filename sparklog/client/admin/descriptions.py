@@ -1,4 +1,4 @@
-"""What the admin client tells about a cluster: frozen values for people and programs. Pure."""
+"""The results of the admin client: frozen values for users and programs. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparklog.record.schema import parse_schema
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition: who has it, who leads it, who is in sync."""
+    """One partition: its replicas, its leader and its ISR."""
 
     partition: int
     #: Broker id, or None while there is no leader.
@@ -33,7 +33,7 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """One topic. ``warning`` says why its replicas stand on fewer hosts than asked; only ``create_topic`` fills it."""
+    """One topic. ``warning``, which only ``create_topic`` sets, says that replicas share hosts, and why."""
 
     name: str
     topic_id: str
@@ -42,7 +42,7 @@ class TopicDescription:
     schema_id: int
     key: tuple[str, ...]
     event_time: str | None
-    #: Only what was set for this topic.
+    #: Only the settings of this topic itself.
     config: Mapping[str, str] = field(default_factory=dict)
     warning: str = ""
 
@@ -56,35 +56,37 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class Reassigned:
-    """Moves that have begun. ``warning``: replicas that will share a host."""
+    """Moves that have started. ``warning``: replicas that will share a host."""
 
-    #: Brokers each partition is going to, preferred leader first.
+    #: The brokers that each partition moves to, preferred leader first.
     targets: Mapping[TopicPartition, tuple[int, ...]]
     warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveDescription:
-    """A partition on its way to other brokers. Until it is there, ``replicas`` are the target and those that will
-    go."""
+    """A partition that moves to other brokers.
+
+    Until the end of the move, ``replicas`` are the target and the replicas to remove.
+    """
 
     topic: str
     partition: int
     target: tuple[int, ...]
-    #: Before the move began; what a cancel goes back to.
+    #: The replicas before the move, to which a cancellation returns.
     original: tuple[int, ...]
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     leader: int | None
-    #: Bytes per second a broker copies at most; 0: no limit.
+    #: The bytes per second that a broker copies at most; 0: no limit.
     throttle_bytes: int
-    #: Size of the leader's log, and of what each broker that is added has of it.
+    #: The size of the leader's log, and the copied size by added broker.
     leader_bytes: int
     copied_bytes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def progress(self) -> float:
-        """0 to 1, by the broker that has least; in sync is all there is to copy."""
+        """The progress from 0 to 1 of the slowest broker. A broker in sync has copied everything."""
         shares = [
             1.0 if broker_id in self.isr or not self.leader_bytes else min(copied / self.leader_bytes, 1.0)
             for broker_id, copied in self.copied_bytes.items()
@@ -99,39 +101,39 @@ class TransactionDescription:
     key: str
     #: ``empty``, ``open``, ``committing``, ``aborting``.
     state: str
-    #: Number of the run that has it, in order of appearance, and the run's own name.
+    #: The number of its run, in the order in which runs began, and the run's own name.
     run: int
     run_id: str
-    #: Of a sink's transaction that is open or being ended.
+    #: The version of a sink's transaction that is open or ending.
     version: int | None
-    #: The last one that a sink has committed.
+    #: The last version that a sink has committed.
     last_version: int | None
-    #: When it began, and when it is aborted unless there is a sign of life; None while nothing is open.
+    #: The start, and the time at which it is aborted unless the producer keeps it alive; None while none is open.
     began: dt.datetime | None
     deadline: dt.datetime | None
-    #: Producer ids taking part, and the partitions each may write to.
+    #: The producer ids of the transaction, and the partitions that each may write to.
     producers: Mapping[int, tuple[TopicPartition, ...]] = field(default_factory=dict)
 
     @property
     def partitions(self) -> tuple[TopicPartition, ...]:
-        """Those that some producer may have written to."""
+        """The partitions that any producer may have written to."""
         return tuple(sorted({tp for partitions in self.producers.values() for tp in partitions}))
 
 
 @dataclass(frozen=True, slots=True)
 class HangingTransaction:
-    """Open in a partition, and known to no coordinator: nobody will end it."""
+    """A transaction that is open in a partition and unknown to every coordinator, so that no producer will end it."""
 
     partition: TopicPartition
     producer_id: int
-    #: Of its first batch there: its offset, and when it was appended.
+    #: The offset and the append time of its first batch there.
     first_offset: int
     began: dt.datetime
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A live broker as the cluster knows it; ``incarnation`` counts its registrations."""
+    """A live broker in the cluster's metadata; ``incarnation`` counts its registrations."""
 
     broker_id: int
     host: str
@@ -149,7 +151,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """What a broker process says about itself; ``error`` instead when it did not answer."""
+    """The state of a broker process, or ``error`` if it did not respond."""
 
     address: BrokerAddress
     state: str = "unreachable"
@@ -158,7 +160,7 @@ class BrokerDescription:
     log_dir: str = ""
     replicas: tuple[ReplicaDescription, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
-    #: In force, with the topic defaults that were given; empty from a broker that does not tell.
+    #: The settings in force, with the topic defaults that were set; empty from a broker that does not return them.
     settings: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 
@@ -168,12 +170,12 @@ class BrokerDescription:
 
     @property
     def size_bytes(self) -> int:
-        """What the logs of this broker take on its disk, those that are set aside as well."""
+        """The size of this broker's logs on its disk, including those that are set aside."""
         return sum(replica.size_bytes for replica in self.replicas) + self.counters.get("set.aside.bytes", 0)
 
 
 def describe_topic(topic: TopicMetadata, *, warning: str = "") -> TopicDescription:
-    """Raises BrokerError when the schema bytes cannot be read here."""
+    """Return the description of a topic. Raises BrokerError if this client cannot read the schema."""
     latest = topic.schemas[-1]
     return TopicDescription(
         name=topic.name,

@@ -1,4 +1,4 @@
-"""Consumer groups from outside: their offsets, their members, which there are; and forgetting them."""
+"""Administration of consumer groups: their offsets and members, their list, and their deletion."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from sparklog.protocol.messages import (
     TopicPartitions,
 )
 
-#: A group's coordinator is the leader of one of its partitions.
+#: The topic whose partition leaders are the groups' coordinators.
 OFFSETS_TOPIC = INTERNAL_PREFIX + "consumer_offsets"
 
 
 def commit_offsets(
     link: BlockingCluster, group: str, offsets: Sequence[GroupOffset], *, timeout_s: float | None = None
 ) -> None:
-    """Set offsets of a group; the others stay. Answered when they are committed. The coordinator may be the last to
-    hear of a topic: a partition that it does not know is asked for again, for as long as any new topic's is.
+    """Set offsets of a group, and leave its others unchanged. Returns after they are committed.
+
+    The coordinator may be the last broker to know a topic, so an unknown partition is retried for the grace period.
 
     Raises:
-        BrokerError: of the first partition refused; the others are set.
-        ClientTimeout: no coordinator answered in time; they may have been set.
+        BrokerError: the error of the first refused partition; the others are set.
+        ClientTimeout: no coordinator responded in time; the offsets may be set.
     """
     coordination = BlockingCoordinator(link)
 
@@ -58,13 +59,13 @@ def commit_offsets(
 
 
 def group_offsets(link: BlockingCluster, group: str, *, timeout_s: float | None = None) -> tuple[GroupOffset, ...]:
-    """All offsets a group has; none for a group that nobody has written to.
+    """Return all offsets of a group; none for an unknown group.
 
-    A coordinator that was cut off and deposed does not know it. Who went on from what it tells would do twice what has
-    been committed since, so the other brokers have to confirm it.
+    A deposed coordinator that is cut off does not know it. A client that continued from its offsets would repeat work
+    that has been committed since. So the other brokers must confirm the coordinator.
 
     Raises:
-        ClientTimeout: no coordinator answered in time, or not more than half of the brokers confirmed the one that did.
+        ClientTimeout: no coordinator responded in time, or not more than half of the brokers confirmed it.
     """
     asked_before = False
 
@@ -83,7 +84,7 @@ def group_offsets(link: BlockingCluster, group: str, *, timeout_s: float | None 
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """``state``: as ``GroupDescription.state``."""
+    """A group and its number of members. ``state`` is as in ``GroupDescription``."""
 
     group: str
     state: str
@@ -92,8 +93,11 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """``owned``: partitions nobody else may read; ``target``: those it should have. They differ while partitions change
-    hands."""
+    """A member of a group.
+
+    ``owned``: the partitions that only this member may read. ``target``: the partitions that it should have. They
+    differ during a rebalance.
+    """
 
     member_id: str
     instance_id: str
@@ -109,7 +113,10 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """``state``: ``"empty"`` (no members), ``"reconciling"`` (partitions change hands) or ``"stable"``."""
+    """A group with its members.
+
+    ``state``: ``"empty"`` (no members), ``"reconciling"`` (a rebalance is in progress) or ``"stable"``.
+    """
 
     group: str
     state: str
@@ -118,7 +125,7 @@ class GroupDescription:
 
 
 def list_groups(link: BlockingCluster) -> list[GroupListing]:
-    """The groups of all live brokers, in order. Raises as ``ask_all_brokers``."""
+    """Return the groups of all live brokers, in order. Raises as ``ask_all_brokers``."""
     replies = ask_all_brokers(link, "groups", ListGroups(0), ListGroupsReply)
     found: dict[str, GroupListing] = {}
     for reply in replies:
@@ -128,7 +135,7 @@ def list_groups(link: BlockingCluster) -> list[GroupListing]:
 
 
 def describe_group(link: BlockingCluster, group: str) -> GroupDescription | None:
-    """None when there is no such group. Raises ClientTimeout: its coordinator did not answer."""
+    """Return a group, or None if it does not exist. Raises ClientTimeout if its coordinator did not respond."""
     reply = BlockingCoordinator(link).ask(GROUP, group, DescribeGroup(0, group), DescribeGroupReply)
     found = reply.description
     if found is None:
@@ -156,10 +163,10 @@ def _partitions(topics: Iterable[TopicPartitions]) -> tuple[TopicPartition, ...]
 
 
 def delete_group(link: BlockingCluster, group: str) -> None:
-    """Forget its offsets.
+    """Delete a group and its offsets.
 
     Raises:
         BrokerError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND.
-        ClientTimeout: its coordinator did not answer; it may be deleted.
+        ClientTimeout: its coordinator did not respond; the group may be deleted.
     """
     BlockingCoordinator(link).ask(GROUP, group, DeleteGroup(0, group), Ack)

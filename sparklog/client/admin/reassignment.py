@@ -1,4 +1,4 @@
-"""Moving replicas and leaderships: what the admin client asks brokers for, and how far it has come."""
+"""The reassignment of replicas and leaders: requests to brokers, and the progress of moves."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from sparklog.protocol.messages import (
 )
 
 Replicas = Mapping[TopicPartition, Sequence[int]]
-#: Of a move that was there a moment ago: it has ended, or its topic has been deleted.
+#: Errors of a move that has ended, or whose topic was deleted.
 _ENDED = {ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
 
 def alter(
     link: BlockingCluster, targets: Mapping[TopicPartition, Sequence[int]], *, throttle_bytes: int, timeout_ms: int
 ) -> str:
-    """Begin or change moves. Returns the warning about shared hosts, if there is one.
+    """Start or change moves. Return the warning about shared hosts, or "".
 
     Raises:
-        BrokerError: of the first move refused; says how many were. The others are under way.
+        BrokerError: of the first refused move, with the number of refused ones. The others are in progress.
     """
     moves = tuple(ReplicaMove(tp.topic, tp.partition, tuple(target)) for tp, target in targets.items())
     warning, _ = _ask(link, moves, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms)
@@ -49,14 +49,13 @@ def take_back(
     may_have_ended: Collection[TopicPartition],
     timeout_ms: int,
 ) -> list[TopicPartition]:
-    """Take moves back; returns those that were. One that ``may_have_ended`` is passed over where it, or its topic, is
-    not there any more.
+    """Cancel moves and return the cancelled ones.
 
-    A move that is not found when the request is repeated, because an answer was lost, counts as taken back: by the
-    first attempt, or it had ended just before.
+    A move in ``may_have_ended`` is ignored if it, or its topic, no longer exists. If a response was lost and the
+    repeated request finds no move, the move counts as cancelled: the first attempt did it, or it had just ended.
 
     Raises:
-        BrokerError: of the first one refused; says how many were. The others are taken back.
+        BrokerError: of the first refused one, with the number of refused ones. The others are cancelled.
     """
     moves = tuple(ReplicaMove(tp.topic, tp.partition, None) for tp in (*partitions, *may_have_ended))
     _, taken = _ask(link, moves, throttle_bytes=0, timeout_ms=timeout_ms, may_have_ended=frozenset(may_have_ended))
@@ -71,7 +70,7 @@ def _ask(
     timeout_ms: int,
     may_have_ended: frozenset[TopicPartition] = frozenset(),
 ) -> tuple[str, list[TopicPartition]]:
-    """The warning, and what was done. Raises BrokerError for what was refused."""
+    """Return the warning and the partitions that were accepted. Raises BrokerError for the refused ones."""
     if not moves:
         return "", []
     warnings: list[str] = []
@@ -90,7 +89,7 @@ def _ask(
 def _ask_once(
     link: BlockingCluster, request: AlterReassignments, taken: list[TopicPartition]
 ) -> tuple[str, list[PartitionResult]]:
-    """Return the warning and the moves that were not taken; add those that were to ``taken``."""
+    """Return the warning and the moves that were not accepted. Add the accepted ones to ``taken``."""
     done = {ErrorCode.NONE}
 
     def attempt() -> AlterReassignmentsReply:
@@ -114,12 +113,12 @@ def _refusal(refused: Sequence[PartitionResult], asked: int, taken: int) -> Brok
     first = refused[0]
     if asked == 1:
         return BrokerError(first.code, first.detail)
-    others = f"; {taken} others were taken" if taken else ""
+    others = f"; {taken} others were accepted" if taken else ""
     return BrokerError(first.code, f"{len(refused)} of {asked} moves were refused{others}; first: {first.detail}")
 
 
 def under_way(link: BlockingCluster, brokers: Iterable[BrokerDescription] = ()) -> list[MoveDescription]:
-    """Moves under way, each with the sizes that ``brokers`` tell of its copies."""
+    """Return the moves in progress, each with the sizes of its copies from ``brokers``."""
     reply = link.retrying("moves", lambda: link.ask_any(ListReassignments(0), ListReassignmentsReply))
     sizes = {
         (TopicPartition(replica.topic, replica.partition), broker.address.broker_id): replica.size_bytes
@@ -149,20 +148,20 @@ def under_way(link: BlockingCluster, brokers: Iterable[BrokerDescription] = ()) 
 
 
 def not_on_target(reply: MetadataReply, targets: Replicas) -> list[str]:
-    """Which partitions are not on their target, only there and in sync, one sentence each."""
+    """Return a sentence for each partition whose replicas are not exactly its target, or not in sync."""
     there = {(t.name, p.partition): p for t in reply.topics for p in t.partitions}
     found = []
     for tp, target in targets.items():
         part = there.get(tp)
         if part is None:
-            found.append(f"{TopicPartition(*tp)} is gone")
+            found.append(f"{TopicPartition(*tp)} does not exist")
         elif tuple(part.replicas) != tuple(target) or set(part.isr) != set(target):
             found.append(_place(TopicPartition(*tp), part))
     return found
 
 
 def not_in_sync(reply: MetadataReply, topics: Collection[str] | None) -> list[str]:
-    """Which partitions (of ``topics``, None: of all) have no leader or not all replicas in sync, one sentence each."""
+    """Return a sentence for each partition (of ``topics``; None: of all) without a leader or with a lagging replica."""
     missing = sorted(set(topics or ()) - {topic.name for topic in reply.topics if not topic.code})
     found = [f"topic {name!r} is not known" for name in missing]
     for topic in reply.topics:
@@ -176,13 +175,16 @@ def not_in_sync(reply: MetadataReply, topics: Collection[str] | None) -> list[st
 
 
 def _place(tp: TopicPartition, part: PartitionMetadata) -> str:
-    return f"{tp} is on {list(part.replicas)}, in sync are {list(part.isr)}"
+    return f"{tp} has replicas {list(part.replicas)}, and the ISR is {list(part.isr)}"
 
 
 def elect(
     link: BlockingCluster, partitions: Iterable[TopicPartition] | None, *, unclean: bool, timeout_ms: int
 ) -> dict[TopicPartition, BrokerError]:
-    """Partitions that did not get the leader they should have, and why. Those that had it already are no failures."""
+    """Elect leaders. Return the partitions that did not get their leader, with the reason.
+
+    Partitions that had their leader already are not in the result.
+    """
     kind = "unclean" if unclean else "preferred"
     requests = [ElectLeaders(0, kind, timeout_ms)]
     if partitions is not None:
@@ -198,7 +200,7 @@ def elect(
 
 
 def replicas_of(reply: MetadataReply, moves: Iterable[MoveDescription]) -> dict[TopicPartition, tuple[int, ...]]:
-    """Every partition's replicas, preferred leader first; where one is moved already, its target."""
+    """Return the replicas of every partition, preferred leader first, or its target if it moves."""
     replicas = {
         TopicPartition(topic.name, part.partition): tuple(part.replicas)
         for topic in reply.topics
@@ -211,7 +213,9 @@ def replicas_of(reply: MetadataReply, moves: Iterable[MoveDescription]) -> dict[
 def with_factor(
     brokers: Sequence[BrokerEndpoint], replicas: Replicas, topic: str, replication_factor: int
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """ReplicaTargets that give each partition of ``topic`` so many replicas; those that have them are left out.
+    """Return targets that give each partition of ``topic`` this number of replicas.
+
+    Partitions that have it already are left out.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICATION_FACTOR.
@@ -227,10 +231,10 @@ def with_factor(
 def draining(
     brokers: Sequence[BrokerEndpoint], replicas: Replicas, broker_id: int
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """ReplicaTargets that leave ``broker_id`` with nothing, each partition with as many replicas as it has.
+    """Return targets that leave ``broker_id`` without replicas, and keep each partition's number of replicas.
 
     Raises:
-        BrokerError: INVALID_REPLICATION_FACTOR when there are not enough other brokers.
+        BrokerError: INVALID_REPLICATION_FACTOR if there are not enough other brokers.
     """
     targets = ReplicaTargets(brokers, replicas, without={broker_id})
     return {tp: targets.of(tp, held, len(held)) for tp, held in replicas.items() if broker_id in held}

@@ -1,8 +1,8 @@
-"""Restarting all brokers, one after the other, so that nobody who uses the cluster is refused.
+"""The restart of all brokers, one at a time, without refused requests.
 
-Before each step the cluster is whole (see ``health``), so that with f+1 replicas any f-1 others may fail meanwhile.
-After each step the broker gets back the leaderships it should have: else the last one to restart would leave all of
-them to the first.
+Before each step the cluster is whole (see ``cluster_health``), so that with f+1 replicas any f-1 other brokers may fail
+in the meantime. After each step the broker gets its preferred leaderships back. Otherwise all leaderships of the last
+broker would stay at the first one.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ Tell = Callable[[str], None]
 
 
 def restart(link: BlockingCluster, broker_id: int) -> int:
-    """Ask a broker to stop in an orderly way and its supervisor to start it again. Does not wait for it.
+    """Ask a broker to stop in a controlled way, and its supervisor to start it again. Do not wait for it.
 
     Returns the incarnation that ends.
 
     Raises:
-        BrokerError: BROKER_NOT_AVAILABLE when it is not registered; INVALID_REQUEST when nobody would start it again;
+        BrokerError: BROKER_NOT_AVAILABLE if it is not registered; INVALID_REQUEST if it has no supervisor;
             BROKER_STOPPING.
-        ClientTimeout: it does not answer.
+        ClientTimeout: the broker does not respond.
     """
     link.retrying("metadata", link.refresh)
     if broker_id not in link.metadata.brokers:
         raise BrokerError(
-            ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} found; live are {sorted(link.metadata.brokers)}"
+            ErrorCode.BROKER_NOT_AVAILABLE,
+            f"broker {broker_id} is not live; the live brokers are {sorted(link.metadata.brokers)}",
         )
     incarnation = link.metadata.brokers[broker_id].incarnation
 
     def attempt() -> None:
         now = link.metadata.brokers.get(broker_id)
         if now is None or now.incarnation != incarnation:
-            return  # the answer was lost, not the request
+            return  # the request took effect, and its response was lost
         try:
             link.ask_broker(broker_id, RestartBroker(0, incarnation), Ack)
         except BrokerError as error:
@@ -53,14 +54,14 @@ def restart(link: BlockingCluster, broker_id: int) -> int:
 
 
 def roll(link: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: float, tell: Tell) -> list[int]:
-    """Restart ``brokers`` (None: all) one after the other. ``timeout_s`` bounds each wait of each step.
+    """Restart ``brokers`` (None: all) one at a time. ``timeout_s`` bounds each wait of each step.
 
-    Returns the brokers restarted.
+    Returns the brokers that were restarted.
 
     Raises:
         BrokerError: as ``restart``.
-        ClientTimeout: the cluster was not whole before a step, or a broker did not come back: says what is in the way.
-            Brokers after that one are as they were.
+        ClientTimeout: the cluster was not whole before a step, or a broker did not come back; the message has the
+            problems. The brokers after that one are unchanged.
     """
     link.retrying("metadata", link.refresh)
     everyone = sorted(link.metadata.brokers)
@@ -72,14 +73,14 @@ def roll(link: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: flo
         )
         alone = sum(part.replicas == (broker_id,) for part in look.newest.values())
         if alone:
-            tell(f"{name}: holds the only replica of {alone} partitions, which are away while it restarts")
+            tell(f"{name}: has the only replica of {alone} partitions, which are unavailable during its restart")
         before = restart(link, broker_id)
-        tell(f"{name}: restarting, incarnation {before} ends")
+        tell(f"{name}: restarting; incarnation {before} ends")
 
         def came_back(look: ClusterSnapshot, broker_id: int = broker_id, before: int = before) -> str:
             now = link.metadata.brokers.get(broker_id)
             if now is None or now.incarnation <= before:
-                return f"broker {broker_id} has not come back"
+                return f"broker {broker_id} has not registered again"
             return ""
 
         wait_until_whole(
@@ -93,10 +94,10 @@ def roll(link: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: flo
 
 
 def _give_leaderships_back(link: BlockingCluster, broker_id: int, *, timeout_s: float) -> int:
-    """Elect ``broker_id`` where it is the preferred leader. How many leaderships moved.
+    """Elect ``broker_id`` where it is the preferred leader. Return the number of partitions.
 
     Raises:
-        ClientTimeout: it cannot have them; names the first.
+        ClientTimeout: some were not elected; names the first.
     """
     look = link.retrying("metadata", lambda: link.refresh(None))
     wanted = [
@@ -114,12 +115,12 @@ def _give_leaderships_back(link: BlockingCluster, broker_id: int, *, timeout_s: 
 
     if wanted:
         try:
-            link.retrying(f"leaderships back to broker {broker_id}", attempt, timeout_s=timeout_s)
+            link.retrying(f"returning leaderships to broker {broker_id}", attempt, timeout_s=timeout_s)
         except BrokerError as error:
-            raise ClientTimeout(f"leaderships back to broker {broker_id}: {error}") from error
+            raise ClientTimeout(f"returning leaderships to broker {broker_id}: {error}") from error
     return len(wanted)
 
 
 def _timeout_ms(link: BlockingCluster) -> int:
-    """What the broker may take, so that its answer still comes in time."""
+    """Return the time that a broker may use, so that its response arrives in time."""
     return max(1, int(link.request_timeout_s * 800))

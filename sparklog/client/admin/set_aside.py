@@ -1,4 +1,4 @@
-"""Set-aside logs, as an administrator sees them: found on all brokers, restored as topics, removed."""
+"""The administration of set-aside logs: their list on all brokers, their restore as topics, and their removal."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from sparklog.protocol.set_aside_messages import KNOWN_BY
 
 @dataclass(frozen=True, slots=True)
 class SetAsideDescription:
-    """One log that a broker keeps without serving it. ``intact``: it could be opened when it was set aside, and the
-    offsets are known; only such a log is restored."""
+    """One log that a broker keeps without serving it.
+
+    ``intact``: it could be opened when it was set aside, and its offsets are known. Only such a log is restored.
+    """
 
     broker_id: int
     name: str
@@ -42,7 +44,7 @@ class SetAsideDescription:
 
 @dataclass(frozen=True, slots=True)
 class RestoredTopic:
-    """A topic that was made again out of set-aside logs. ``findings``: what to know of it as it is now."""
+    """A topic that was recreated from set-aside logs. ``findings``: known defects of the topic."""
 
     name: str
     partitions: int
@@ -50,7 +52,7 @@ class RestoredTopic:
 
 
 def set_aside_logs(link: BlockingCluster) -> list[SetAsideDescription]:
-    """Arguments and errors are those of ``Admin.set_aside_logs``."""
+    """Return the logs of all brokers. The errors are those of ``Admin.set_aside_logs``."""
     link.retrying("metadata", link.refresh)
     found = []
     for broker_id in sorted(link.metadata.brokers):
@@ -78,7 +80,7 @@ def set_aside_logs(link: BlockingCluster) -> list[SetAsideDescription]:
 
 
 def restore_set_aside(link: BlockingCluster, topic_id: str, *, timeout_s: float) -> RestoredTopic:
-    """Arguments and errors are those of ``Admin.restore_set_aside``."""
+    """Restore a topic. Arguments and errors are those of ``Admin.restore_set_aside``."""
     link.retrying("metadata", link.refresh)
     for broker_id in sorted(link.metadata.brokers):
         if _knows(link, broker_id):
@@ -89,7 +91,7 @@ def restore_set_aside(link: BlockingCluster, topic_id: str, *, timeout_s: float)
 
 
 def remove_set_aside(link: BlockingCluster, broker_id: int, names: Iterable[str]) -> None:
-    """Arguments and errors are those of ``Admin.remove_set_aside``."""
+    """Remove logs. Arguments and errors are those of ``Admin.remove_set_aside``."""
     link.retrying("metadata", link.refresh)
     if broker_id not in link.metadata.brokers:
         raise BrokerError(
@@ -105,5 +107,5 @@ def remove_set_aside(link: BlockingCluster, broker_id: int, names: Iterable[str]
 
 
 def _knows(link: BlockingCluster, broker_id: int) -> bool:
-    """Whether a broker answers requests about set-aside logs. Raises BrokerError where it cannot be reached."""
+    """Return whether a broker supports requests about set-aside logs. Raises BrokerError if it is unreachable."""
     return KNOWN_BY in link.ask_broker(broker_id, DescribeBroker(0), DescribeBrokerReply).settings

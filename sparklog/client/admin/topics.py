@@ -1,6 +1,7 @@
-"""Making, growing and deleting topics: what the admin client asks brokers for, until it is so.
+"""The creation, change and deletion of topics: requests to brokers, with retries until they take effect.
 
-A request whose answer was lost is repeated and may then be refused because it has been carried out; that is no failure.
+A request whose response was lost is repeated. The repetition may be refused because the first attempt succeeded; that
+is not an error.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from sparklog.record.schema import parse_schema, schema_message
 
 T = TypeVar("T")
 
-#: In CreateTopic: let the broker's settings decide.
+#: The value in CreateTopic that selects the broker's setting.
 _BROKER_DEFAULT = -1
-#: After these nobody knows whether the request was carried out.
+#: Errors after which it is unknown whether the request took effect.
 _ANSWER_LOST = {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}
 
 
@@ -48,8 +49,10 @@ def create_topic(
     config: Mapping[str, Any] | None,
     timeout_s: float,
 ) -> str:
-    """Returns when the partitions have leaders: the warning about their placement, if there is one. Arguments and
-    errors are those of ``Admin.create_topic``."""
+    """Create a topic. Return the warning about the placement of its replicas when the partitions have leaders, or "".
+
+    Arguments and errors are those of ``Admin.create_topic``.
+    """
     reason = check_topic_name(name)
     if reason is not None:
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
@@ -75,7 +78,7 @@ def create_topic(
 
 
 def delete_topic(link: BlockingCluster, name: str, *, timeout_s: float) -> None:
-    """Errors are those of ``Admin.delete_topic``."""
+    """Delete a topic. The errors are those of ``Admin.delete_topic``."""
     request = DeleteTopic(0, name, link.broker_timeout_ms(timeout_s))
     _carry_out(
         link,
@@ -90,8 +93,10 @@ def delete_topic(link: BlockingCluster, name: str, *, timeout_s: float) -> None:
 def create_partitions(
     link: BlockingCluster, name: str, partitions: int, *, assignment: Sequence[Sequence[int]], timeout_s: float
 ) -> str:
-    """Returns when the new partitions have leaders: the warning about their placement, if there is one. Arguments and
-    errors are those of ``Admin.create_partitions``."""
+    """Add partitions. Return the warning about their placement when they have leaders, or "".
+
+    Arguments and errors are those of ``Admin.create_partitions``.
+    """
     replicas = tuple(tuple(brokers) for brokers in assignment)
     request = CreatePartitions(0, name, partitions, link.broker_timeout_ms(timeout_s), replicas)
 
@@ -111,8 +116,10 @@ def create_partitions(
 
 
 def add_columns(link: BlockingCluster, name: str, columns: pa.Schema | str | Any, *, timeout_s: float) -> TopicMetadata:
-    """The topic with the columns, once every broker that answers knows of them. Arguments and errors are those of
-    ``Admin.add_columns``."""
+    """Add columns. Return the topic once every reachable broker knows them.
+
+    Arguments and errors are those of ``Admin.add_columns``.
+    """
     wanted = to_arrow_schema(columns)
     request = AddColumns(0, name, schema_message(wanted), link.broker_timeout_ms(timeout_s))
     link.retrying(f"columns for topic {name!r}", lambda: link.ask_any(request, Ack), timeout_s=timeout_s)
@@ -125,7 +132,7 @@ def add_columns(link: BlockingCluster, name: str, columns: pa.Schema | str | Any
 def alter_topic(
     link: BlockingCluster, name: str, config: Mapping[str, Any], *, unset: Iterable[str], timeout_s: float
 ) -> None:
-    """Arguments and errors are those of ``Admin.alter_topic``."""
+    """Change a topic's settings. Arguments and errors are those of ``Admin.alter_topic``."""
     settings = {str(setting): _as_text(value) for setting, value in config.items()}
     request = AlterTopic(0, name, settings, tuple(unset), link.broker_timeout_ms(timeout_s))
     link.retrying(f"settings of topic {name!r}", lambda: link.ask_any(request, Ack), timeout_s=timeout_s)
@@ -134,7 +141,7 @@ def alter_topic(
 def _described_by(
     link: BlockingCluster, broker_id: int, name: str, *, columns: set[str], timeout_s: float
 ) -> TopicMetadata | None:
-    """The topic as one broker knows it, once it has heard of ``columns``. None: it cannot be asked."""
+    """Return the topic as one broker knows it, once it knows ``columns``. Return None if the broker is unreachable."""
 
     def attempt() -> TopicMetadata | None:
         try:
@@ -143,7 +150,9 @@ def _described_by(
             return None
         topic = reply.topics[0]
         if topic.code or columns - set(parse_schema(topic.schemas[-1].message).names):
-            raise BrokerError(ErrorCode.SCHEMA_OUTDATED, f"broker {broker_id} has not heard of {sorted(columns)}")
+            raise BrokerError(
+                ErrorCode.SCHEMA_OUTDATED, f"broker {broker_id} does not know columns {sorted(columns)} yet"
+            )
         return topic
 
     return link.retrying(f"columns of topic {name!r}", attempt, timeout_s=timeout_s)
@@ -169,11 +178,11 @@ def _carry_out(
 
 
 def to_arrow_schema(schema: pa.Schema | str | Any) -> pa.Schema:
-    """A pyarrow schema out of one, out of text, or out of a Spark ``StructType`` (times become us, UTC).
+    """Return a pyarrow schema from one, from text, or from a Spark ``StructType`` (times become us, UTC).
 
     Raises:
-        ConfigError: text that is not understood; a StructType where Spark is not installed.
-        TypeError: anything else.
+        ConfigError: invalid text; a StructType without an installed Spark.
+        TypeError: any other type.
     """
     if isinstance(schema, pa.Schema):
         return schema

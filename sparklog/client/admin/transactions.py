@@ -1,4 +1,4 @@
-"""Transactions as an operator sees them: listed, ended in place of who began them, and found where nobody ends them."""
+"""The administration of transactions: their list, their abort, and hanging transactions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from sparklog.protocol.messages import (
 
 
 def list_transactions(link: BlockingCluster) -> list[TransactionDescription]:
-    """By key. Raises as ``ask_all_brokers``."""
+    """Return the transactions by key. Raises as ``ask_all_brokers``."""
     replies = ask_all_brokers(link, "transactions", ListTransactions(0), ListTransactionsReply)
     found = [describe_transaction(one) for reply in replies for one in reply.transactions]
     return sorted(found, key=lambda one: one.key)
 
 
 def abort_transaction(link: BlockingCluster, key: str) -> None:
-    """Raises BrokerError INVALID_TXN_STATE when nothing is open; ClientTimeout."""
+    """Abort a transaction. Raises BrokerError INVALID_TXN_STATE if none is open, and ClientTimeout."""
     coordination = BlockingCoordinator(link)
     uncertain = False
 
@@ -41,7 +41,7 @@ def abort_transaction(link: BlockingCluster, key: str) -> None:
             coordination.ask_once(TRANSACTION, key, AbortTransaction(0, key), Ack)
         except BrokerError as error:
             if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
-                return  # by the attempt whose answer was lost
+                return  # aborted by the attempt whose response was lost
             uncertain = uncertain or error.retriable
             raise
 
@@ -49,7 +49,10 @@ def abort_transaction(link: BlockingCluster, key: str) -> None:
 
 
 def find_hanging(link: BlockingCluster, *, open_s: float) -> list[HangingTransaction]:
-    """By partition and offset. Raises as ``ask_all_brokers``; also while some coordinator has no leader."""
+    """Return hanging transactions by partition and offset.
+
+    Raises as ``ask_all_brokers``, also while a coordinator has no leader.
+    """
     request = FindHanging(0, max(0, int(open_s * 1000)))
     replies = ask_all_brokers(link, "hanging transactions", request, FindHangingReply)
     found = [describe_hanging(one) for reply in replies for one in reply.transactions]
@@ -57,7 +60,10 @@ def find_hanging(link: BlockingCluster, *, open_s: float) -> list[HangingTransac
 
 
 def abort_hanging(link: BlockingCluster, tp: TopicPartition, producer_id: int) -> None:
-    """Raises BrokerError INVALID_TXN_STATE when nothing is open there, or a coordinator knows it; ClientTimeout."""
+    """Abort a hanging transaction.
+
+    Raises BrokerError INVALID_TXN_STATE if none is open there, or if a coordinator knows it, and ClientTimeout.
+    """
     uncertain = False
 
     def attempt() -> None:
@@ -67,8 +73,8 @@ def abort_hanging(link: BlockingCluster, tp: TopicPartition, producer_id: int) -
             link.ask_broker(leader, AbortHanging(0, tp.topic, tp.partition, producer_id), Ack)
         except BrokerError as error:
             if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
-                return  # by the attempt whose answer was lost
+                return  # aborted by the attempt whose response was lost
             uncertain = uncertain or error.retriable
             raise
 
-    link.retrying(f"ending what producer {producer_id} has open in {tp}", attempt)
+    link.retrying(f"aborting the hanging transaction of producer {producer_id} in {tp}", attempt)

@@ -1,4 +1,4 @@
-"""How long to wait before trying again. Pure: randomness comes in as a number."""
+"""The delays between retries. Pure: the caller passes the random number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Backoff(NamedTuple):
     jitter: float = 0.2
 
     def delay_ms(self, attempt: int, roll: float) -> float:
-        """Milliseconds before try ``attempt`` + 1, where the first try is attempt 0; ``roll`` is in [0, 1)."""
+        """Return the milliseconds before try ``attempt`` + 1; the first try is attempt 0. ``roll`` is in [0, 1)."""
         assert attempt >= 0 and 0 <= roll < 1
         # 2**64 ms is past any cap: bounding the exponent keeps a long outage from overflowing the float.
         base = min(self.max_ms, self.first_ms * self.factor ** min(attempt, 64))

@@ -1,7 +1,8 @@
-"""Blocking connections to the brokers of one cluster, with metadata and retries: under Admin, Consumer and readers.
+"""Blocking connections to the brokers of one cluster, with metadata and retries, for Admin, Consumer and readers.
 
-No thread and no loop: everything happens in the caller's thread, and what is not needed is not opened. It does not
-decide what a request means; it finds the broker to ask, asks, and asks again while the error says that this may help.
+It has no thread and no loop: everything happens in the caller's thread, and connections are opened when they are
+needed. It finds the broker for a request, sends the request, and retries as long as the error is retriable. It does not
+know what a request means.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reply)
 
-#: How long each broker has to say who leads, when a leader's word is doubted.
+#: How long each broker has to name the leader, when a leader is doubted.
 _DOUBT_TIMEOUT_S = 2.0
-#: How long "unknown topic" may mean "not told yet": brokers learn of a new topic one after the other.
+#: How long "unknown topic" may mean that the broker does not know a new topic yet.
 UNKNOWN_TOPIC_GRACE_S = 1.5
-#: Failures in a row after which the brokers asked so far count as perhaps out of date.
+#: The number of failures in a row after which the brokers asked so far may be out of date.
 _ASK_OTHERS_AFTER = 3
 
 
 class Deadline:
-    """A point on the monotonic clock."""
+    """A time on the monotonic clock."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -47,7 +48,7 @@ class Deadline:
 
 
 class BlockingCluster:
-    """Connections by broker id, opened when first asked for. Owned and used by one thread; ``close`` ends them."""
+    """The client of one cluster, with connections by broker id. Owner: one thread. ``close`` ends the connections."""
 
     def __init__(
         self,
@@ -60,12 +61,14 @@ class BlockingCluster:
         first_contact_s: float | None = None,
         backoff: Backoff = Backoff(),  # noqa: B008 - an immutable value
     ) -> None:
-        """``timeout_s`` bounds each call as a whole, retries included; ``request_timeout_s`` one wait for a broker,
-        so that a broker that hangs does not use up the call's time. ``first_contact_s`` bounds calls as long as no
-        broker has ever answered: for people, whose address may be wrong. Connects to nothing yet.
+        """Create the client without connecting.
+
+        ``timeout_s`` bounds each call including retries. ``request_timeout_s`` bounds one wait for a broker, so that a
+        broker that hangs does not use up the call's time. ``first_contact_s`` bounds calls until a broker has responded
+        once: it is for users who may have given a wrong address.
 
         Raises:
-            ConfigError: ``bootstrap`` holds no address.
+            ConfigError: ``bootstrap`` has no address.
         """
         self.metadata = MetadataCache()
         self.timeout_s = timeout_s
@@ -74,19 +77,19 @@ class BlockingCluster:
         self._client_id = client_id
         self._first_contact_s = first_contact_s
         if first_contact_s is not None:
-            # Addresses are tried one after the other, and one that swallows packets must not take all of the time.
+            # Addresses are tried in sequence, and one that drops packets must not use up the time.
             connect_timeout_s = min(connect_timeout_s, max(first_contact_s / len(self._bootstrap), 0.3))
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
         self._connections: dict[int, BlockingConnection] = {}
         self._closed = False
         self._random = random.Random()
-        #: Which of several brokers is asked first differs from client to client, and moves on after each failure.
+        #: Selects the first of several brokers. It differs between clients, and changes after each failure.
         self._turn = self._random.randrange(1 << 16)
         forks.watch(self)
 
     def close(self) -> None:
-        """For good: what is asked after it, perhaps by a thread that came late, raises ConfigError."""
+        """Close the client permanently. A later request, perhaps from a late thread, raises ConfigError."""
         self._closed = True
         connections, self._connections = self._connections, {}
         for connection in connections.values():
@@ -103,7 +106,7 @@ class BlockingCluster:
     # --- asking ---
 
     def ask_any(self, request: Request, expected: type[R]) -> R:
-        """Ask whichever broker can be reached, once."""
+        """Ask any reachable broker, once."""
         return self._ask(self.any_connection(), request, expected)
 
     def ask_broker(self, broker_id: int, request: Request, expected: type[R]) -> R:
@@ -111,19 +114,21 @@ class BlockingCluster:
         return self._ask(self.connection(broker_id), request, expected)
 
     def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> MetadataReply:
-        """The whole reply, of one broker or of whichever can be reached, asked once; it is not merged in."""
+        """Return the complete metadata of one broker, or of any reachable one, without merging it."""
         connection = self.any_connection() if broker_id is None else self.connection(broker_id)
         return self._ask_metadata(connection, request)
 
     def broker_timeout_ms(self, timeout_s: float | None = None) -> int:
-        """What a broker may take of a call's time (left out: of any call's), so that its answer still comes within
-        it."""
+        """Return the time that a broker may use of a call's timeout, so that its response arrives in time.
+
+        ``timeout_s`` None means the client's default timeout.
+        """
         return max(1, int(min(self.timeout_s if timeout_s is None else timeout_s, self.request_timeout_s) * 800))
 
     def retrying(self, what: str, attempt: Callable[[], T], *, timeout_s: float | None = None) -> T:
-        """Call ``attempt`` until it succeeds, fails for good, or the time is up.
+        """Call ``attempt`` until it succeeds, fails permanently, or the time is up.
 
-        Metadata is refreshed between attempts by ``attempt`` itself, which knows the topics.
+        ``attempt`` itself refreshes the metadata, because it knows the topics.
 
         Raises:
             BrokerError: one that is not retriable, or an unknown topic that stayed unknown for the grace period.
@@ -147,7 +152,7 @@ class BlockingCluster:
         raise AssertionError("unreachable")
 
     def refresh(self, topics: Iterable[str] | None = ()) -> MetadataReply:
-        """Ask any broker for metadata once and merge it in; None asks for all topics, () for the brokers only."""
+        """Request metadata from any broker once and merge it. None requests all topics, () only the brokers."""
         wanted = None if topics is None else tuple(topics)
         connection = self.any_connection()
         reply = self._ask_metadata(connection, Metadata(0, wanted))
@@ -158,17 +163,17 @@ class BlockingCluster:
         return reply
 
     def topic(self, name: str, *, timeout_s: float | None = None, refresh: bool = False) -> TopicMetadata:
-        """The topic, from the cache unless ``refresh`` or not there.
+        """Return the topic from the cache. Request it if ``refresh`` is set or it is unknown.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION.
-            ClientTimeout: no broker answered.
+            ClientTimeout: no broker responded.
         """
         cached = None if refresh else self.metadata.topic(name)
         return cached or self.retrying(f"metadata of {name!r}", lambda: self._fetch_topic(name), timeout_s=timeout_s)
 
     def leader(self, tp: TopicPartition, *, refresh: bool = False) -> Leader:
-        """Who leads a partition, by the cache, or after one refresh where it is asked for or needed.
+        """Return the leader of a partition from the cache, or after one refresh if it is requested or needed.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NETWORK_EXCEPTION: all retriable.
@@ -182,13 +187,14 @@ class BlockingCluster:
         return leader
 
     def confirm(self, tp: TopicPartition, leader: Leader) -> None:
-        """Make sure that ``leader`` still leads, before what it says about the end of its log is taken for the truth:
-        one that was cut off may have been deposed without knowing, and a client that has heard of no later epoch cannot
-        tell. Every other broker is asked, its successor among them.
+        """Check that ``leader`` still leads, before its log end offset is trusted.
+
+        A leader that is cut off from the cluster may be deposed without knowing it, and a client that knows no later
+        epoch cannot tell. So all other brokers are asked, among them a possible successor.
 
         Raises:
-            BrokerError: retriable. FENCED_LEADER_EPOCH when ``leader`` leads no more; BROKER_NOT_AVAILABLE when not
-                more than half of the brokers, ``leader`` included, say that it does.
+            BrokerError: retriable. FENCED_LEADER_EPOCH if ``leader`` no longer leads; BROKER_NOT_AVAILABLE unless more
+                than half of the brokers, including ``leader``, confirm it.
         """
         others = [broker_id for broker_id in self.metadata.brokers if broker_id != leader.broker_id]
         confirmed = 1
@@ -202,23 +208,23 @@ class BlockingCluster:
             if self.metadata.leader(tp) != leader:
                 raise BrokerError(
                     ErrorCode.FENCED_LEADER_EPOCH,
-                    f"{tp}: broker {leader.broker_id} does not lead in epoch {leader.epoch} any more,"
-                    f" as broker {broker_id} says",
+                    f"{tp}: broker {leader.broker_id} no longer leads in epoch {leader.epoch},"
+                    f" according to broker {broker_id}",
                 )
             confirmed += not self.metadata.is_stale(reply)
         if confirmed * 2 <= len(others) + 1:
             raise BrokerError(
                 ErrorCode.BROKER_NOT_AVAILABLE,
-                f"{tp}: only {confirmed} of {len(others) + 1} brokers say that broker {leader.broker_id} leads",
+                f"{tp}: only {confirmed} of {len(others) + 1} brokers confirm that broker {leader.broker_id} leads",
             )
 
     # --- connections ---
 
     def connection(self, broker_id: int) -> BlockingConnection:
-        """The open connection to a broker, or a new one.
+        """Return the open connection to a broker, or a new one.
 
         Raises:
-            BrokerError: BROKER_NOT_AVAILABLE when its address is not known, NETWORK_EXCEPTION.
+            BrokerError: BROKER_NOT_AVAILABLE if its address is unknown, NETWORK_EXCEPTION.
         """
         open_one = self._connections.get(broker_id)
         if open_one is not None and not open_one.closed:
@@ -227,8 +233,9 @@ class BlockingCluster:
         return connection
 
     def open_connection(self, broker_id: int, *, at_most_s: float | None = None) -> BlockingConnection:
-        """A connection of the caller's own, for requests that stay under way while others are asked. ``at_most_s``: a
-        bound on each wait for the broker, where the link's own are too long.
+        """Return a new connection that the caller owns, for requests that stay in flight beside others.
+
+        ``at_most_s`` bounds each wait for the broker, in addition to the client's own timeouts.
 
         Raises:
             BrokerError: as ``connection``.
@@ -241,15 +248,15 @@ class BlockingCluster:
             connection.close()
             raise BrokerError(
                 ErrorCode.BROKER_NOT_AVAILABLE,
-                f"{connection.address} is broker {connection.hello.broker_id}, {broker_id} expected",
+                f"{connection.address} is broker {connection.hello.broker_id}; expected {broker_id}",
             )
         return connection
 
     def any_connection(self) -> BlockingConnection:
-        """An open connection, else one to a known broker, else one to a bootstrap address.
+        """Return an open connection, else one to a known broker, else one to a bootstrap address.
 
         Raises:
-            BrokerError: NETWORK_EXCEPTION with every address tried, or the one that answered with something worse.
+            BrokerError: NETWORK_EXCEPTION with all addresses that were tried, or a worse error of one of them.
         """
         alive = [connection for connection in self._connections.values() if not connection.closed]
         if alive:
@@ -271,8 +278,7 @@ class BlockingCluster:
         raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
 
     def _meet_another(self) -> None:
-        """Connect to one more broker, if there is one, and ask another next time: those asked so far may be out of
-        date."""
+        """Connect to another broker if there is one, because the ones asked so far may be out of date."""
         self._turn += 1
         connected = {broker_id for broker_id, open_one in self._connections.items() if not open_one.closed}
         strange = sorted(self.metadata.brokers.keys() - connected)
@@ -281,12 +287,12 @@ class BlockingCluster:
                 self.connection(strange[self._turn % len(strange)])
 
     def pause_ms(self, count: int) -> float:
-        """The delay after failure number ``count`` (from 0), jittered."""
+        """Return the delay after failure number ``count`` (from 0), with jitter."""
         return self._backoff.delay_ms(count, self._random.random())
 
     @property
     def _contacted(self) -> bool:
-        """A broker has answered, now or earlier."""
+        """Return whether a broker has ever responded."""
         return bool(self.metadata.brokers or self._connections)
 
     def _open(self, address: Address, *, at_most_s: float | None = None) -> BlockingConnection:
@@ -308,7 +314,7 @@ class BlockingCluster:
             connection.close()
             raise BrokerError(
                 ErrorCode.INVALID_REQUEST,
-                f"{connection.address} answered {type(request).__name__} with {type(reply).__name__}",
+                f"{connection.address} responded to {type(request).__name__} with {type(reply).__name__}",
             )
         return reply
 
@@ -341,10 +347,12 @@ class BlockingCluster:
 
 
 def _not_told(error: BrokerError) -> BrokerError:
-    """What to make of an error from a broker that has not heard of the present controller."""
+    """Return the error to raise for an error from a broker that lacks the current controller's update."""
     if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return error
-    return BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"the broker has not heard from the controller: {error.detail}")
+    return BrokerError(
+        ErrorCode.BROKER_NOT_AVAILABLE, f"the broker lacks the current controller's update: {error.detail}"
+    )
 
 
 def _rotated(addresses: Iterable[Address], turn: int) -> list[Address]:
@@ -354,7 +362,7 @@ def _rotated(addresses: Iterable[Address], turn: int) -> list[Address]:
 
 
 def no_leader(metadata: MetadataCache, tp: TopicPartition) -> BrokerError:
-    """Why ``tp`` has no leader in ``metadata``: no such topic, no such partition, or none elected."""
+    """Return the reason why ``tp`` has no leader: no such topic, no such partition, or none elected."""
     if metadata.partition(tp) is not None:
         return BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {tp} has no leader")
     count = len(metadata.partitions(tp.topic))

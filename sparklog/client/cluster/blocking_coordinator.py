@@ -1,6 +1,6 @@
-"""Asking the coordinator of a group or a transaction: one broker, found, remembered, and another at any time.
+"""The coordinators of groups and transactions, over blocking connections.
 
-Over blocking connections; ``loop_coordinator`` is the same for a producer's loop.
+``loop_coordinator`` is the same for an event loop.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ GROUP, TRANSACTION = "group", "transaction"
 
 
 class BlockingCoordinator:
-    """Owned by the thread that owns ``link``. Remembers who coordinates what it was asked about."""
+    """A cache of coordinators by key. Owner: the thread that owns the cluster client."""
 
     def __init__(self, link: BlockingCluster) -> None:
         self._link = link
         self._found: dict[tuple[str, str], int] = {}
 
     def ask(self, kind: str, key: str, request: Request, expected: type[R], *, timeout_s: float | None = None) -> R:
-        """Ask until it answers, for ``timeout_s`` (None: the link's): through a change of coordinators, and while a
-        new one reads its state.
+        """Ask until there is a response, for ``timeout_s`` (None: the client's default).
+
+        Retries cover a change of coordinators, and the time in which a new one loads its state.
 
         Raises:
             BrokerError: one that is not retriable.
-            ClientTimeout: no answer in time; the request may have taken effect, or take it yet.
+            ClientTimeout: no response in time; the request may have had an effect, or may still have one.
         """
         what = f"{type(request).__name__}, coordinator of {kind} {key!r}"
         return self._link.retrying(what, lambda: self.ask_once(kind, key, request, expected), timeout_s=timeout_s)
@@ -42,7 +43,7 @@ class BlockingCoordinator:
         try:
             return self._link.ask_broker(broker_id, request, expected)
         except BrokerError as error:
-            # While it loads, it is the right one; after anything else another may be.
+            # A coordinator that loads is the right one. After any other error, another broker may be.
             if error.code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
                 self._found.pop((kind, key), None)
             raise
@@ -55,12 +56,13 @@ class BlockingCoordinator:
 
 
 def ask_all_brokers(link: BlockingCluster, what: str, request: Request, expected: type[R]) -> list[R]:
-    """What every live broker answers. When one ends meanwhile all are asked again: others take over what it
-    coordinated.
+    """Return the responses of all live brokers.
+
+    If a broker ends in the meantime, all are asked again, because other brokers become the coordinators of its keys.
 
     Raises:
         BrokerError: one that is not retriable.
-        ClientTimeout: some live broker did not answer.
+        ClientTimeout: a live broker did not respond.
     """
 
     def attempt() -> list[R]:

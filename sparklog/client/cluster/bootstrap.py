@@ -1,4 +1,4 @@
-"""Addresses a client starts from: ``host:port,host:port``. Pure."""
+"""The bootstrap addresses of a client: ``host:port,host:port``. Pure."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ class Address(NamedTuple):
 
 
 def parse_bootstrap(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
-    """Addresses out of ``"a:9092,b:9092"`` or a list of such; the port may be left out, IPv6 hosts stand in brackets.
+    """Return the addresses in ``"a:9092,b:9092"`` or in a list of such texts.
+
+    The port is optional, and an IPv6 host needs brackets.
 
     Raises:
-        ConfigError: nothing named, or a part that is no address (which is named).
+        ConfigError: there is no address, or a part is not an address; the error has the part.
     """
     parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
     addresses = tuple(_parse(part.strip()) for part in parts if part.strip())
     if not addresses:
-        raise ConfigError("bootstrap servers: none given, expected host:port[,host:port...]")
+        raise ConfigError("bootstrap servers: none found; expected host:port[,host:port...]")
     return addresses
 
 
@@ -42,6 +44,6 @@ def _parse(text: str) -> Address:
         valid = ":" not in port
     port = port or str(DEFAULT_PORT)
     if not valid or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        hint = ": an IPv6 address stands in brackets, as [::1]:9092" if text.count(":") > 1 else ""
-        raise ConfigError(f"bootstrap servers: {text!r} is no host:port{hint}")
+        hint = ": an IPv6 address needs brackets, as [::1]:9092" if text.count(":") > 1 else ""
+        raise ConfigError(f"bootstrap servers: {text!r} found; expected host:port{hint}")
     return Address(host, int(port))

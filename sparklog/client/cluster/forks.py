@@ -1,8 +1,8 @@
-"""Clients in a forked child process.
+"""The handling of clients in a forked child process.
 
-A forked child has copies of its parent's clients: their threads do not run there, and their sockets are the parent's
+A forked child has copies of its parent's clients. Their threads do not run there, and their sockets are the parent's
 connections. So that neither process harms the other, every client of the parent raises ClientForked in the child. The
-check costs nothing where no fork happens: the child changes the clients' class when it is forked.
+check costs nothing without a fork: the fork handler changes the clients' class in the child.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What readers see of transactions: by name in the API, by number on the wire."""
+"""The isolation levels of readers: by name in the API, by number on the wire."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Literal
 
 from sparklog.errors import ConfigError
 
-#: ``read_committed``: records of committed transactions and of none, up to the first transaction that is open.
-#: ``read_uncommitted``: all that is replicated, whatever becomes of its transaction.
+#: ``read_committed``: records of committed transactions and without a transaction, up to the first open transaction.
+#: ``read_uncommitted``: all replicated records, whatever the outcome of their transaction.
 Isolation = Literal["read_committed", "read_uncommitted"]
 
-#: By the wire's number: see ``messages.Fetch``.
+#: The names by their number on the wire; see ``messages.Fetch``.
 _NAMES = ("read_uncommitted", "read_committed")
 
 
 def wire_isolation(isolation: Isolation | int) -> int:
-    """The wire's number; numbers are taken as they are. Raises ConfigError for anything else."""
+    """Return the number on the wire; a valid number is returned unchanged. Raises ConfigError for other values."""
     if isolation in _NAMES:
         return _NAMES.index(isolation)
     if isinstance(isolation, int) and isolation in {0, 1}:

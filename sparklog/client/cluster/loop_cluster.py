@@ -1,7 +1,7 @@
-"""The asyncio side of a client: connections to the brokers of one cluster, and metadata kept fresh.
+"""The asyncio client of a cluster: connections to its brokers, and metadata that is kept up to date.
 
-It answers at once with what it has, starts getting what it has not, and calls ``changed`` when there is something new:
-its user decides synchronously and never waits in the middle of a decision. Every method is called on its loop.
+It returns immediately with what it has, starts to get what is missing, and calls ``changed`` when there is news. So its
+user decides synchronously and never waits in the middle of a decision. Every method is called on its loop.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
 
-#: A broker that has not answered what any broker could answer for so long is passed over, first time; then twice, and
-#: so on up to the time-out of requests.
+#: The time without a response after which a request that any broker can serve goes to another broker. It doubles with
+#: each failure, up to the request timeout.
 _ASK_ANOTHER_AFTER_S = 1.0
-#: A broker that says nothing for so long while others do, though it was asked something, may hang: who asks it for a
-#: new leader, which may be about to be elected in its place, would lose ``_ASK_ANOTHER_AFTER_S``.
+#: The time without input after which a broker with open requests may hang. A client that asked it for a new leader,
+#: perhaps for its own successor, would lose ``_ASK_ANOTHER_AFTER_S``.
 _SUSPICIOUS_S = 0.5
-#: How often metadata are asked for while they do not help, at most: who waits for a new leader waits so much longer.
+#: The backoff of metadata requests that did not help. Its maximum delays a client that waits for a new leader.
 _METADATA_BACKOFF = Backoff(max_ms=200.0)
-#: Metadata that did not help so often in a row may come from brokers that are out of date.
+#: The number of useless metadata responses in a row after which the brokers asked may be out of date.
 _ASK_OTHERS_AFTER = 3
 
 
 class _Broker:
-    """One broker's connection, or what has become of the last attempt at one."""
+    """One broker's connection, or the state of the last attempt to open one."""
 
     __slots__ = ("connection", "failures", "opening", "pausing", "silent")
 
     def __init__(self) -> None:
         self.connection: AsyncConnection | None = None
-        #: It kept a question of no particular broker waiting: others are asked first.
+        #: True after a request without a response that any broker could serve. Other brokers are asked first.
         self.silent = False
         self.opening = False
         self.failures = 0
-        #: The last attempt failed; a timer ends this and tells whoever waits.
+        #: True after a failed attempt. A timer ends the pause and notifies the user.
         self.pausing = False
 
     @property
     def strange(self) -> bool:
-        """Not connected, with nothing known against it."""
+        """Return whether the broker is neither connected nor known to have failed."""
         connected = self.connection is not None and not self.connection.closed
         return not (connected or self.opening or self.pausing or self.failures)
 
 
 class LoopCluster:
-    """Owned by one event loop; ``close`` ends its connections and tasks."""
+    """The client of one cluster. Owner: one event loop. ``close`` ends its connections and tasks."""
 
     def __init__(
         self,
@@ -67,17 +67,19 @@ class LoopCluster:
         connect_timeout_s: float = 5.0,
         backoff: Backoff = Backoff(),  # noqa: B008 - an immutable value
     ) -> None:
-        """``changed`` is called when a connection has come or gone, or metadata are new. ``loop``: where methods may be
-        called by a thread that acts for it while nobody runs it.
+        """Create the client without connecting.
+
+        ``changed`` is called after a connection was opened or lost, and after new metadata. ``loop`` allows a thread
+        that acts for this loop to call methods while no thread runs it.
 
         Raises:
-            ConfigError: ``bootstrap`` holds no address.
+            ConfigError: ``bootstrap`` has no address.
         """
         self.metadata = MetadataCache()
-        #: Topics the last replies called unknown or unusable, with what they said.
+        #: The topics with an error in the last responses, with their errors.
         self.topic_errors: dict[str, TopicMetadata] = {}
         self.last_problem = ""
-        #: Counts the changes of ``metadata`` and ``topic_errors``.
+        #: The number of changes of ``metadata`` and ``topic_errors``.
         self.version = 0
         self._bootstrap = parse_bootstrap(bootstrap)
         self._client_id = client_id
@@ -87,12 +89,12 @@ class LoopCluster:
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
         self._brokers: dict[int, _Broker] = {}
-        #: What goes on that needs a loop that turns: a connection is opened, metadata are asked for.
+        #: Work that needs a running loop: a connection that is being opened, a metadata request.
         self.tasks: set[asyncio.Task[None]] = set()
         self._wanted: set[str] = set()
         self._refreshing = False
         self._refreshes = 0
-        #: Questions in a row that nobody answered in time.
+        #: The number of requests in a row without a response in time.
         self._unanswered = 0
         self._refreshed_at_s = float("-inf")
         self._random = random.Random()
@@ -101,7 +103,10 @@ class LoopCluster:
     # --- connections ---
 
     def connection(self, broker_id: int) -> AsyncConnection | None:
-        """The open connection to a broker; else None, and one is being opened unless that failed just now."""
+        """Return the open connection to a broker, or None.
+
+        In the latter case a connection is being opened, unless that has just failed.
+        """
         broker = self._brokers.get(broker_id)
         if broker is None:
             broker = self._brokers[broker_id] = _Broker()
@@ -114,18 +119,21 @@ class LoopCluster:
         return None
 
     async def ask_any(self, request: Request, *, longest_s: float = math.inf) -> Reply:
-        """Ask some broker once. A hung one is passed over soon, not given up: it may be busy with others' requests;
-        ``longest_s``: or wait for news itself, for no longer than that. Raises BrokerError."""
+        """Ask any broker once, and move on early if it hangs.
+
+        The connection to a slow broker stays open, because the broker may be busy with other requests. ``longest_s``
+        limits a request for which the broker itself may wait. Raises BrokerError.
+        """
         return await self._ask(await self._any_connection(), request, longest_s=longest_s)
 
     async def ask_metadata(self, request: Metadata) -> MetadataReply:
-        """The whole reply of some broker, asked once. Raises BrokerError."""
+        """Return the complete metadata of one broker, which is asked once. Raises BrokerError."""
         connection = await self._any_connection()
         pieces = MetadataPieces(request)
         while pieces.request is not None:
             reply = await self._ask(connection, pieces.request)
             if not isinstance(reply, MetadataReply):
-                detail = f"{connection.address} answered Metadata with {type(reply).__name__}"
+                detail = f"{connection.address} responded to Metadata with {type(reply).__name__}"
                 raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
             pieces.take(reply)
         return pieces.reply
@@ -138,7 +146,7 @@ class LoopCluster:
         except asyncio.TimeoutError:
             self._kept_silent(connection, for_good=patience_s >= self._request_timeout_s)
             raise BrokerError(
-                ErrorCode.NETWORK_EXCEPTION, f"{connection.address}: no answer within {patience_s:g} s"
+                ErrorCode.NETWORK_EXCEPTION, f"{connection.address}: no response within {patience_s:g} s"
             ) from None
         self._unanswered = 0
         for broker in self._brokers.values():
@@ -146,7 +154,7 @@ class LoopCluster:
         return reply
 
     async def ask_endpoint(self, broker: BrokerEndpoint, request: Request, *, patience_s: float) -> Reply:
-        """Ask one broker once. Raises BrokerError, NETWORK_EXCEPTION when no answer comes for ``patience_s``."""
+        """Ask one broker once. Raises BrokerError; NETWORK_EXCEPTION if there is no response within ``patience_s``."""
         if self._closed:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
         known = self._brokers.get(broker.broker_id)
@@ -156,18 +164,18 @@ class LoopCluster:
             answered = connection.hello.broker_id if connection.hello else -1
             self._keep(answered, connection)
             if answered != broker.broker_id:
-                detail = f"{connection.address} is broker {answered}, {broker.broker_id} expected"
+                detail = f"{connection.address} is broker {answered}; expected {broker.broker_id}"
                 raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
             connection = self._brokers[answered].connection or connection
         try:
             reply, _ = await asyncio.wait_for(connection.request(request), patience_s)
         except asyncio.TimeoutError:
-            detail = f"{connection.address}: no answer within {patience_s:g} s"
+            detail = f"{connection.address}: no response within {patience_s:g} s"
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
         return reply
 
     def roll(self) -> float:
-        """A number in [0, 1), for delays."""
+        """Return a random number in [0, 1) for delays."""
         return self._random.random()
 
     def _kept_silent(self, connection: AsyncConnection, *, for_good: bool) -> None:
@@ -191,7 +199,7 @@ class LoopCluster:
         return self._closed
 
     async def closed(self) -> None:
-        """Wait until what ``close`` ended has ended."""
+        """Wait for the end of the tasks that ``close`` cancelled."""
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def _connect(self, broker_id: int, broker: _Broker, address: Address) -> None:
@@ -204,7 +212,7 @@ class LoopCluster:
         else:
             answered = connection.hello.broker_id if connection.hello else -1
             self._keep(answered, connection)
-            if answered != broker_id:  # another broker has taken that address over
+            if answered != broker_id:  # another broker has the address now
                 self._pause(broker)
                 self.want_metadata(self.metadata.topic_names())
         finally:
@@ -212,8 +220,11 @@ class LoopCluster:
         self._tell()
 
     def _pause(self, broker: _Broker) -> None:
-        """No attempt for a while. The timer itself ends that, not a comparison with the clock: a loop's clock may stand
-        just before the moment its timer fires for, and nobody would be told again."""
+        """Make no attempt for a while.
+
+        A timer ends the pause, not a comparison with the clock: the loop's clock may be just before the time for which
+        its timer fires, and then no event would end the pause.
+        """
         broker.pausing = True
         self._loop().call_later(self._delay_s(broker.failures), self._resume, broker)
         broker.failures += 1
@@ -230,7 +241,8 @@ class LoopCluster:
         alive = [b for b in self._brokers.values() if b.connection is not None and not b.connection.closed]
         alive = [b for b in alive if not b.silent] or alive
         alive = [b for b in alive if b.connection is not None and b.connection.silent_s < _SUSPICIOUS_S] or alive
-        if alive and self.metadata.brokers:  # else those asked so far knew nothing: others may know more
+        # otherwise the brokers asked so far knew no broker, and others may know some
+        if alive and self.metadata.brokers:
             chosen = self._random.choice(alive).connection
             assert chosen is not None
             return chosen
@@ -251,7 +263,7 @@ class LoopCluster:
         raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
 
     async def _meet_another(self) -> None:
-        """Connect to a broker that was not asked yet: those that were may all be out of date."""
+        """Connect to another broker, because the ones asked so far may all be out of date."""
         strange = [
             endpoint
             for broker_id, endpoint in self.metadata.brokers.items()
@@ -266,7 +278,7 @@ class LoopCluster:
     def _keep(self, broker_id: int, connection: AsyncConnection) -> None:
         broker = self._brokers.setdefault(broker_id, _Broker())
         if self._closed or (broker.connection is not None and not broker.connection.closed):
-            connection.close()  # two were opened at the same time
+            connection.close()  # two connections were opened at the same time
             return
         broker.connection = connection
         broker.failures = 0
@@ -274,7 +286,7 @@ class LoopCluster:
         connection.on_lost = self._connection_lost
 
     def _connection_lost(self) -> None:
-        """Perhaps the broker has gone; or it closed what a producer without acks sent to the wrong one."""
+        """Handle a lost connection: the broker is gone, or it refused records without acks for another leader."""
         self.want_metadata(self.metadata.topic_names())
         self._tell()
 
@@ -290,23 +302,23 @@ class LoopCluster:
     # --- metadata ---
 
     def want_metadata(self, topics: Iterable[str]) -> None:
-        """Ask for these topics' metadata: at once after a quiet time, later and later if wished again and again."""
+        """Request these topics' metadata: at once after a quiet time, with a growing delay if it is repeated."""
         self._wanted.update(topics)
         if self._wanted and not self._refreshing and not self._closed:
             self._refreshing = True
             self.start(self._refresh())
 
     async def refresh_once(self, topic: str) -> None:
-        """Ask some broker for one topic now, and merge its reply in. Raises BrokerError."""
+        """Request one topic's metadata from any broker now, and merge the response. Raises BrokerError."""
         self._take(await self.ask_metadata(Metadata(0, (topic,))))
 
     def progress(self) -> None:
-        """A request was served as the metadata said: wishes are granted without a growing delay again."""
+        """Reset the delay of metadata requests, because a request succeeded with the current metadata."""
         self._refreshes = 0
 
     async def _refresh(self) -> None:
         try:
-            # A cancelled wait may end with the connection's error instead, so cancelling alone does not end this.
+            # Cancelling alone does not end this loop: a cancelled wait may end with the connection's error instead.
             while self._wanted and not self._closed:
                 delay_ms = _METADATA_BACKOFF.delay_ms(self._refreshes, self._random.random())
                 wait_s = self._refreshed_at_s + delay_ms / 1000 - self._now()
@@ -340,13 +352,15 @@ class LoopCluster:
             if topic.code == ErrorCode.NONE:
                 self.topic_errors.pop(topic.name, None)
             elif stale and topic.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                self.last_problem = f"a broker that has not heard of the present controller knows no {topic.name!r}"
+                self.last_problem = (
+                    f"topic {topic.name!r} is unknown to a broker that lacks the current controller's update"
+                )
             else:
                 self.topic_errors[topic.name] = topic
         self._tell()
 
     def leader_told(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
-        """A broker that leads no more names its successor. True when that is news of a broker known here."""
+        """Merge the leader that a former leader named. Return True if it is news about a known broker."""
         if not self.metadata.leader_told(tp, leader, epoch):
             return False
         self.version += 1
@@ -359,7 +373,7 @@ class LoopCluster:
             self._changed()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` as a task that ends with this link."""
+        """Run ``work`` as a task, which ``close`` cancels."""
         task = self._loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
@@ -367,7 +381,7 @@ class LoopCluster:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         if not task.cancelled():
-            task.result()  # our own bug: let the loop's exception handler have it
+            task.result()  # our bug: pass the error to the loop's exception handler
 
     def _delay_s(self, count: int) -> float:
         return self._backoff.delay_ms(count, self._random.random()) / 1000

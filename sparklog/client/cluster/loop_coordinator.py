@@ -1,7 +1,8 @@
-"""The coordinator of a transaction as a producer's loop asks it: found, remembered, looked for anew when it changed.
+"""The coordinator of a group or a transaction, for clients on an event loop.
 
-What to do about an answer is the caller's; here a question is asked until it is answered, refused for good, or its
-time is up. A coordinator that hangs is not waited for: the other brokers say who took over.
+It finds the coordinator, caches it, and finds it again after a change. It repeats a request until it succeeds, fails
+permanently, or its time is up. The caller handles the response. It does not wait for a coordinator that hangs: the
+other brokers name the successor.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Re
 
 R = TypeVar("R", bound=Reply)
 
-#: A coordinator that is silent for so long is looked for anew, first time; then twice, and so on.
+#: The time without a response after which the coordinator is looked up again. It doubles with each timeout.
 _FIRST_PATIENCE_S = 1.0
-#: A broker that knows of no coordinator waits 5 s for one to be elected: that is no hanging one.
+#: A broker that knows no coordinator waits 5 s for an election: it does not hang.
 _FIND_S = 6.0
 
 
 class LoopCoordinator:
-    """Owned by the loop that owns ``link``; of one key."""
+    """The coordinator of one key. Owner: the loop that owns the cluster client."""
 
     def __init__(self, link: LoopCluster, kind: str, key: str, *, request_timeout_s: float) -> None:
         self._link = link
@@ -38,7 +39,7 @@ class LoopCoordinator:
         self._found: BrokerEndpoint | None = None
 
     def of(self, kind: str, key: str) -> LoopCoordinator:
-        """The same for another key."""
+        """Return the coordinator of another key."""
         return LoopCoordinator(self._link, kind, key, request_timeout_s=self._request_timeout_s)
 
     async def ask_once(self, request: Request, expected: type[R], *, patience_s: float) -> R:
@@ -50,18 +51,18 @@ class LoopCoordinator:
             return _expect(await self._link.ask_endpoint(self._found, request, patience_s=patience_s), expected)
         except BrokerError as error:
             if self._link.is_closed:
-                # A cancelled wait may end with the connection's error instead: whoever asks again would not end.
+                # A cancelled wait may end with the connection's error instead, and a caller that retries would not end.
                 raise asyncio.CancelledError from error
             if error.refresh_metadata:
                 self._found = None
             raise
 
     def pause_s(self, count: int) -> float:
-        """The delay after failure number ``count``, jittered."""
+        """Return the delay after failure number ``count``, with jitter."""
         return self._backoff.delay_ms(count, self._link.roll()) / 1000
 
     def patience_s(self, silences: int) -> float:
-        """How long to wait for one answer after so many that did not come."""
+        """Return how long to wait for one response after ``silences`` requests without one."""
         return float(min(self._request_timeout_s, _FIRST_PATIENCE_S * 2 ** min(silences, 10)))
 
     def describe(self, request: Request) -> str:
@@ -69,7 +70,7 @@ class LoopCoordinator:
 
 
 class Attempts:
-    """One question, asked again and again until its time is up; several requests may share the time."""
+    """A request that is repeated until its time is up. Several requests may share the time."""
 
     def __init__(self, coordination: LoopCoordinator, *, timeout_s: float) -> None:
         self._coordination = coordination
@@ -77,7 +78,7 @@ class Attempts:
         self.deadline = time.monotonic() + timeout_s
         self._failures = 0
         self._silences = 0
-        #: An attempt ended so that it may have taken effect though nobody said so.
+        #: True if a failed attempt may have had an effect.
         self.uncertain = False
 
     @property
@@ -90,7 +91,7 @@ class Attempts:
         return max(0.001, min(self._coordination.patience_s(self._silences), self.left_s))
 
     async def ask(self, request: Request, expected: type[R]) -> R:
-        """Raises BrokerError: not retriable; ClientTimeout."""
+        """Repeat the request until it succeeds. Raises BrokerError if it is not retriable, and ClientTimeout."""
         while True:
             began = time.monotonic()
             patience_s = self.patience_s
@@ -111,5 +112,5 @@ class Attempts:
 
 def _expect(reply: Reply, expected: type[R]) -> R:
     if not isinstance(reply, expected):
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{type(reply).__name__} found, {expected.__name__} expected")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{type(reply).__name__} found; expected {expected.__name__}")
     return reply

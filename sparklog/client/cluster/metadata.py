@@ -1,9 +1,9 @@
-"""A client's picture of the cluster: brokers, topics, and who leads what. Pure: replies in, answers out.
+"""A client's metadata: brokers, topics and leaders. Pure.
 
-Replies of different brokers overtake each other, so they are merged and not just taken over: per partition the greatest
-leader epoch wins, per broker the greatest incarnation, of two topics of one name the later one, and a topic that was
-deleted stays known wherever the controller epoch says that the reply is the older picture. A broker that started while
-the controller was away knows of no topic at all until one is back: that says nothing about topics.
+Responses of different brokers may arrive out of order, so they are merged. For each partition the greatest leader epoch
+wins, and for each broker the greatest incarnation. Of two topics with one name the later one wins. A deleted topic
+stays known if the controller epoch shows that the response is older than the known state. A broker that started without
+a controller knows no topic until there is one, which says nothing about topics.
 """
 
 from __future__ import annotations
@@ -17,45 +17,49 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition, TopicSchema
 from sparklog.protocol.messages import Metadata, MetadataReply, PartitionMetadata, TopicMetadata
 
-#: Of one reply: of tens of thousands of partitions each.
+#: The maximum number of pieces of one response, with tens of thousands of partitions each.
 _MOST_PIECES = 1000
 
 
 class Leader(NamedTuple):
-    """Who leads a partition, and in which epoch."""
+    """The leader of a partition, and its epoch."""
 
     broker_id: int
     epoch: int
 
 
 class MetadataCache:
-    """Owned by one client; not thread-safe."""
+    """The metadata of one client. Not safe for threads."""
 
     def __init__(self) -> None:
         self.cluster_id = ""
         self.controller_epoch = -1
-        #: Rises with every reply.
+        #: The number of merged responses.
         self.version = 0
-        #: Those that are registered, by id.
+        #: The registered brokers by id.
         self.brokers: dict[int, BrokerEndpoint] = {}
-        #: Those that are not, but lead: they may serve though ZooKeeper, and the controller, miss them.
+        #: Unregistered brokers that are leaders: they may still serve although ZooKeeper and the controller miss them.
         self._departed: dict[int, BrokerEndpoint] = {}
         self._topics: dict[str, TopicMetadata] = {}
-        #: Topics that were forgotten, as they were known: should one turn up again, its leader epochs do not go back.
+        #: Dropped topics in their last state, so that the leader epochs do not go back if a topic reappears.
         self._forgotten: dict[str, TopicMetadata] = {}
         self._partitions: dict[TopicPartition, PartitionMetadata] = {}
 
     def endpoint(self, broker_id: int) -> BrokerEndpoint | None:
-        """Where a broker is to be found that is registered, or was and has no successor yet where it led."""
+        """Return the address of a broker that is registered, or was and still leads a partition."""
         return self.brokers.get(broker_id) or self._departed.get(broker_id)
 
     def is_stale(self, reply: MetadataReply) -> bool:
-        """Whether the broker has not heard of the newest controller known here, or of none: what it does not know may
-        be there. The same before and after ``update``."""
+        """Return whether the broker lacks the newest known controller's update, or any.
+
+        Topics that it does not know may exist.
+
+        The result is the same before and after ``update``.
+        """
         return reply.controller_epoch < max(self.controller_epoch, 0)
 
     def update(self, reply: MetadataReply) -> None:
-        """Merge a reply in. A topic it calls unknown is forgotten, unless it is stale."""
+        """Merge a response. A topic that it reports as unknown is dropped, unless the response is stale."""
         self.version += 1
         if not self.cluster_id:
             self.cluster_id = reply.cluster_id
@@ -70,7 +74,7 @@ class MetadataCache:
         self._update_brokers(reply.brokers, stale=stale)
 
     def forget(self, name: str) -> None:
-        """Drop a topic: it was deleted, or this client no longer cares."""
+        """Drop a topic that was deleted, or that this client no longer uses."""
         topic = self._topics.pop(name, None)
         if topic is None:
             return
@@ -84,7 +88,7 @@ class MetadataCache:
         return sorted(self._topics)
 
     def partitions(self, name: str) -> list[TopicPartition]:
-        """Every known partition of a topic, in order."""
+        """Return all known partitions of a topic, in order."""
         topic = self._topics.get(name)
         return [TopicPartition(name, part.partition) for part in topic.partitions] if topic else []
 
@@ -92,14 +96,14 @@ class MetadataCache:
         return self._partitions.get(tp)
 
     def leader(self, tp: TopicPartition) -> Leader | None:
-        """The leader, if there is one and its address is known."""
+        """Return the leader, if there is one with a known address."""
         known = self._partitions.get(tp)
         if known is None or known.leader == NO_LEADER or self.endpoint(known.leader) is None:
             return None
         return Leader(known.leader, known.leader_epoch)
 
     def leader_told(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
-        """A broker that leads no more names its successor (KIP-951). True when that is news of a broker known here."""
+        """Merge the successor that a former leader named (KIP-951). Return True if it is news about a known broker."""
         known = self._partitions.get(tp)
         if known is None or epoch <= known.leader_epoch or self.endpoint(leader) is None:
             return False
@@ -111,7 +115,7 @@ class MetadataCache:
         return next((schema for schema in topic.schemas if schema.schema_id == schema_id), None) if topic else None
 
     def group_by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int | None, list[TopicPartition]]:
-        """Partitions by the broker to ask about them; under None those without a known leader."""
+        """Return the partitions by leader, with those without a known leader under None."""
         groups: dict[int | None, list[TopicPartition]] = {}
         for tp in partitions:
             leader = self.leader(tp)
@@ -124,7 +128,7 @@ class MetadataCache:
             known = self.brokers.get(broker_id)
             if known is not None and known.incarnation > broker.incarnation:
                 named[broker_id] = known
-        if stale:  # an older picture may add a broker, but must not take away one that has come since
+        if stale:  # an older state may add a broker, but must not remove one that has come since
             self.brokers = {**self.brokers, **named}
         else:
             leaders = {part.leader for part in self._partitions.values()}
@@ -139,7 +143,7 @@ class MetadataCache:
         if other is not None and other.topic_id != topic.topic_id:
             ordered = topic.order > 0 and other.order > 0
             if topic.order < other.order if ordered else stale:
-                return  # of a broker that has not heard of the newer one yet
+                return  # from a broker that does not know the newer topic yet
             self.forget(topic.name)
             known = None
         left = self._forgotten.pop(topic.name, None)
@@ -153,7 +157,7 @@ class MetadataCache:
             self._partitions[tp] = partition
             merged.append(partition)
         if known is not None:
-            # Partitions and schemas are only ever added: what a slower broker does not know yet is kept.
+            # Partitions and schemas are only ever added: keep those that a slower broker does not know yet.
             merged += known.partitions[len(merged) :]
             if len(known.schemas) > len(topic.schemas):
                 topic = msgspec.structs.replace(topic, schemas=known.schemas)
@@ -162,10 +166,10 @@ class MetadataCache:
 
 
 class MetadataPieces:
-    """A reply that may come in pieces, put together. Ask for ``request`` until it is None; then ``reply`` is whole.
+    """A metadata response that may come in pieces. Send ``request`` until it is None; then ``reply`` is complete.
 
-    What changes between two pieces is as if the broker had answered a little later: partitions are ordered by their
-    leader epochs, whatever reply they come in.
+    A change between two pieces has the same effect as a later response: partitions are ordered by their leader epochs,
+    whatever response they come in.
     """
 
     def __init__(self, request: Metadata) -> None:
@@ -176,11 +180,11 @@ class MetadataPieces:
         self._topics: list[TopicMetadata] = []
 
     def take(self, piece: MetadataReply) -> None:
-        """The answer to ``request``.
+        """Add the response to ``request``.
 
         Raises:
-            BrokerError: INVALID_REQUEST when there is no end of pieces; a retriable one when a topic was replaced
-                while its pieces came.
+            BrokerError: INVALID_REQUEST for too many pieces; a retriable one if a topic was replaced between its
+                pieces.
         """
         assert self.request is not None, "it is whole"
         start = self.request.start
@@ -188,7 +192,7 @@ class MetadataPieces:
         if start is not None and start[1] > 0:
             self._go_on(start[0], topics)
         self._topics += topics
-        # What the oldest picture does not know may be there.
+        # Topics that the oldest state does not know may exist.
         known = piece.controller_epoch if self._last is None else self._controller_epoch
         self._controller_epoch = min(known, piece.controller_epoch)
         self._last = piece
@@ -198,12 +202,14 @@ class MetadataPieces:
         self.request = None if piece.next is None else msgspec.structs.replace(self.request, start=piece.next)
 
     def _go_on(self, name: str, topics: list[TopicMetadata]) -> None:
-        """The topic that was cut goes on in the first one of ``topics``, if it is still there."""
+        """Join the topic that was split with its continuation in ``topics``, if it still exists."""
         begun = self._topics.pop()
         if not topics or topics[0].name != name or topics[0].code != ErrorCode.NONE:
-            return  # deleted meanwhile
+            return  # deleted in the meantime
         if topics[0].topic_id != begun.topic_id:
-            raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name!r} was replaced while it was described")
+            raise BrokerError(
+                ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name!r} was recreated between two pieces of its metadata"
+            )
         topics[0] = msgspec.structs.replace(topics[0], partitions=begun.partitions + topics[0].partitions)
 
     @property
@@ -217,7 +223,10 @@ class MetadataPieces:
 
 
 def _newer(known: PartitionMetadata, told: PartitionMetadata) -> PartitionMetadata:
-    """Within one epoch nobody loses the lead: a broker that says so was not told who has it."""
+    """Return the newer state.
+
+    A leader does not change within an epoch: a broker that reports no leader for a known epoch has missed its election.
+    """
     if known.leader_epoch > told.leader_epoch:
         return known
     if known.leader_epoch == told.leader_epoch and told.leader == NO_LEADER:
@@ -226,7 +235,7 @@ def _newer(known: PartitionMetadata, told: PartitionMetadata) -> PartitionMetada
 
 
 def topic_error(topic: TopicMetadata) -> BrokerError | None:
-    """The error a reply holds about a topic, or None."""
+    """Return the error that a response has for a topic, or None."""
     if topic.code == ErrorCode.NONE:
         return None
     return BrokerError(topic.code, topic.detail or f"topic {topic.name!r}")

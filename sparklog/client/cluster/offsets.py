@@ -1,4 +1,4 @@
-"""Offsets by position or time: asking the leaders, and asking again where the high watermark is not settled yet."""
+"""Requests for offsets by position or time, with retries while a leader's high watermark is not known yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparklog.protocol.messages import (
 )
 from sparklog.record.rows import datetime_us
 
-#: A place in a log: an end of it, or a time (datetime, or microseconds since the epoch).
+#: A position in a log: an end of it, or a time (datetime, or microseconds since the epoch).
 OffsetQuery = Literal["earliest", "latest"] | dt.datetime | int
 
 _HIGHEST_OFFSET = (1 << 63) - 1
@@ -35,9 +35,9 @@ def checked_offset(tp: TopicPartition, offset: object, *, expected: str = "an of
         ValueError: ``offset`` is text, below 0, or has over 63 bits.
     """
     if isinstance(offset, str):
-        raise ValueError(f"{tp}: {offset!r} found, expected {expected}")
+        raise ValueError(f"{tp}: {offset!r} found; expected {expected}")
     if isinstance(offset, bool) or not hasattr(offset, "__index__"):
-        raise TypeError(f"{tp}: {offset!r} ({type(offset).__name__}) found, expected {expected}")
+        raise TypeError(f"{tp}: {offset!r} ({type(offset).__name__}) found; expected {expected}")
     found = operator.index(cast(SupportsIndex, offset))
     if found < 0:
         raise ValueError(f"{tp}: offset {found}: expected 0 or more")
@@ -54,14 +54,14 @@ def list_offsets(
     known: Mapping[TopicPartition, int] | None = None,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, int]:
-    """The offset of each place; for a time after the last record, the latest offset.
+    """Return the offset of each position. A time after the last record gives the latest offset.
 
-    ``known``: ends that logs are believed to have reached. A leader that says less has its word confirmed by the other
-    brokers: it may have been deposed without knowing.
+    ``known``: log end offsets that the caller has seen before. If a leader returns less, the other brokers must confirm
+    it as leader, because it may be deposed without knowing it.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
-        ClientTimeout: some leader did not answer in time.
+        ClientTimeout: a leader did not respond in time.
     """
     known = known or {}
     times = {tp: wire_time(query) for tp, query in queries.items()}
@@ -81,14 +81,16 @@ def listed_offsets(
     known: Mapping[TopicPartition, int] | None = None,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """The leaders' answers as they are: with their epochs, and offset -1 for a time after the last record. ``known``
-    and what is raised are as for ``list_offsets``."""
+    """Return the leaders' results with their epochs, and with offset -1 for a time after the last record.
+
+    ``known`` and the errors are as for ``list_offsets``.
+    """
     times = {tp: wire_time(query) for tp, query in queries.items()}
     return _ask_all(link, times, isolation, known=known or {}, timeout_s=timeout_s)
 
 
 def wire_time(query: OffsetQuery) -> int:
-    """What ``ListOffsetsPartition.timestamp_us`` holds for a place. A datetime without a zone is UTC."""
+    """Return the value of ``ListOffsetsPartition.timestamp_us`` for a position. A datetime without a zone is UTC."""
     if query == "earliest":
         return EARLIEST
     if query == "latest":
@@ -125,7 +127,7 @@ def _ask_all(
                     raise no_leader(link.metadata, group[0])
                 for piece in pieces(group):
                     _ask_one(link, broker_id, piece, times=times, isolation=isolation, known=known, answers=answers)
-            except BrokerError as error:  # noqa: PERF203 - the other leaders are asked all the same
+            except BrokerError as error:  # noqa: PERF203 - the other leaders are asked nevertheless
                 stale = stale or error.refresh_metadata
                 if not error.retriable:
                     raise
@@ -147,7 +149,7 @@ def _ask_one(
     known: Mapping[TopicPartition, int],
     answers: dict[TopicPartition, ListedOffset],
 ) -> None:
-    """Ask one leader about its partitions; keeps what was answered, raises the last error among the rest."""
+    """Ask one leader about its partitions. Keep the results, then raise the last error of the others."""
     leaders = {tp: leader for tp in group if (leader := link.metadata.leader(tp))}
     wanted = [ListOffsetsPartition(tp.topic, tp.partition, times[tp], leader.epoch) for tp, leader in leaders.items()]
     reply = link.ask_broker(broker_id, ListOffsets(0, isolation, tuple(wanted)), ListOffsetsReply)
@@ -159,7 +161,7 @@ def _ask_one(
             if times[tp] == LATEST and result.offset < known.get(tp, 0):
                 link.confirm(tp, leader)
             answers[tp] = result
-        except BrokerError as error:  # noqa: PERF203 - the other answers are kept
+        except BrokerError as error:  # noqa: PERF203 - the other results are kept
             problem = error
             if not problem.retriable:
                 break

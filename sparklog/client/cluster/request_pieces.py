@@ -1,4 +1,4 @@
-"""Lists that are too long for one request, cut into pieces that brokers take."""
+"""The split of long lists into pieces that fit into one request."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _T = TypeVar("_T")
 
 
 def pieces(entries: Sequence[_T], size: int = IN_ONE_REQUEST) -> Iterator[Sequence[_T]]:
-    """Yield ``entries`` in order, at most ``size`` at a time; one empty piece where there are none."""
+    """Yield ``entries`` in order, at most ``size`` at a time; one empty piece if there are none."""
     for first in range(0, max(len(entries), 1), size):
         yield entries[first : first + size]

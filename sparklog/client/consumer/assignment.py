@@ -1,4 +1,4 @@
-"""Which partitions a consumer without a group reads, and where in each it begins."""
+"""The partitions and start positions of a consumer without a group."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sparklog.client.consumer.timestamp_seek import TimestampSeek
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 
-#: The part of the metadata's greatest age after which they are read again: the answer takes time as well.
+#: The fraction of the metadata's maximum age after which it is refreshed, because the response takes time as well.
 _REFRESH_AFTER = 0.75
 
-#: Where to begin: an end of the log, a time, or an offset for each partition (others begin at the earliest).
+#: The start: an end of the log, a time, or an offset for each partition (the others start at the earliest).
 Start = Literal["earliest", "latest"] | dt.datetime | Mapping[TopicPartition, int]
 
 
 class Assignment:
-    """Owned by its ``Consumer``; ``feeds`` are its fetcher's, which are filled here."""
+    """The assignment. Owner: its ``Consumer``. It fills ``feeds``, which belong to the fetcher."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Assignment:
         self._columns = columns
         self._start_times = start_times
         self._isolation = isolation
-        #: All partitions of these are read.
+        #: The topics of which all partitions are read.
         self._topics: list[str] = []
         self._refreshed_at = time.monotonic()
         self._seen_version = 0
 
     def begin(self, topics: list[str], assigned: Sequence[TopicPartition], start: Start) -> None:
-        """Look up the partitions, and the positions to start from. Raises as ``Consumer``."""
+        """Look up the partitions and their start positions. Raises as ``Consumer``."""
         self._topics = topics
         for topic in dict.fromkeys([*topics, *(tp.topic for tp in assigned)]):
             self._link.topic(topic)
@@ -69,7 +69,7 @@ class Assignment:
             given = {(tp := TopicPartition(*found)): checked_offset(tp, offset) for found, offset in start.items()}
             unknown = given.keys() - set(partitions)
             if unknown:
-                raise ConfigError(f"start names partitions that are not read: {sorted(map(str, unknown))}")
+                raise ConfigError(f"start has offsets of partitions that are not read: {sorted(map(str, unknown))}")
         else:
             default = start
         asked = {tp: default for tp in partitions if tp not in given}
@@ -77,8 +77,10 @@ class Assignment:
         return {tp: found[tp] for tp in partitions}
 
     def look_for_more(self) -> None:
-        """Read partitions added to the topics, from their first record on: those of metadata that came for any other
-        reason at once, others when the metadata reach their greatest age."""
+        """Read partitions that were added to the topics, from their first record on.
+
+        New partitions in the metadata are read at once. The metadata is refreshed when it reaches its maximum age.
+        """
         if not self._topics:
             return
         if not self.next_look_s():
@@ -94,7 +96,7 @@ class Assignment:
                     self._add(tp, 0)
 
     def next_look_s(self) -> float:
-        """Return the seconds until ``look_for_more`` asks a broker; 0: it does so now."""
+        """Return the seconds until ``look_for_more`` refreshes the metadata; 0: at its next call."""
         return max(0.0, self._refreshed_at + self._refresh_after_s - time.monotonic())
 
     def _add(self, tp: TopicPartition, position: int) -> None:
@@ -106,7 +108,7 @@ class Assignment:
 def topics_and_partitions(
     topics: str | Iterable[str] | Iterable[TopicPartition], *, optional: bool
 ) -> tuple[list[str], list[TopicPartition]]:
-    """What was asked for, as names of topics and as single partitions."""
+    """Return the argument ``topics`` as names of topics and single partitions."""
     if isinstance(topics, str):
         return [topics], []
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""Fetched batches cut at a row, and with the log's own columns. Pure."""
+"""Slices of fetched batches, and the log's own columns. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LOG_COLUMNS = [
 
 
 def head(fetched: FetchedBatch, rows: int) -> FetchedBatch:
-    """The first ``rows`` records."""
+    """Return the first ``rows`` records."""
     offsets = None if fetched.offsets is None else fetched.offsets[:rows]
     return fetched._replace(batch=fetched.batch.slice(0, rows), offsets=offsets)
 
 
 def tail(fetched: FetchedBatch, rows: int) -> FetchedBatch:
-    """Without the first ``rows`` records, of which there are more."""
+    """Return the batch without its first ``rows`` records. It must have more than these."""
     if fetched.offsets is None:
         return fetched._replace(batch=fetched.batch.slice(rows), first_offset=fetched.first_offset + rows)
     offsets = fetched.offsets[rows:]
@@ -30,7 +30,7 @@ def tail(fetched: FetchedBatch, rows: int) -> FetchedBatch:
 
 
 def with_log_columns(batch: pa.RecordBatch, place: Origin, offsets: np.ndarray | None) -> pa.RecordBatch:
-    """``_topic``, ``_partition`` and ``_offset`` behind the batch's own columns."""
+    """Return the batch with ``_topic``, ``_partition`` and ``_offset`` after its own columns."""
     count = batch.num_rows
     if offsets is None:
         offsets = np.arange(place.offset, place.offset + count, dtype=np.int64)

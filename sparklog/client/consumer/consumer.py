@@ -1,10 +1,10 @@
-"""Reading topics as Arrow batches, from any place, for as long as wanted.
+"""The consumer: reads topics as Arrow batches, from any position and without an end.
 
-What is handed out are plain ``pyarrow.RecordBatch``es with the topic's columns, as they were written and without a
-copy; ``sparklog.origin(batch)`` tells where a batch comes from, and ``log_columns=True`` puts that into columns. Order
-holds within a partition. The position of a partition is the offset of the next record to be handed out.
+It returns plain ``pyarrow.RecordBatch``es with the topic's columns, exactly as written and without a copy.
+``sparklog.origin(batch)`` returns the position of a batch, and ``log_columns=True`` adds it as columns. Order holds
+within a partition. The position of a partition is the offset of the next record to return.
 
-With ``group=`` the partitions are shared with the group's other consumers, and positions are committed to it.
+With ``group=`` the consumers of the group share the partitions, and positions are committed to the group.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TOPIC_GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSI
 
 
 class Consumer:
-    """A client that reads. Use from one thread at a time; close it, or use it in a ``with`` block.
+    """A client that reads records. Use it from one thread at a time. Close it, or use it in a ``with`` block.
 
     >>> with Consumer("localhost:9092", "flights") as consumer:                             # doctest: +SKIP
     ...     for batch in consumer:
@@ -78,45 +78,49 @@ class Consumer:
         rack: str = "",
         metadata_max_age_ms: int = 60_000,
     ) -> None:
-        """Connects and looks up the positions to start from; with a group, begins to join it.
+        """Connect and look up the start positions. With a group, begin to join it.
 
         Args:
-            topics: one topic, several, or an assignment of ``TopicPartition``s. Of topics all partitions are read,
-                and those added later from their beginning. In a group: topics, also such as do not exist yet.
+            topics: one topic, several, or an assignment of ``TopicPartition``s. Of a topic all partitions are read, and
+                partitions that are added later from their beginning. In a group: topics, which need not exist yet.
             group: share the topics' partitions with all consumers of this group.
-            pattern: (group) topics whose whole names match this regular expression (RE2), now or later.
+            pattern: (group) read all topics whose whole name matches this regular expression (RE2), now or later.
             start: ``"earliest"``, ``"latest"``, a datetime (without a time zone: UTC), or offsets by partition. In a
-                group: of partitions without a committed offset, and not by partition.
-            columns: only these are sent, in this order; nulls for records older than a column.
-            log_columns: add ``_topic``, ``_partition`` and ``_offset`` behind the topic's columns.
-            on_out_of_range: what to do when retention has passed the position, or an unclean election has cut the log
-                below it: raise, or go on from an end; after a cut, from where it was made.
-            max_bytes: of one answer of one broker; a larger batch comes alone.
-            max_records: of one ``poll``, and of one batch of an iteration; None: no limit.
-            isolation: ``"read_committed"``: records of transactions once they are committed, up to the first that is
-                open, and never those of aborted ones; ``"read_uncommitted"``: everything that is replicated.
-            timeout_s: a call, or a partition that cannot be read, fails after this.
-            first_contact_s: give up after this when no broker has ever answered; None: no sooner than any call.
-            auto_commit_interval_ms: (group) commit positions so often while polling, before partitions are given up,
-                and on close: what was handed out before the present ``poll`` counts as processed. None: nothing is
-                committed but by ``commit``.
-            on_assign, on_revoke, on_lost: (group) called within ``poll``, ``close`` or an iteration with partitions
-                that are read from now on; that will be given up, with time for a last ``commit``; that others may have
-                had for some time (left out: ``on_revoke``).
-            session_timeout_ms: (group) without a heartbeat for so long the others take over.
-            heartbeat_interval_ms: (group) a heartbeat at least so often, whatever user code does.
-            max_poll_interval_ms: (group) without a ``poll`` for so long the consumer leaves until the next one; and for
-                so long it may take to give partitions up.
-            instance_id: (group) of a static member: who comes back under it within the session time-out gets the same
-                partitions, and nothing moves meanwhile; who has it already is fenced.
-            rack: (group) prefer partitions with a replica there.
-            metadata_max_age_ms: (without a group) the consumer begins to read new partitions within this time. In a
-                group the coordinator assigns them.
+                group it applies to partitions without a committed offset, and offsets by partition are not allowed.
+            columns: fetch only these, in this order. Records older than a column have nulls.
+            log_columns: add ``_topic``, ``_partition`` and ``_offset`` after the topic's columns.
+            on_out_of_range: what to do if retention deleted the position, or an unclean election truncated the log
+                below it: raise, or continue from an end of the log. After a truncation, the consumer continues at its
+                offset.
+            max_bytes: the size of one response of one broker. A larger batch is returned alone.
+            max_records: the maximum of one ``poll``, and of one batch of an iteration; None: no limit.
+            isolation: ``"read_committed"`` returns the records of a transaction after its commit, stops at the first
+                open transaction, and never returns aborted records. ``"read_uncommitted"`` returns all replicated
+                records.
+            timeout_s: the time after which a call fails, also for a partition that cannot be read.
+            first_contact_s: the time after which the first call fails if no broker has ever responded; None: as
+                ``timeout_s``.
+            auto_commit_interval_ms: (group) commit positions at this interval during polls, before partitions are
+                revoked, and on close. Records count as processed at the ``poll`` after the one that returned them.
+                None: only ``commit`` commits.
+            on_assign, on_revoke, on_lost: (group) callbacks that run within ``poll``, ``close`` or an iteration. They
+                receive partitions that are read from now on; that will be revoked, with time for a last ``commit``; or
+                that other members may have read for some time (default: ``on_revoke``).
+            session_timeout_ms: (group) the time without a heartbeat after which the other members take over.
+            heartbeat_interval_ms: (group) the maximum time between heartbeats, which do not depend on user code.
+            max_poll_interval_ms: (group) the time without a ``poll`` after which the consumer leaves until its next
+                one. It is also the time limit for giving up revoked partitions.
+            instance_id: (group) the name of a static member. A consumer that returns with the same name within the
+                session timeout gets the same partitions without a rebalance. It fences another consumer that still has
+                the name.
+            rack: (group) prefer partitions with a replica in this rack.
+            metadata_max_age_ms: (without a group) the time within which the consumer begins to read new partitions. In
+                a group the coordinator assigns them.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION.
-            ClientTimeout: no broker answered.
-            ConfigError: an argument is not one of those allowed.
+            ClientTimeout: no broker responded.
+            ConfigError: an argument has an invalid value.
         """
         if on_out_of_range not in {"raise", "earliest", "latest"}:
             raise ConfigError(f"on_out_of_range={on_out_of_range!r}: expected 'raise', 'earliest' or 'latest'")
@@ -161,7 +165,7 @@ class Consumer:
                 self._assignment.begin(names, assigned, start)
                 return
             if assigned or isinstance(start, Mapping):
-                raise ConfigError("a group's consumer reads topics, and begins where the group is: name no partitions")
+                raise ConfigError("a consumer in a group reads topics from the group's offsets: name no partitions")
             member = MemberSettings(
                 group, tuple(names), pattern, instance_id, rack, session_timeout_ms=session_timeout_ms,
                 heartbeat_interval_ms=heartbeat_interval_ms, max_poll_interval_ms=max_poll_interval_ms,
@@ -183,8 +187,11 @@ class Consumer:
             raise
 
     def close(self) -> None:
-        """End the connections. Positions are forgotten. A group's consumer leaves it at once, and commits where it
-        does so by itself; otherwise nothing is committed. Idempotent. Does nothing in a forked child."""
+        """Close the connections. Positions are lost.
+
+        A consumer in a group leaves it at once. It commits its positions only with ``auto_commit_interval_ms``.
+        Idempotent. Does nothing in a forked child.
+        """
         self._close(processed=True)
 
     def _close(self, *, processed: bool) -> None:
@@ -206,28 +213,28 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """As ``close``. Of a block that failed nothing is committed: what it was at comes again."""
+        """Close the consumer. If the block failed, commit nothing, so that its records are read again."""
         self._close(processed=kind is None)
 
     # --- reading ---
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Batches without end; leaving the loop loses nothing. Raises as ``poll``."""
+        """Yield batches without end. Leaving the loop loses no records. Raises as ``poll``."""
         while True:
             self._wait(1.0)
             for found in self._ahead.take(None, batch_records=self._max_records):
                 yield self._columns.hand_out(found)
                 self._polling(False)
-                if self._reading is not None:  # what the coordinator has said meanwhile comes before the rest
+                if self._reading is not None:  # news of the coordinator comes before the rest
                     break
 
     def poll(self, timeout_s: float = 1.0) -> list[pa.RecordBatch]:
-        """What is there, waiting at most ``timeout_s`` for something; an empty list when nothing came.
+        """Return the available batches, after a wait of at most ``timeout_s``; an empty list if there are none.
 
         Raises:
-            LogTruncated: records read before are not in the log any more (unless ``on_out_of_range`` says otherwise).
-            BrokerError: OFFSET_OUT_OF_RANGE (unless ``on_out_of_range`` says otherwise), CORRUPT_MESSAGE,
-                INCONSISTENT_TOPIC_ID when a topic was made anew, UNKNOWN_TOPIC_OR_PARTITION when it is gone.
+            LogTruncated: records that were read before are no longer in the log (depends on ``on_out_of_range``).
+            BrokerError: OFFSET_OUT_OF_RANGE (depends on ``on_out_of_range``), CORRUPT_MESSAGE, INCONSISTENT_TOPIC_ID if
+                a topic was recreated, UNKNOWN_TOPIC_OR_PARTITION if it was deleted.
             ClientTimeout: a partition could not be read for the consumer's ``timeout_s``.
         """
         self._wait(timeout_s)
@@ -237,16 +244,19 @@ class Consumer:
     def to_table(
         self, until: Mapping[TopicPartition, int] | None = None, *, timeout_s: float | None = None
     ) -> pa.Table:
-        """All records from the positions to the offsets ``until`` (exclusive), by default to where the partitions end
-        now, as one table. Records of older schemas get nulls for later columns.
+        """Return all records from the positions to the offsets ``until`` (exclusive) as one table.
+
+        By default ``until`` is the current end of each partition. Records of older schemas get nulls for later columns.
 
         Raises:
             ClientTimeout: no progress for ``timeout_s`` (by default the consumer's).
-            BrokerError: as ``poll``, so OFFSET_OUT_OF_RANGE for a position beyond the end; SCHEMA_MISMATCH when
-                the topics read have different columns.
+            BrokerError: as ``poll``, so OFFSET_OUT_OF_RANGE for a position beyond the end; SCHEMA_MISMATCH if the
+                topics have different columns.
         """
         if self._group is not None:
-            raise ConfigError("a table is read by a consumer without a group: partitions come and go in one")
+            raise ConfigError(
+                "to_table() needs a consumer without a group: in a group, partitions are assigned and revoked"
+            )
         ends = {TopicPartition(*tp): end for tp, end in (self._ends.to_read_to() if until is None else until).items()}
         for tp in ends:
             self._feed(tp)
@@ -256,18 +266,21 @@ class Consumer:
             taken = self._ahead.take_until(ends, self._more_for_table(ends, timeout_s))
             batches = [self._columns.hand_out(found) for found in taken]
         except BaseException:
-            for tp, position in before.items():  # what was taken goes nowhere: it will be read again
+            for tp, position in before.items():  # the table is not returned, so its records are read again
                 self.seek(tp, position)
             raise
         finally:
             self._fetcher.active = None
-        schema = self._columns.schema(ends)  # again: what was read may have told of columns added since
+        schema = self._columns.schema(ends)  # a second time: the reads may have found columns that were added since
         return pa.Table.from_batches([fit_table(batch, schema) for batch in batches], schema)
 
     def _more_for_table(
         self, ends: Mapping[TopicPartition, int], timeout_s: float | None
     ) -> Callable[[Mapping[TopicPartition, int]], None]:
-        """Waits for what is missing up to ``ends``. Raises ClientTimeout after ``timeout_s`` without progress."""
+        """Return a function that waits for records up to ``ends``.
+
+        The function raises ClientTimeout after ``timeout_s`` without progress.
+        """
         limit_s = self._link.timeout_s if timeout_s is None else timeout_s
         progress_at = time.monotonic()
         reached_before = -1
@@ -275,7 +288,7 @@ class Consumer:
         def wait(positions: Mapping[TopicPartition, int]) -> None:
             nonlocal progress_at, reached_before
             behind = {tp for tp, position in positions.items() if position < ends[tp]}
-            self._fetcher.active = behind  # the others' records would only pile up here
+            self._fetcher.active = behind  # records of the other partitions would only accumulate here
             now = time.monotonic()
             reached_now = sum(positions.values())
             progress_at = now if reached_now > reached_before else progress_at
@@ -289,34 +302,37 @@ class Consumer:
 
     @property
     def counters(self) -> ReadCounters:
-        """What this consumer has been sent."""
+        """The numbers of bytes and batches that this consumer has received."""
         return self._fetcher.counters
 
     # --- positions ---
 
     @property
     def assignment(self) -> list[TopicPartition]:
-        """The partitions being read."""
+        """The partitions that are read."""
         return list(self._fetcher.feeds)
 
     def position(self, partition: TopicPartition | tuple[str, int]) -> int:
-        """The offset of the next record to be handed out. Raises KeyError when the partition is not assigned."""
+        """Return the offset of the next record to return. Raises KeyError if the partition is not assigned."""
         tp = TopicPartition(*partition)
         self._feed(tp)
         return self._ahead.position(tp)
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The positions of all partitions: what ``start=``, ``Admin.commit_offsets`` and ``send_offsets`` take."""
+        """Return the positions of all partitions.
+
+        ``start=``, ``Admin.commit_offsets`` and ``Producer.send_offsets`` accept them.
+        """
         return self._ahead.positions()
 
     def seek(self, partition: TopicPartition | tuple[str, int], to: int | Literal["earliest", "latest"]) -> None:
-        """Go on elsewhere: at an offset, or at an end of the partition.
+        """Set the position to an offset, or to an end of the partition.
 
         Raises:
             KeyError: the partition is not assigned.
-            ClientTimeout: the leader did not tell where the end is.
+            ClientTimeout: the leader did not return the end.
             ValueError: an offset below 0 or of over 63 bits, or another word.
-            TypeError: ``to`` is neither an integer nor a word.
+            TypeError: ``to`` is neither an integer nor a string.
         """
         feed = self._feed(TopicPartition(*partition))
         if isinstance(to, str) and to in {"earliest", "latest"}:
@@ -329,7 +345,7 @@ class Consumer:
         feed.failures, feed.retry_at = 0, 0.0
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Hand out nothing of these until ``resume``; they stay assigned. Raises KeyError when one is not assigned."""
+        """Return no records of these until ``resume``; they stay assigned. Raises KeyError if one is not assigned."""
         for tp in [TopicPartition(*found) for found in partitions]:
             feed, at = self._feed(tp), self.position(tp)
             self._ahead.drop({tp})
@@ -337,7 +353,7 @@ class Consumer:
             self._fetcher.paused.add(tp)
 
     def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Undo ``pause``."""
+        """Return records of these again, after ``pause``."""
         self._fetcher.paused.difference_update(TopicPartition(*tp) for tp in partitions)
 
     @property
@@ -347,39 +363,45 @@ class Consumer:
     # --- a group's ---
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Commit where the next records come from, or ``offsets`` of assigned partitions, and wait for it.
+        """Commit the positions, or ``offsets`` of assigned partitions, and wait for the response.
 
         Raises:
-            CommitRefused: these partitions are not this consumer's any more; others read on from what was committed.
-            TypeError, ValueError: an offset that is none, as for ``seek``; nothing is committed.
-            ClientTimeout: the coordinator did not answer; it may have been committed.
-            BrokerError: anything else that it says.
+            CommitRefused: the partitions are no longer assigned to this consumer. Other members continue from the
+                committed offsets.
+            TypeError, ValueError: an invalid offset, as for ``seek``; nothing is committed.
+            ClientTimeout: the coordinator did not respond; the offsets may be committed.
+            BrokerError: any other error of the coordinator.
         """
         self.commit_async(offsets).result()
 
     def commit_async(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
-        """As ``commit``, without waiting: the future raises what that does, unless it can be told at once. Commits
-        take effect in their order. What is called when the future is done runs on the group's own thread,
-        and must not wait for this consumer."""
+        """Commit without waiting. The future raises the errors of ``commit``, unless this call can raise them at once.
+
+        Commits take effect in their order. The future's callbacks run on the group's own thread and must not wait for
+        this consumer.
+        """
         named = None if offsets is None else {TopicPartition(*tp): offset for tp, offset in offsets.items()}
         return self._of_group().commit(named)
 
     def group_metadata(self) -> GroupMetadata:
-        """For ``Producer.send_offsets``: who reads these partitions, so that the transaction commits no more of them
-        than this consumer may.
+        """Return the identity of this member for ``Producer.send_offsets``.
+
+        With it, a transaction commits only offsets that this consumer may commit.
 
         Raises:
-            CommitRefused: it was removed from the group since it last polled.
+            CommitRefused: the consumer was removed from the group since its last poll.
         """
         return self._of_group().metadata()
 
     def committed(
         self, partitions: Iterable[TopicPartition | tuple[str, int]] | None = None
     ) -> dict[TopicPartition, int]:
-        """What the group has committed for ``partitions`` (left out: those assigned); those without are left out.
+        """Return the group's committed offsets of ``partitions``, by default of the assigned ones.
+
+        Partitions without a committed offset are left out.
 
         Raises:
-            ClientTimeout: the coordinator did not answer.
+            ClientTimeout: the coordinator did not respond.
         """
         reading = self._of_group()
         wanted = self.assignment if partitions is None else [TopicPartition(*tp) for tp in partitions]
@@ -398,21 +420,21 @@ class Consumer:
 
     @property
     def member_id(self) -> str:
-        """In the group now; another one after the consumer was removed from it. Empty without a group."""
+        """The current member id in the group, or empty without a group. It changes after the consumer was removed."""
         return self._session.member_id if self._session is not None else ""
 
     @property
     def member_epoch(self) -> int:
-        """As the coordinator has told last; 0 while this consumer is no member."""
+        """The last known member epoch; 0 while this consumer is not a member."""
         return self._session.epoch if self._session is not None else 0
 
     def _of_group(self) -> GroupConsumer:
         if self._reading is None:
-            raise ConfigError("this consumer has no group, or is closed: commits need one")
+            raise ConfigError("this consumer has no group, or is closed; commits need a group")
         return self._reading
 
     def read_from(self, places: Mapping[Place, int | None]) -> None:
-        """For ``GroupConsumer``."""
+        """Start to read partitions, for ``GroupConsumer``. None: from ``start``, because no offset is committed."""
         where: OffsetQuery = self._start if not isinstance(self._start, Mapping) else "earliest"
         for name in dict.fromkeys(place[0] for place in places):
             self._link.topic(name)
@@ -427,7 +449,7 @@ class Consumer:
             self._fetcher.feeds[tp] = PartitionCursor(tp, place[1], found[tp] if at is None else at)
 
     def read_no_more(self, partitions: Iterable[TopicPartition]) -> None:
-        """For ``GroupConsumer``."""
+        """Stop reading partitions, for ``GroupConsumer``."""
         gone = set(partitions)
         for tp in gone:
             self._fetcher.feeds.pop(tp, None)
@@ -436,19 +458,21 @@ class Consumer:
         self._ahead.drop(gone)
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Where the partitions end now: the offset of the next record that will become visible in each, by the
-        consumer's ``isolation``.
+        """Return the offset of the next record that will become visible in each partition, by ``isolation``.
 
         Raises:
-            ClientTimeout: a leader did not tell.
+            ClientTimeout: a leader did not respond.
         """
         return self._ends.visible()
 
     # --- inside ---
 
     def _wait(self, timeout_s: float, *, or_moved: bool = False) -> None:
-        """Have something read ahead, unless there is some; ``or_moved``: or until positions have moved over what is
-        not handed out, as markers and aborted records."""
+        """Fill the buffer unless it has batches.
+
+        ``or_moved``: also return after positions moved past records that are not returned, such as markers and aborted
+        records.
+        """
         if self._reading is not None:
             self._wait_in_group(self._reading, timeout_s)
         elif self._group is not None:
@@ -457,7 +481,7 @@ class Consumer:
             self._wait_for_assigned(timeout_s, or_moved=or_moved)
 
     def _wait_for_assigned(self, timeout_s: float, *, or_moved: bool) -> None:
-        """Wait in slices, so that partitions added meanwhile are read in time."""
+        """Wait in slices, so that partitions that are added in the meantime are read in time."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._assignment.look_for_more()
@@ -502,7 +526,10 @@ class Consumer:
         self._ahead.ready.extend(found if not self._start_times else self._start_times.from_there_on(found))
 
     def _put_off_gone(self) -> bool:
-        """Leave topics alone that were deleted, or made anew: the group's coordinator hears of it as well."""
+        """Defer topics that were deleted or recreated. Return whether there are any.
+
+        The group's coordinator will change the assignment.
+        """
         gone = [
             feed
             for feed in self._fetcher.feeds.values()

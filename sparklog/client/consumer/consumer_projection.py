@@ -1,4 +1,4 @@
-"""The columns that a consumer hands out: those chosen of each topic, and behind them the log's own."""
+"""The columns that a consumer returns: the chosen ones of each topic, and the log's own columns."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from sparklog.record.schema import parse_schema
 
 
 class ConsumerProjection:
-    """Owned by its ``Consumer``."""
+    """The projection. Owner: its ``Consumer``."""
 
     def __init__(
         self, link: BlockingCluster, columns: Sequence[str] | None, *, log_columns: bool, event_times: bool
     ) -> None:
-        """``columns`` None: all. ``log_columns``: with ``_topic``, ``_partition`` and ``_offset``. ``event_times``: the
-        consumer itself needs these columns."""
+        """Create it. ``columns`` None: all.
+
+        ``log_columns``: with ``_topic``, ``_partition`` and ``_offset``. ``event_times``: the consumer itself needs the
+        event time columns.
+        """
         self._link = link
         self._columns = list(columns) if columns is not None else None
         self._log_columns = log_columns
         self._event_times = event_times
-        #: By topic; empty when all are wanted.
+        #: Projections by topic; empty if all columns are requested.
         self._choices: dict[str, TopicProjection] = {}
 
     def choose(self, name: str) -> None:
-        """Before anything of this topic is fetched. Raises BrokerError SCHEMA_MISMATCH."""
+        """Choose the columns of a topic, before it is fetched. Raises BrokerError SCHEMA_MISMATCH."""
         if self._columns is None:
             return
         topic = self._link.topic(name)
@@ -41,12 +44,12 @@ class ConsumerProjection:
         self._choices[name] = TopicProjection(name, self._columns, newest, also=also)
 
     def wire(self, topic: str) -> tuple[str, ...] | None:
-        """As ``TopicProjection.wire``."""
+        """Return the columns to request, as ``TopicProjection.wire``."""
         choice = self._choices.get(topic)
         return None if choice is None else choice.wire
 
     def hand_out(self, found: CursorBatch) -> pa.RecordBatch:
-        """The batch as users get it."""
+        """Return the batch in the form that users get."""
         header, batch, first, offsets, _ = found.fetched
         place = Origin(found.tp.topic, found.tp.partition, first, header.leader_epoch)
         if self._columns is not None:
@@ -56,7 +59,10 @@ class ConsumerProjection:
         return with_origin(batch, place)
 
     def schema(self, partitions: Iterable[TopicPartition]) -> pa.Schema:
-        """The schema of a table of these partitions, by their topics' newest. Raises BrokerError SCHEMA_MISMATCH."""
+        """Return the schema of a table of these partitions, by the newest schemas.
+
+        Raises BrokerError SCHEMA_MISMATCH.
+        """
         found: dict[str, pa.Schema] = {}
         for name in dict.fromkeys(tp.topic for tp in partitions):
             schema = parse_schema(self._link.topic(name).schemas[-1].message)
@@ -66,6 +72,6 @@ class ConsumerProjection:
         schemas = list(found.values())
         if any(not schema.equals(schemas[0]) for schema in schemas):
             raise BrokerError(
-                ErrorCode.SCHEMA_MISMATCH, f"topics {list(found)} have different columns: read them one by one"
+                ErrorCode.SCHEMA_MISMATCH, f"topics {list(found)} have different columns: read each topic by itself"
             )
         return schemas[0] if schemas else pa.schema([])

@@ -1,4 +1,4 @@
-"""Batches that were fetched and not handed out yet, and with them the positions of a consumer."""
+"""The batches that were fetched but not returned, and the positions of a consumer that follow from them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from sparklog.model import TopicPartition
 
 
 class FetchBuffer:
-    """Owned by its ``Consumer``; ``feeds`` are its fetcher's."""
+    """The buffer. Owner: its ``Consumer``. ``feeds`` belong to the fetcher."""
 
     def __init__(self, feeds: Mapping[TopicPartition, PartitionCursor]) -> None:
-        #: Those of a partition in order.
+        #: The buffered batches; those of one partition are in order.
         self.ready: deque[CursorBatch] = deque()
         self._feeds = feeds
 
     def position(self, tp: TopicPartition) -> int:
-        """The offset of the next record to be handed out. Raises KeyError for a partition that is not assigned."""
+        """Return the offset of the next record to return. Raises KeyError for a partition that is not assigned."""
         return self._position(tp, self.ready)
 
     def positions(self) -> dict[TopicPartition, int]:
         return {tp: self._position(tp, self.ready) for tp in self._feeds}
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Hand out nothing of what was fetched of these."""
+        """Drop the buffered batches of these partitions."""
         self.ready = deque(found for found in self.ready if found.tp not in partitions)
 
     def take(self, limit: int | None, *, batch_records: int | None) -> Iterator[CursorBatch]:
-        """What is ready, ``limit`` records at most; without one, in batches of at most ``batch_records``."""
+        """Yield buffered batches, of at most ``limit`` records in total, or else of at most ``batch_records`` each."""
         left = limit
         while self.ready and left != 0:
             found = self.ready.popleft()
@@ -49,8 +49,11 @@ class FetchBuffer:
         ends: Mapping[TopicPartition, int],
         more: Callable[[Mapping[TopicPartition, int]], None],
     ) -> list[CursorBatch]:
-        """All records below these offsets; what lies behind stays ready. ``more`` is called with the positions that
-        these partitions have come to, and waits for batches; after what it raises nothing of the batches is kept."""
+        """Return all records below these offsets; the records above them stay in the buffer.
+
+        ``more`` receives the current positions of these partitions, and waits for batches. If it raises, all buffered
+        batches are dropped.
+        """
         taken: list[CursorBatch] = []
         kept: deque[CursorBatch] = deque()
         try:
@@ -75,7 +78,7 @@ class FetchBuffer:
 def _cut(
     found: CursorBatch, ends: Mapping[TopicPartition, int], taken: list[CursorBatch], kept: deque[CursorBatch]
 ) -> None:
-    """Cut a batch at the end of its partition's range: the head is taken, the tail kept for later."""
+    """Split a batch at the end of its partition's range: the head is taken, the tail is kept for later."""
     if found.tp not in ends:
         kept.append(found)
         return

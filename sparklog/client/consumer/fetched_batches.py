@@ -1,8 +1,8 @@
-"""Fetched bytes into Arrow batches, cut to the offsets that were asked for. Pure.
+"""The decoding of fetched bytes into Arrow batches, cut to the requested offsets. Pure.
 
-A fetch answers with whole batches: the first may start before the asked offset and the last may end behind the wanted
-range. Control markers are dropped, and so are batches of transactions that the answer names as aborted. Nothing is
-copied: uncompressed columns are views of the frame they arrived in.
+A fetch returns whole batches: the first may start before the requested offset, and the last may end after the range.
+Control markers are dropped, and so are the batches of transactions that the response lists as aborted. Nothing is
+copied: uncompressed columns are views of the received frame.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from sparklog.record.projection import Projection, plan_projection, projected_sc
 
 
 class PartitionBytes(NamedTuple):
-    """One partition's part of a fetch answer: decoded headers, and their bodies back to back."""
+    """One partition's part of a fetch response: decoded headers, and their bodies back to back."""
 
     answer: FetchedPartition
     headers: list[BatchHeader]
     bodies: memoryview
-    #: ``bodies`` is a part of a mapped file: what is not looked at is not read.
+    #: True if ``bodies`` is a part of a mapped file, of which only the accessed parts are read.
     mapped: bool = False
 
     @property
     def next_offset(self) -> int:
-        """The offset to fetch next; only when there are batches."""
+        """The offset to fetch next. Valid only if there are batches."""
         return self.headers[-1].next_offset
 
 
 class FetchedBatch(NamedTuple):
-    """Records ``[first_offset, ...)`` of one batch; ``offsets`` only where they are not dense (cleaned batches)."""
+    """Records ``[first_offset, ...)`` of one batch. ``offsets`` is set only if they have gaps (compacted batches)."""
 
     header: BatchHeader
     batch: pa.RecordBatch
     first_offset: int
     offsets: np.ndarray | None = None
-    #: How many bytes of the batch were looked at.
+    #: The number of bytes of the batch that were read.
     looked_at: int = 0
 
 
 def split_partitions(answers: Sequence[FetchedPartition], body: memoryview) -> Iterator[PartitionBytes]:
-    """Cut the body of a fetch answer by its partitions.
+    """Split the body of a fetch response by its partitions.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when lengths do not add up or a header fails its checksum.
+        BrokerError: CORRUPT_MESSAGE if lengths do not add up or a header fails its checksum.
     """
     at = 0
     for answer in answers:
@@ -61,19 +61,19 @@ def split_partitions(answers: Sequence[FetchedPartition], body: memoryview) -> I
         if end > len(body):
             raise BrokerError(
                 ErrorCode.CORRUPT_MESSAGE,
-                f"fetch of {answer.topic}-{answer.partition}: {len(body)} bytes of body, {end} expected",
+                f"fetch of {answer.topic}-{answer.partition}: {len(body)} bytes of body found; expected {end}",
             )
         headers = unpack_headers(body[at:headers_end])
         stored = sum(header.stored_bytes for header in headers)
         if stored != answer.body_bytes:
             raise BrokerError(
                 ErrorCode.CORRUPT_MESSAGE,
-                f"fetch of {answer.topic}-{answer.partition}: batches take {stored} bytes, {answer.body_bytes} found",
+                f"fetch of {answer.topic}-{answer.partition}: batches of {stored} bytes; expected {answer.body_bytes}",
             )
         yield PartitionBytes(answer, headers, body[headers_end:end])
         at = end
     if at != len(body):
-        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"fetch: {len(body)} bytes of body, {at} expected")
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"fetch: {len(body)} bytes of body found; expected {at}")
 
 
 def decode_partition(
@@ -85,12 +85,13 @@ def decode_partition(
     keep: Callable[[BatchHeader], bool] | None = None,
     columns: Collection[str] | None = None,
 ) -> Iterator[FetchedBatch]:
-    """The records with offsets in ``[start, end)``, batch by batch; empty batches are left out, and those that ``keep``
-    does not want by their header. ``columns``: those that were asked for; None: all. Of a mapped file only their bytes
-    are read, so that the checksum, which is of all columns, is only verified where all are read.
+    """Yield the records with offsets in ``[start, end)``, batch by batch, without empty batches.
+
+    ``keep`` filters batches by their header. ``columns`` are the requested ones; None: all. Of a mapped file only the
+    bytes of these columns are read. The checksum covers all columns, so it is verified only if all are read.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when a checksum fails or the bytes are no Arrow batch.
+        BrokerError: CORRUPT_MESSAGE if a checksum fails or the bytes are not an Arrow batch.
     """
     at = 0
     tp = TopicPartition(fetched.answer.topic, fetched.answer.partition)
@@ -115,7 +116,7 @@ def decode_partition(
 
 
 class _Choice(NamedTuple):
-    """``schema`` of whole batches, ``projected`` of what is wanted of them; ``plan`` None: that is all of it."""
+    """The full ``schema`` of batches, the ``projected`` one, and the ``plan`` between them; None: they are the same."""
 
     schema: pa.Schema
     projected: pa.Schema
@@ -123,7 +124,7 @@ class _Choice(NamedTuple):
 
 
 class _Chosen:
-    """What is wanted of the batches of each schema."""
+    """The projections of one fetch, by schema."""
 
     def __init__(self, schema_of: Callable[[int], pa.Schema], columns: Collection[str] | None) -> None:
         self._schema_of = schema_of
@@ -142,7 +143,7 @@ class _Chosen:
 
 
 def _decoded(header: BatchHeader, body: memoryview, choice: _Choice, *, mapped: bool) -> tuple[pa.RecordBatch, int]:
-    """With how many bytes were looked at."""
+    """Return the batch, and the number of bytes that were read."""
     schema = choice.projected
     if not header.flags & Flag.PROJECTED and choice.plan is not None:
         if mapped:
@@ -152,7 +153,10 @@ def _decoded(header: BatchHeader, body: memoryview, choice: _Choice, *, mapped: 
 
 
 def _by_producer(aborted: Sequence[AbortedRange]) -> dict[int, list[AbortedRange]]:
-    """A fetch may name thousands of ranges, but hardly two of one producer id, which serves one transaction."""
+    """Return the aborted ranges by producer id.
+
+    A fetch may list thousands of ranges, but rarely two of one producer id, which serves one transaction.
+    """
     found: dict[int, list[AbortedRange]] = {}
     for one in aborted:
         found.setdefault(one.producer_id, []).append(one)

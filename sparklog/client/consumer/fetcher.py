@@ -1,8 +1,8 @@
-"""The consumer's fetches: one long poll per leader, also under way while its last answer is being used.
+"""The consumer's fetches: one long poll per leader, also while the consumer uses the last response.
 
-Single-threaded. ``advance`` sends what is missing, waits for the first answers and turns them into batches; the next
-fetch of a broker is sent before its answer is decoded, unless that was the last there is for now. An answer counts only
-for partitions whose position is still the one that was asked for, so a seek simply makes it worthless.
+Single-threaded. ``advance`` sends the missing fetches, waits for the first responses and decodes them. The next fetch
+to a broker is sent before its response is decoded, unless the response reached the end of the log. A response counts
+only for partitions whose position is still the requested one, so a seek invalidates it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from sparklog.protocol.header_limits import MAX_HEADER_BYTES
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
 
 _MAX_WAIT_MS = 500
-#: Where other partitions of the broker wait for the next request.
+#: The maximum wait of a fetch while other partitions of the broker wait for the next request.
 _SHORT_WAIT_MS = 250
-#: What a partition takes in a request at most, without its topic and columns.
+#: An upper bound of a partition's bytes in a request, without its topic and columns.
 _ENTRY_BYTES = 80
-#: Partitions that fit into one request whatever they are called.
+#: A number of partitions that fit into one request whatever their topics' names.
 _FEW = 100
-#: A long poll unanswered for so long makes the consumer ask who leads now.
+#: The age of a long poll at which the consumer asks for the current leader.
 _SUSPECT_AFTER_S = 1.5
-#: "Unknown topic" may mean "not told yet" for so long.
+#: "Unknown topic" may mean for this time that the broker does not know the topic yet.
 _UNKNOWN_TOPIC_GRACE_S = 2.0
-#: An answer of so many bytes takes a while to use, in which there will be more.
+#: A response of this size takes a while to use, and more records arrive meanwhile.
 _LARGE_BYTES = 256 * 1024
 
 
-#: The columns wanted of a topic, or None for all that it has.
+#: The function that returns the requested columns of a topic, or None for all.
 ColumnsOf = Callable[[str], "tuple[str, ...] | None"]
 
 
 class PartitionCursor:
-    """One assigned partition: where its next fetch starts, and when it may be sent."""
+    """The state of one assigned partition: its position, and the time from which it may be fetched."""
 
     __slots__ = ("failing_since", "failures", "last_epoch", "position", "retry_at", "to_verify", "topic_id", "tp")
 
@@ -53,29 +53,29 @@ class PartitionCursor:
         self.tp = tp
         self.topic_id = topic_id
         self.position = position
-        #: Leader epoch of the record before the position; -1 where that record was not read here.
+        #: The leader epoch of the record before the position; -1 if this consumer did not read that record.
         self.last_epoch = NO_EPOCH
         self.failures = 0
         self.failing_since = 0.0
         self.retry_at = 0.0
-        #: Start and end of an answer in which a projected batch failed its checksum. In between the broker is asked to
-        #: verify what it has, in as many answers as that takes.
+        #: The offsets of a response in which a projected batch failed its checksum. For fetches from this range the
+        #: broker is asked to verify what is on its disk.
         self.to_verify = range(0)
 
     def move(self, position: int, last_epoch: int = NO_EPOCH) -> None:
-        """Fetch from ``position`` next."""
+        """Set the offset of the next fetch."""
         self.position, self.last_epoch = position, last_epoch
 
 
 class CursorBatch(NamedTuple):
-    """A decoded batch and the partition it is of."""
+    """A decoded batch and its partition."""
 
     tp: TopicPartition
     fetched: FetchedBatch
 
 
 class _Poll:
-    """A fetch under way at one broker: what was asked for, at which offset."""
+    """A fetch in flight at one broker: the requested partitions and offsets."""
 
     __slots__ = ("asked", "connection", "leaders", "sent_at")
 
@@ -84,18 +84,21 @@ class _Poll:
     ) -> None:
         self.connection = connection
         self.asked = asked
-        #: As whom the broker was asked.
+        #: The leaders and epochs by which the broker was chosen.
         self.leaders = leaders
         self.sent_at = time.monotonic()
 
 
 class Fetcher:
-    """Owned by one consumer and used by its thread. ``feeds`` may be changed between calls."""
+    """The fetches of one consumer, used by its thread. ``feeds`` may be changed between calls."""
 
     def __init__(
         self, link: BlockingCluster, *, max_bytes: int, isolation: int, columns: ColumnsOf | None = None
     ) -> None:
-        """``columns``: those wanted of a topic, by its name; None: all of every topic."""
+        """Create the fetcher.
+
+        ``columns`` returns the requested columns of a topic by its name; None: all of every topic.
+        """
         self.counters = ReadCounters()
         self.feeds: dict[TopicPartition, PartitionCursor] = {}
         self._link = link
@@ -110,14 +113,14 @@ class Fetcher:
         self._refreshes = 0
         self._turn = 0
         self._moved = False
-        #: Only these are fetched; None: all.
+        #: The partitions to fetch; None: all.
         self.active: set[TopicPartition] | None = None
-        #: Neither fetched nor handed out for now.
+        #: The partitions that are assigned, but neither fetched nor returned.
         self.paused: set[TopicPartition] = set()
-        #: ``advance`` returns when this descriptor is readable; whoever set it reads it.
+        #: ``advance`` returns when this descriptor is readable. Its owner reads from it.
         self.wake_fd: int | None = None
         self._woken = False
-        #: Met after records had been taken from an answer: those are handed out first.
+        #: An error that followed records of the same response. The records are returned first.
         self._error: Exception | None = None
 
     def close(self) -> None:
@@ -127,12 +130,14 @@ class Fetcher:
         self._under_way.clear()
 
     def advance(self, timeout_s: float, *, or_moved: bool = False) -> list[CursorBatch]:
-        """Batches as soon as some arrive, at most ``timeout_s`` from now; positions move behind them, and over what
-        nobody is given (markers, aborted records): with ``or_moved`` that is enough to return.
+        """Return batches as soon as some arrive, at most ``timeout_s`` from now.
+
+        Positions move past these batches, and past records that are not returned (markers, aborted records). With
+        ``or_moved`` the function also returns after such a move.
 
         Raises:
-            BrokerError: OFFSET_OUT_OF_RANGE and all that waiting does not help; positions are where they were.
-            ClientTimeout: a partition could not be read for the link's time-out.
+            BrokerError: OFFSET_OUT_OF_RANGE and all errors that a retry does not fix. Positions are unchanged.
+            ClientTimeout: a partition could not be read for the cluster client's timeout.
         """
         deadline = time.monotonic() + timeout_s
         self._moved = self._woken = False
@@ -149,8 +154,8 @@ class Fetcher:
                 return self._without_paused(batches) if self.paused else batches
 
     def _without_paused(self, found: list[CursorBatch]) -> list[CursorBatch]:
-        """What was asked for before the pause is asked for again after it."""
-        for one in reversed(found):  # so that the first of a partition's is where it goes on
+        """Move the positions of paused partitions back, so that their batches are fetched again after the pause."""
+        for one in reversed(found):  # reversed, so that the first batch of a partition sets the position
             if one.tp in self.paused:
                 self.feeds[one.tp].move(one.fetched.first_offset)
         return [one for one in found if one.tp not in self.paused]
@@ -214,8 +219,10 @@ class Fetcher:
         self._under_way[broker_id] = _Poll(connection, asked, leaders)
 
     def _in_turn(self, group: list[TopicPartition]) -> list[TopicPartition]:
-        """Return as many partitions as one request may name. It begins with another one each time: an answer that is
-        full leaves out those at the end."""
+        """Return the partitions for the next request, as many as it may have.
+
+        Another partition is the first one each time, because a full response leaves out those at the end.
+        """
         if len(group) > _FEW and len(group) > (most := self._most_at_once({tp.topic for tp in group})):
             self._turn += most
             return [group[(self._turn + number) % len(group)] for number in range(most)]
@@ -224,7 +231,7 @@ class Fetcher:
         return group[at:] + group[:at]
 
     def _most_at_once(self, topics: Collection[str]) -> int:
-        """Return how many partitions of these topics one request may name: its header has a bound as well."""
+        """Return the number of partitions of these topics that one request may have. Its header's size is limited."""
         largest = max(
             len(topic) + sum(len(column.encode()) + 3 for column in self._wire_columns(topic) or ()) for topic in topics
         )
@@ -270,7 +277,9 @@ class Fetcher:
             reply, body = poll.connection.receive()
             if not isinstance(reply, FetchReply):
                 poll.connection.close()
-                raise BrokerError(ErrorCode.INVALID_REQUEST, f"broker {broker_id} answered Fetch with {reply!r:.100}")
+                raise BrokerError(
+                    ErrorCode.INVALID_REQUEST, f"broker {broker_id} responded to Fetch with {reply!r:.100}"
+                )
             if reply.code != ErrorCode.NONE:
                 raise BrokerError(reply.code, f"fetch from broker {broker_id}")
         except BrokerError as error:
@@ -289,7 +298,7 @@ class Fetcher:
             feed.failures = 0
             self._refreshes = 0
             if part.answer.diverging is not None:
-                # What other partitions sent is kept: they are asked again from where they stand.
+                # The batches of other partitions are dropped. Their positions are unchanged, so they are fetched again.
                 raise LogTruncated(tp, feed.position, part.answer.diverging)
             self.counters.count(part)
             if part.headers:
@@ -299,7 +308,7 @@ class Fetcher:
     def _use(
         self, broker_id: int, answers: list[tuple[PartitionCursor, tuple[int, int], PartitionBytes]]
     ) -> list[CursorBatch]:
-        """``answers``: with the position and last epoch they were asked for."""
+        """Decode ``answers``, which have the position and last epoch of their request."""
         for _, _, part in answers:
             self._know_schemas(part)
         for feed, _, part in answers:
@@ -318,7 +327,7 @@ class Fetcher:
                 found += [CursorBatch(feed.tp, batch) for batch in batches]
                 decoded += 1
         except Exception as error:
-            # Nothing may be passed over: this partition and those behind it are asked for again.
+            # No record may be skipped: this partition and the ones after it are fetched again.
             for feed, asked, _ in answers[decoded:]:
                 feed.move(*asked)
             if self._asks_to_verify(answers[decoded][0], answers[decoded][2], error):
@@ -329,8 +338,12 @@ class Fetcher:
         return found
 
     def _asks_to_verify(self, feed: PartitionCursor, part: PartitionBytes, error: Exception) -> bool:
-        """Whether a projected batch was damaged that the broker did not verify on its way here: it is asked to, since
-        only it can tell the disk's damage from another."""
+        """Request verification if a projected batch was damaged that the broker did not verify.
+
+        Return whether it applies.
+
+        Only the broker can tell damage on its disk from damage on the way.
+        """
         if (
             self._wire_columns(feed.tp.topic) is None
             or feed.position in feed.to_verify
@@ -341,7 +354,7 @@ class Fetcher:
         return True
 
     def _send_ahead(self, broker_id: int) -> None:
-        """The next fetch, while this answer is used. What is wrong with it is told after the answer is handed out."""
+        """Send the next fetch while this response is used. An error is raised after the batches of the response."""
         group = self._link.metadata.group_by_leader(self._sendable(time.monotonic())).get(broker_id)
         if group:
             try:
@@ -366,7 +379,7 @@ class Fetcher:
     # --- failures ---
 
     def _doubt(self, feed: PartitionCursor, leader: Leader, error: BrokerError) -> BrokerError | None:
-        """Why the leader's word on its log is not to be believed, or None: it may have been deposed without knowing."""
+        """Return the reason not to trust the leader's error, or None. The leader may be deposed without knowing it."""
         lags = feed.failures > 0 and time.monotonic() - feed.failing_since > _SUSPECT_AFTER_S
         if error.code == ErrorCode.OFFSET_OUT_OF_RANGE or (error.code == ErrorCode.OFFSET_NOT_AVAILABLE and lags):
             try:
@@ -429,7 +442,7 @@ class Fetcher:
             self._failed(feed, BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader"))
 
     def _suspect_silent(self, now: float) -> None:
-        """A leader that hangs does not say so: see who leads now, and leave it when that is somebody else."""
+        """Check the leaders of old fetches: a leader that hangs does not report it. Close those that were deposed."""
         for broker_id, poll in list(self._under_way.items()):
             silent_s = now - poll.sent_at
             if silent_s < _SUSPECT_AFTER_S or _readable(poll.connection):
@@ -439,13 +452,13 @@ class Fetcher:
             if deposed or silent_s > self._link.request_timeout_s:
                 del self._under_way[broker_id]
                 poll.connection.close()
-                detail = f"broker {broker_id} has not answered for {silent_s:.1f} s"
+                detail = f"broker {broker_id} has not responded for {silent_s:.1f} s"
                 self._all_failed(poll.asked, BrokerError(ErrorCode.NETWORK_EXCEPTION, detail))
             else:
                 self._stale.update(tp.topic for tp in poll.asked)
 
     def _next_look_s(self, now: float) -> float:
-        """How long nothing but an answer matters."""
+        """Return how long only a response can change something."""
         times = [feed.retry_at for feed in self.feeds.values() if feed.retry_at > now]
         if self._stale:
             times.append(self._refresh_at)
@@ -453,15 +466,18 @@ class Fetcher:
 
 
 def _more_follows(parts: Sequence[PartitionBytes]) -> bool:
-    """Whether it is worth asking on before what came is used. At the log's end it is not: the broker would only wait,
-    and whom a request wakes may take this process's core from somebody who waits for the few records that came."""
+    """Return whether to send the next fetch before the batches of this response are used.
+
+    At the end of the log it is useless, because the broker would only wait. It would even do harm: the broker that the
+    request wakes may preempt this consumer.
+    """
     if any(part.next_offset < part.answer.high_watermark for part in parts):
         return True
     return sum(len(part.bodies) for part in parts) >= _LARGE_BYTES
 
 
 def _readable(connection: BlockingConnection) -> bool:
-    """Whether an answer has begun to arrive: the caller may have been away for long."""
+    """Return whether a response has begun to arrive. The caller may not have polled for a long time."""
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)
     return bool(poller.poll(0))

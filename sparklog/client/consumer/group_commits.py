@@ -1,4 +1,4 @@
-"""A group member's commits: one request after the other, in the order in which they were asked for."""
+"""The commits of a group member: one request at a time, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from sparklog.protocol.messages import CommitOffsets, CommitOffsetsReply, GroupO
 
 #: Topic, topic id, partition.
 Place = tuple[str, str, int]
-#: After these the member is none any more, and begins anew.
+#: Errors after which the member is removed, and joins again.
 REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
-#: After these a commit is refused for good.
+#: Errors after which a commit is refused permanently.
 FENCED = frozenset({*REMOVED, ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.FENCED_INSTANCE_ID})
 REMOVED_SINCE = "this consumer was removed from the group, and others may have read its partitions since"
 
 
 class Commit(NamedTuple):
-    """``epoch``: when it was asked for. What is sent late, under a newer one, could pass for a commit of partitions
-    that were given up since and have come back."""
+    """A commit with the member epoch of its call.
+
+    Under a newer epoch, a late commit could be accepted for partitions that were revoked and assigned again in between.
+    """
 
     life: int
     epoch: int
@@ -34,7 +36,7 @@ class Commit(NamedTuple):
 
 
 class GroupCommits:
-    """Owner: the ``GroupSession``, on its thread, but for ``put``."""
+    """The queue of commits. Owner: the ``GroupSession``, on its thread, except for ``put``."""
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class GroupCommits:
         timeout_s: float,
         member: Callable[[], tuple[int, str]],
     ) -> None:
-        """``member``: the present life, and the member id in it."""
+        """Create an empty queue. ``member`` returns the current life and its member id."""
         self._coordination = coordination
         self._group = group
         self._timeout_s = timeout_s
@@ -54,26 +56,29 @@ class GroupCommits:
         self._ending = False
 
     def put(self, commit: Commit) -> None:
-        """From any thread; ``look`` has to be called on this one's."""
+        """Queue a commit from any thread. Afterwards, call ``look`` on the session's thread."""
         self._waiting.append(commit)
 
     def look(self) -> None:
-        """There is something to send."""
+        """Send the queued commits soon."""
         self._news.set()
 
     def end(self) -> None:
-        """``send_all`` returns when nothing waits any more."""
+        """Make ``send_all`` return when the queue is empty."""
         self._ending = True
         self._news.set()
 
     def refuse_rest(self, error: Exception) -> None:
-        """Nothing is sent any more."""
+        """Fail the queued commits, which will not be sent."""
         for left in self._waiting:
             if left.done.set_running_or_notify_cancel():
                 left.done.set_exception(error)
 
     async def send_all(self) -> None:
-        """One request after the other, so that positions never go back; what comes meanwhile goes together."""
+        """Send one request at a time, so that positions never go back.
+
+        Commits that arrive meanwhile share a request.
+        """
         while True:
             while self._waiting:
                 first = self._waiting.popleft()
@@ -96,7 +101,7 @@ class GroupCommits:
         except Exception as failed:
             error = failed
         except asyncio.CancelledError:
-            error = ClientTimeout("the consumer was closed before the commit was answered")
+            error = ClientTimeout("the consumer was closed before the response to the commit")
             raise
         finally:
             for commit in commits:

@@ -1,7 +1,7 @@
-"""What a consumer in a group reads: partitions taken and given up as the coordinator says, and how far it has come.
+"""The partitions of a consumer in a group, and its commits.
 
-All in the consumer's thread, while it waits for records: user code is never interrupted, and its callbacks run where it
-expects them. Positions of partitions that are given up are committed before anybody else gets them.
+Everything runs in the consumer's thread while it waits for records: user code is never interrupted, and its callbacks
+run there. The positions of revoked partitions are committed before another member gets them.
 """
 
 from __future__ import annotations
@@ -22,28 +22,30 @@ from sparklog.model import TopicPartition
 
 _log = logging.getLogger(__name__)
 
-#: After the coordinator, or a leader, could not say where to begin.
+#: The delay of a retry when the coordinator or a leader could not return a start position.
 _AGAIN_S = 0.1
-#: What is waited for at most while something is about to change that nobody tells of.
+#: The maximum wait while a change is expected that no event reports.
 _SLICE_S = 0.1
 
 OnPartitions = Callable[[list[TopicPartition]], object]
 
 
 class Reader(Protocol):
-    """The consumer, as far as it reads what it is told to."""
+    """The interface of the consumer for the partitions that it reads."""
 
     def positions(self) -> dict[TopicPartition, int]: ...
 
     def read_from(self, places: Mapping[Place, int | None]) -> None:
-        """Read these too; None: from where those begin that nobody has committed. Raises BrokerError, ClientTimeout;
-        then none of them is read."""
+        """Start to read these partitions; None means a partition without a committed offset.
+
+        Raises BrokerError or ClientTimeout; then none of the partitions is read.
+        """
 
     def read_no_more(self, partitions: Iterable[TopicPartition]) -> None: ...
 
 
 class GroupConsumer:
-    """Owned by one consumer and used by its thread."""
+    """The state of one consumer in its group, used by its thread."""
 
     def __init__(
         self,
@@ -57,8 +59,11 @@ class GroupConsumer:
         commit_timeout_s: float,
         start_moves: bool = False,
     ) -> None:
-        """``start_moves``: where partitions begin that nobody has committed is another place later. It is committed as
-        a position is, or whoever has them next would pass over what came meanwhile."""
+        """Create it for one consumer.
+
+        ``start_moves``: the start of partitions without a committed offset changes with time. Such a start is committed
+        like a position, because otherwise the next owner would skip the records since then.
+        """
         self._reader = reader
         self._session = session
         self._auto_commit_s = auto_commit_s
@@ -69,8 +74,8 @@ class GroupConsumer:
         self._start_moves = start_moves
         self._life = 0
         self._places: dict[TopicPartition, Place] = {}
-        #: What was committed last, and what became of it; at first, where it was begun from. A commit that is under way
-        #: may take effect after its position has gone back, and so may one that nobody answered.
+        #: The last commit by partition, with its future. At first, the position from which the partition was read. A
+        #: commit in flight may take effect after its position has gone back, and so may one without a response.
         self._last: dict[TopicPartition, tuple[int, Future[None]]] = {}
         self._commit_at = time.monotonic() + (auto_commit_s or 0.0)
         self._asking: tuple[frozenset[Place], Future[dict[Place, int | None]]] | None = None
@@ -79,18 +84,18 @@ class GroupConsumer:
 
     @property
     def slice_s(self) -> float:
-        """How long to wait before ``advance`` is called again, at most."""
+        """Return the maximum wait before the next call of ``advance``."""
         waits = [_SLICE_S] if self._waiting else []
         if self._auto_commit_s is not None:
             waits.append(max(0.0, self._commit_at - time.monotonic()))
         return max(0.001, min(waits, default=3600.0))
 
     def advance(self) -> None:
-        """Do what the coordinator has said since. Everything handed out before counts as processed.
+        """Apply the coordinator's changes. All records that were returned before count as processed.
 
         Raises:
-            BrokerError: the group does not take this consumer: FENCED_INSTANCE_ID, INVALID_REGULAR_EXPRESSION,
-                INVALID_SESSION_TIMEOUT, GROUP_MAX_SIZE_REACHED, and what ``Reader.read_from`` raises.
+            BrokerError: the group refuses this consumer: FENCED_INSTANCE_ID, INVALID_REGULAR_EXPRESSION,
+                INVALID_SESSION_TIMEOUT, GROUP_MAX_SIZE_REACHED, and the errors of ``Reader.read_from``.
         """
         word = self._session.take(self._life)
         if word.life != self._life:
@@ -110,12 +115,12 @@ class GroupConsumer:
     # --- commits ---
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
-        """Commit positions, or these.
+        """Commit the positions, or ``offsets``.
 
         Raises:
             CommitRefused: a partition is not assigned (any more).
-            TypeError, ValueError: an offset that is none. The coordinator would refuse it together with commits that go
-                in the same request.
+            TypeError, ValueError: an invalid offset. The coordinator would refuse it together with the other commits in
+                the same request.
         """
         positions = self._moved() if offsets is None else offsets
         if not positions:
@@ -125,18 +130,19 @@ class GroupConsumer:
         if missing:
             raise CommitRefused(ErrorCode.STALE_MEMBER_EPOCH, f"{missing[0]} is not assigned to this consumer")
         named = {self._places[tp]: offset for tp, offset in positions.items()}
-        for tp in positions:  # first: an interrupt may come between the next two, and a commit is under way then
+        # first, because an interrupt may come between the next two lines, while the commit is in flight
+        for tp in positions:
             self._last.pop(tp, None)
         future = self._session.commit(self._life, named)
         self._last.update((tp, (offset, future)) for tp, offset in positions.items())
         return future
 
     def metadata(self) -> GroupMetadata:
-        """Raises CommitRefused: the consumer was removed since it last polled."""
+        """Return the identity of the member. Raises CommitRefused if it was removed since its last poll."""
         return self._session.metadata(self._life, {place[0]: place[1] for place in self._places.values()})
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Future[dict[Place, int | None]]:
-        """Of assigned partitions, as ``GroupSession.offsets``."""
+        """Return the committed offsets of assigned partitions, as ``GroupSession.offsets``."""
         return self._session.offsets([self._places[tp] for tp in partitions])
 
     def _moved(self) -> dict[TopicPartition, int]:
@@ -147,12 +153,12 @@ class GroupConsumer:
         return offset == at and ended is not None and _took_effect(ended)
 
     def _commit_now(self, partitions: Sequence[TopicPartition]) -> None:
-        """The last word on these partitions; what cannot be said is read again by whoever has them next."""
+        """Commit the final positions of these partitions. If that fails, their next owner reads the records again."""
         moved = self._moved()
         try:
             self.commit({tp: moved[tp] for tp in partitions if tp in moved}).result(self._commit_timeout_s)
-        except (SparklogError, futures.TimeoutError) as error:  # in Python 3.10 one of its own
-            _log.warning("positions were not committed: %s", error)
+        except (SparklogError, futures.TimeoutError) as error:  # Python 3.10 has a separate TimeoutError
+            _log.warning("the positions were not committed: %s", error)
 
     # --- partitions ---
 
@@ -173,7 +179,7 @@ class GroupConsumer:
                     self._commit_now(partitions)
         finally:
             if self._asking is not None and not self._asking[0].isdisjoint(places):
-                self._asking = None  # when they come back, others have committed since
+                self._asking = None  # if they return, other members have committed since
             self._forget(partitions)
             self._session.given_up(places)
 
@@ -184,21 +190,21 @@ class GroupConsumer:
             self._last.pop(tp, None)
 
     def _begin(self, new: frozenset[Place], word: GroupNotice) -> None:
-        """Ask where to begin, and then do."""
+        """Request the committed offsets of new partitions, and start to read after the response."""
         if self._asking is None:
             if time.monotonic() >= self._ask_at:
                 self._asking = (new, self._session.offsets(new))
             return
         asked, answer = self._asking
         if not answer.done():
-            if not new <= asked:  # what is waited for may be the end of a transaction, and these came since
+            if not new <= asked:  # the request may wait for the end of a transaction, and the new partitions need not
                 self._asking = (new, self._session.offsets(new))
             return
         self._asking = None
         try:
             offsets = answer.result()
             begun = {place: offsets[place] for place in sorted(asked & new) if place in offsets}
-            if len(offsets) < len(asked):  # the others wait for the end of a transaction, and these not for them
+            if len(offsets) < len(asked):  # the others wait for the end of a transaction; these are not delayed by it
                 self._ask_at = time.monotonic() + _AGAIN_S
             self._reader.read_from(begun)
         except SparklogError as error:
@@ -215,23 +221,29 @@ class GroupConsumer:
             self._on_assign(partitions)
 
     def _not_yet(self, error: SparklogError) -> None:
-        """The coordinator says soon that they are not ours any more, or that their topics are gone; or it helps to ask
-        again."""
+        """Retry later, or raise an error that a retry does not fix.
+
+        For some errors the coordinator will soon revoke the partitions, because another member has them or their topics
+        are gone.
+        """
         known = {ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.INCONSISTENT_TOPIC_ID}
         if isinstance(error, BrokerError) and not (error.retriable or error.code in known):
             raise error
-        _log.info("partitions not begun yet: %s", error)
+        _log.info("the start of new partitions is delayed: %s", error)
         self._ask_at = time.monotonic() + _AGAIN_S
 
     def close(self, *, processed: bool = True) -> None:
-        """Commit, tell the callback, and leave. Not ``processed``: what was handed out last is to come again."""
+        """Commit, run the callback, and leave.
+
+        Without ``processed``, the records that were returned last are read again.
+        """
         if not processed:
             self._auto_commit_s = None
         try:
             if self._session.take(self._life).life == self._life and self._places:
                 self._give_up(frozenset(self._places.values()))
         except SparklogError as error:
-            _log.info("nothing is given up: %s", error)
+            _log.info("the partitions were not given up: %s", error)
         finally:
             self._session.close()
 
@@ -249,4 +261,4 @@ def _took_effect(ended: Future[None]) -> bool:
 def _log_failure(ended: Future[None]) -> None:
     error = ended.exception()
     if error is not None:
-        _log.warning("positions were not committed: %s", error)
+        _log.warning("the positions were not committed: %s", error)

@@ -1,13 +1,13 @@
-"""A member of a consumer group towards its coordinator: heartbeats, commits and committed offsets, on a thread of their
-own, so that they go on while user code works.
+"""The session of a consumer group's member with its coordinator: heartbeats, commits and committed offsets.
 
-The thread and the consumer share few facts, under one lock: what the coordinator says the member should have, and what
-the consumer has (``holding``). The consumer takes what is new and gives up the rest when it comes to it; the next
-heartbeat says so. Only the answer to the last heartbeat counts: what an earlier one brings late may have been given to
-somebody else meanwhile.
+They run on a thread of their own, so that they continue while user code works. The thread and the consumer share little
+state, under one lock: the coordinator's assignment, and the partitions that the consumer has (``holding``). When the
+consumer polls, it starts to read new partitions and gives up revoked ones, and the next heartbeat reports it. Only the
+response to the last heartbeat counts: a late response to an earlier one may assign partitions that another member has
+since received.
 
-A member that is removed begins a new *life* under a new member id. The partitions and the commits of an earlier life
-are void.
+A member that was removed begins a new *life* with a new member id. The partitions and commits of an earlier life are
+void.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LEAVE_S = 3.0
 
 
 class MemberSettings(NamedTuple):
-    """Times in milliseconds; see ``Consumer``."""
+    """The settings of a member, with times in milliseconds; see ``Consumer``."""
 
     group: str
     topics: tuple[str, ...]
@@ -65,7 +65,10 @@ class MemberSettings(NamedTuple):
 
 
 class GroupMetadata(NamedTuple):
-    """Who sends a group's offsets with a transaction: a member, as of now. ``topic_ids``: of what it reads."""
+    """The identity of a member that sends offsets with a transaction.
+
+    ``topic_ids``: the ids of the topics that it reads.
+    """
 
     group: str
     member_id: str
@@ -74,7 +77,7 @@ class GroupMetadata(NamedTuple):
 
 
 class GroupNotice(NamedTuple):
-    """What the coordinator says, in which life, and what the consumer has to do about it."""
+    """The coordinator's assignment in one life of the member, and the partitions that the consumer must give up."""
 
     life: int
     epoch: int
@@ -83,12 +86,12 @@ class GroupNotice(NamedTuple):
 
 
 class GroupSession:
-    """Owner: one consumer, whose thread calls the methods; ``close`` ends the thread."""
+    """The session of one consumer, whose thread calls the methods. ``close`` ends the session's thread."""
 
     def __init__(
         self, bootstrap: str | Iterable[str], settings: MemberSettings, *, client_id: str, timeout_s: float
     ) -> None:
-        """Starts the thread. Raises ConfigError: the bootstrap servers are no addresses."""
+        """Start the thread. Raises ConfigError if the bootstrap servers are not addresses."""
         self._settings = settings
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -104,7 +107,7 @@ class GroupSession:
         self._away = False
         self._closing = False
         self._ended = False
-        #: Readable when there is something for the consumer to look at.
+        #: Readable when there is news for the consumer.
         self.wake_fd, self._tell_fd = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._tell_fd, False)
@@ -131,22 +134,24 @@ class GroupSession:
 
     @property
     def epoch(self) -> int:
-        """The member's epoch as told last; 0 while it has not joined."""
+        """The last known epoch of the member; 0 before it has joined."""
         return self._epoch
 
     def polling(self, now: bool) -> None:
-        """The consumer waits for records, or has gone to work on some."""
+        """Record that the consumer begins to wait for records, or that it returns to user code."""
         self._polled_at = time.monotonic()
         self._polling = now
         if self._away:
             self._awake()
 
     def take(self, life: int) -> GroupNotice:
-        """What to do now. What is assigned is taken with this, unless ``life``, the one that the consumer knows of, is
-        over: then everything from it is lost, and has to be dropped first.
+        """Return the current assignment, and accept it for the consumer.
+
+        If ``life``, the one that the consumer knows, has ended, nothing is accepted. The consumer must drop all of its
+        partitions first.
 
         Raises:
-            BrokerError: why the group does not take this member.
+            BrokerError: the reason why the group refuses this member.
         """
         with contextlib.suppress(BlockingIOError):
             while os.read(self.wake_fd, 1024):
@@ -159,20 +164,20 @@ class GroupSession:
             return GroupNotice(self._life, self._epoch, self._assigned, self._holding - self._assigned)
 
     def metadata(self, life: int, topic_ids: Mapping[str, str]) -> GroupMetadata:
-        """Raises CommitRefused: that life is over."""
+        """Return the identity of the member. Raises CommitRefused if that life has ended."""
         with self._lock:
             if self._life != life:
                 raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)
             return GroupMetadata(self._settings.group, self._member_id, self._epoch, topic_ids)
 
     def given_up(self, places: Collection[Place]) -> None:
-        """The consumer does not read these any more, and their last commits are sent."""
+        """Release partitions that the consumer has stopped reading, after their last commits were sent."""
         with self._lock:
             self._holding -= frozenset(places)
         self._awake()
 
     def commit(self, life: int, offsets: Mapping[Place, int]) -> Future[None]:
-        """Commit after all that was committed before. The future raises CommitRefused, BrokerError or ClientTimeout."""
+        """Commit after all earlier commits. The future raises CommitRefused, BrokerError or ClientTimeout."""
         done: Future[None] = Future()
         with self._lock:
             if not self._ended:
@@ -183,9 +188,12 @@ class GroupSession:
         return done
 
     def offsets(self, places: Collection[Place]) -> Future[dict[Place, int | None]]:
-        """What the group has committed for these partitions, which are this member's own; None for nothing. Those that
-        another's open transaction may set are left out, and waited for where that is all of them. The future raises
-        BrokerError (STALE_MEMBER_EPOCH when they are not its own) or ClientTimeout."""
+        """Return a future of the committed offsets of the member's own partitions; None for a partition without one.
+
+        Partitions whose offset an open transaction may set are left out. If these are all, the coordinator waits for
+        the transaction. The future raises BrokerError (STALE_MEMBER_EPOCH if they are not the member's own) or
+        ClientTimeout.
+        """
         return self._start(self._fetch_offsets(frozenset(places)))
 
     def close(self) -> None:
@@ -195,7 +203,7 @@ class GroupSession:
             self._awake()
             self._call(self._commits.end)
             self._thread.join(_LEAVE_S + 10)
-            if not self._thread.is_alive():  # or it would write into what has these numbers next
+            if not self._thread.is_alive():  # a running thread could write into a file that reuses the descriptor
                 self._close_pipe()
 
     def _close_pipe(self) -> None:
@@ -236,12 +244,12 @@ class GroupSession:
         try:
             self._loop.run_until_complete(self._live())
         except Exception as error:
-            _log.exception("a group's member ended")
+            _log.exception("the thread of a group's member failed")
             self._fail(BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the group's thread ended: {error!r}"))
         finally:
             with self._lock:
                 self._ended = True
-            self._loop.run_until_complete(asyncio.sleep(0))  # what was handed over just before
+            self._loop.run_until_complete(asyncio.sleep(0))  # runs the work that was posted just before
             self._link.close()
             self._loop.run_until_complete(self._link.closed())
             self._loop.run_until_complete(asyncio.sleep(0))
@@ -268,7 +276,7 @@ class GroupSession:
                 failures = 0
                 if answered:
                     await self._rest(began)
-            while not self._closing:  # commits are still refused one by one
+            while not self._closing:  # waits until each remaining commit is refused
                 await self._next_news()
         finally:
             _, unfinished = await asyncio.wait({commits}, timeout=_LEAVE_S)
@@ -284,7 +292,7 @@ class GroupSession:
             await self._news.wait()
 
     async def _beat(self, failures: int) -> bool:
-        """One heartbeat; False when there was news for the coordinator before it answered. Raises BrokerError."""
+        """Send one heartbeat. Return False if news for the coordinator came before the response. Raises BrokerError."""
         self._news.clear()
         request = self._heartbeat()
         patience_s = self._settings.heartbeat_interval_ms / 1000 + self._coordination.patience_s(failures)
@@ -335,8 +343,11 @@ class GroupSession:
             self._tell()
 
     async def _rest(self, began: float) -> None:
-        """Until the next heartbeat: none while the consumer gives up partitions, for at most the interval. The
-        coordinator does the waiting otherwise."""
+        """Wait until the next heartbeat is due.
+
+        There is none while the consumer gives up partitions, for at most the interval. Otherwise the coordinator itself
+        delays its response.
+        """
         with self._lock:
             giving_up = not self._holding <= self._assigned
         if giving_up:
@@ -345,7 +356,7 @@ class GroupSession:
             await self._pause(_LEAST_PAUSE_S)
 
     async def _pause(self, seconds: float) -> None:
-        """Or until there is news."""
+        """Wait for a number of seconds, or until there is news."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._news.wait(), max(0.001, min(seconds, self._left_s())))
 
@@ -380,7 +391,10 @@ class GroupSession:
         return not self._polling and self._left_s() <= 0.001
 
     async def _be_away(self) -> None:
-        """Others are to read what this one does not come to; it joins again when it polls."""
+        """Leave the group because user code takes too long, so that other members read the partitions.
+
+        Join at the next poll.
+        """
         limit_ms = self._settings.max_poll_interval_ms
         _log.warning("group %s: no poll for max_poll_interval_ms=%d: leaving", self._settings.group, limit_ms)
         self._away = True
@@ -391,14 +405,14 @@ class GroupSession:
         self._away = False
 
     async def _leave(self, *, for_good: bool = False) -> None:
-        """Tell the coordinator; if it cannot be told, the session's end does."""
+        """Notify the coordinator. If that fails, the session timeout removes the member."""
         static = bool(self._settings.instance_id) and not for_good
         attempts = Attempts(self._coordination, timeout_s=_LEAVE_S)
         try:
             await attempts.ask(self._heartbeat(LEAVE_STATIC if static else LEAVE), HeartbeatReply)
         except (BrokerError, ClientTimeout) as error:
             if not isinstance(error, BrokerError) or error.code not in REMOVED:
-                _log.info("group %s: leaving was not heard: %s", self._settings.group, error)
+                _log.info("group %s: the coordinator did not confirm the leave: %s", self._settings.group, error)
 
     # --- offsets ---
 
@@ -425,7 +439,7 @@ class GroupSession:
 
 
 def _closed() -> ClientTimeout:
-    return ClientTimeout("the consumer is closed, or its group does not take it: nothing was asked")
+    return ClientTimeout("the consumer is closed, or its group refused it; no request was sent")
 
 
 def _by_topic(places: Iterable[Place]) -> tuple[TopicPartitions, ...]:

@@ -1,8 +1,8 @@
-"""A partition's segment files, mapped: how a reader on a host with an in-sync replica gets its batches.
+"""The segment files of a partition as memory maps, for a reader on the host of an in-sync replica.
 
-A broker of this host hands over the segment that holds an offset, open for reading, and says how far it may be read.
-What was handed over stays readable whatever becomes of the broker and of the files: deleted ones are there as long as
-they are open, and what was committed is never cut out of a file in place. Whole batches are checked like fetched ones.
+A broker on this host passes the segment that contains an offset, open for reading, with the limit up to which it may be
+read. The file stays readable whatever happens to the broker: an open file survives its deletion, and committed batches
+are never truncated in place. Whole batches are verified like fetched ones.
 """
 
 from __future__ import annotations
@@ -22,20 +22,25 @@ from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
 from sparklog.record.projection import header_alone
 
 _TIMEOUT_S = 5.0
-#: Headers read from the index at a time.
+#: The number of headers read from the index at a time.
 _HEADERS_AT_ONCE = 1024
 
 
 class _Segment:
-    """One segment as handed over: its data mapped, its index open until ``close``."""
+    """One segment with mapped data, and with an index that is open until ``close``."""
 
     def __init__(self, opened: OpenedSegment, data: int, index: int) -> None:
-        """Takes ``index`` over, not ``data``. Raises OSError, ValueError when the file is shorter than it should be."""
+        """Map the data and take ownership of ``index``, but not of ``data``.
+
+        Raises:
+            OSError: the file cannot be mapped.
+            ValueError: the file is too short.
+        """
         self.opened = opened
         self._data = memoryview(mmap.mmap(data, opened.data_bytes, access=mmap.ACCESS_READ))
         self._index = index
         self._next = opened.first_batch
-        #: Out of the index, and not yet handed out.
+        #: Headers that were read from the index but not returned.
         self._headers: list[BatchHeader] = []
 
     @property
@@ -43,10 +48,10 @@ class _Segment:
         return not self._headers and self._next >= self.opened.first_batch + self.opened.batch_count
 
     def read(self, max_bytes: int, *, headers_only: bool) -> tuple[list[BatchHeader], memoryview]:
-        """The next batches, at least one; their bodies are views of the mapped file.
+        """Return the next batches, at least one. Their bodies are views of the mapped file.
 
         Raises:
-            BrokerError: CORRUPT_MESSAGE when the index contradicts itself or the data's length.
+            BrokerError: CORRUPT_MESSAGE if the index contradicts itself or the length of the data.
         """
         headers = self._headers or self._read_headers()
         if headers_only and not any(header.offset_array_length for header in headers):
@@ -60,8 +65,8 @@ class _Segment:
             if header.position != end or end + header.stored_bytes > len(self._data):
                 raise BrokerError(
                     ErrorCode.CORRUPT_MESSAGE,
-                    f"offset {header.base_offset}: {header.stored_bytes} bytes at position {header.position} found,"
-                    f" position {end} and an end up to {len(self._data)} expected",
+                    f"offset {header.base_offset}: {header.stored_bytes} bytes at position {header.position} found;"
+                    f" expected position {end} and an end of at most {len(self._data)}",
                 )
             end += header.stored_bytes
             count += 1
@@ -74,18 +79,18 @@ class _Segment:
         packed = os.pread(self._index, count * HEADER_BYTES, self._next * HEADER_BYTES)
         if len(packed) != count * HEADER_BYTES:
             raise BrokerError(
-                ErrorCode.CORRUPT_MESSAGE, f"index: {len(packed)} bytes found, {count * HEADER_BYTES} expected"
+                ErrorCode.CORRUPT_MESSAGE, f"index: {len(packed)} bytes found; expected {count * HEADER_BYTES}"
             )
         self._next += count
         return unpack_headers(packed)
 
     def close(self) -> None:
-        """Batches that were handed out keep the mapping."""
+        """Close the index. Batches that were returned keep the mapping."""
         os.close(self._index)
 
 
 class LocalLog:
-    """The files of one partition, as one reader goes through them. Used by the reader's thread; ``close`` it."""
+    """The files of one partition for one reader. The reader's thread uses it, and closes it."""
 
     def __init__(self, link: BlockingCluster, tp: TopicPartition, *, isolation: int, max_bytes: int) -> None:
         self._link = link
@@ -100,13 +105,14 @@ class LocalLog:
     def read(
         self, position: int, *, topic_id: str, leader: Leader, last_epoch: int, headers_only: bool
     ) -> PartitionBytes:
-        """Whole batches from ``position`` on; none when there is nothing to read yet, or the log has parted from what
-        was read.
+        """Return whole batches from ``position`` on.
+
+        Return none if there is nothing to read yet, or if the log has diverged from the records that were read.
 
         Raises:
-            BrokerError: what a broker answers to a fetch at ``position``; REPLICA_NOT_AVAILABLE when there is no
-                in-sync replica on this host that hands out files.
-            OSError: the broker is gone, this process may not go to its socket, or the files cannot be mapped.
+            BrokerError: the error of a fetch at ``position``; REPLICA_NOT_AVAILABLE if no in-sync replica on this host
+                passes its files.
+            OSError: the broker is gone, this process may not use its socket, or the files cannot be mapped.
         """
         segment = self._segment
         if segment is None or segment.ended or position != self._position:
@@ -144,7 +150,7 @@ class LocalLog:
             data, index = descriptors
             try:
                 segment = _Segment(opened, data, index)
-            except ValueError as error:  # mmap's word for a file that is too short
+            except ValueError as error:  # mmap's error for a file that is too short
                 raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self._tp}: {error}") from None
             descriptors.remove(index)
             return opened, segment
@@ -156,13 +162,14 @@ class LocalLog:
         found = (opened.cluster_id, opened.broker_id, opened.incarnation)
         if found != (hello.cluster_id, hello.broker_id, hello.incarnation):
             raise BrokerError(
-                ErrorCode.REPLICA_NOT_AVAILABLE, f"{hello.local_socket} is {found}, not broker {hello.broker_id}"
+                ErrorCode.REPLICA_NOT_AVAILABLE, f"{hello.local_socket} is {found}; expected broker {hello.broker_id}"
             )
         if opened.code != ErrorCode.NONE:
             raise BrokerError(opened.code, opened.detail)
         if descriptors != (2 if opened.batch_count else 0):
             raise BrokerError(
-                ErrorCode.INVALID_REQUEST, f"{descriptors} descriptors with {opened.batch_count} batches of {self._tp}"
+                ErrorCode.INVALID_REQUEST,
+                f"{descriptors} descriptors found with {opened.batch_count} batches of {self._tp}",
             )
 
     def _connected(self, leader: Leader) -> tuple[DescriptorClient, HelloReply]:
@@ -172,7 +179,7 @@ class LocalLog:
         return self._client, self._hello
 
     def _find_broker(self, leader: Leader) -> HelloReply:
-        """The leader or an in-sync follower, when it is on this host."""
+        """Return the hello of the leader or of an in-sync follower on this host."""
         partition = self._link.metadata.partition(self._tp)
         isr = partition.isr if partition is not None else ()
         for broker_id in dict.fromkeys((leader.broker_id, *isr)):
@@ -183,7 +190,7 @@ class LocalLog:
             if hello.local_socket and hello.boot_id == boot_id():
                 return hello
         raise BrokerError(
-            ErrorCode.REPLICA_NOT_AVAILABLE, f"{self._tp}: no in-sync replica {list(isr)} hands out files on this host"
+            ErrorCode.REPLICA_NOT_AVAILABLE, f"{self._tp}: no in-sync replica {list(isr)} provides files on this host"
         )
 
 

@@ -1,4 +1,4 @@
-"""Where the logs of the partitions that are read begin and end, and what becomes of positions outside."""
+"""The start and end offsets of the assigned partitions, and the handling of positions outside of the log."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ OnOutOfRange = Literal["raise", "earliest", "latest"]
 
 
 class LogEnds:
-    """Owned by its ``Consumer``; ``feeds`` are its fetcher's. Methods raise ClientTimeout when a leader does not
-    tell."""
+    """The end offsets. Owner: its ``Consumer``. ``feeds`` belong to the fetcher.
+
+    Methods raise ClientTimeout if a leader does not respond.
+    """
 
     def __init__(
         self,
@@ -35,20 +37,22 @@ class LogEnds:
         self.on_out_of_range = on_out_of_range
 
     def visible(self) -> dict[TopicPartition, int]:
-        """The offset of the next record that will become visible in each partition."""
+        """Return the offset of the next record that will become visible in each partition."""
         at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._feeds, "latest")
         return list_offsets(self._link, at, isolation=self._isolation, known=self._ahead.positions())
 
     def to_read_to(self) -> dict[TopicPartition, int]:
-        """Where the partitions end. A position beyond that is out of range, and not a partition without news.
+        """Return the end offsets of the partitions, up to which a table is read.
+
+        A position beyond the end is out of range; it does not mean that the partition has no new records.
 
         Raises:
-            BrokerError: OFFSET_OUT_OF_RANGE, unless positions are brought back.
+            BrokerError: OFFSET_OUT_OF_RANGE, unless ``on_out_of_range`` moves positions.
         """
         ends = self.visible()
         beyond = {tp: position for tp, position in self._ahead.positions().items() if position > ends[tp]}
         if beyond and self._isolation:
-            # Records of open transactions lie between: there is nothing to read there yet.
+            # The records between belong to open transactions, and cannot be read yet.
             ends |= list_offsets(self._link, dict.fromkeys(beyond, "latest"))
             ends |= {tp: position for tp, position in beyond.items() if position <= ends[tp]}
         beyond = {tp: position for tp, position in beyond.items() if position > ends[tp]}
@@ -57,13 +61,16 @@ class LogEnds:
         if self.on_out_of_range == "raise":
             tp, position = next(iter(beyond.items()))
             raise BrokerError(
-                ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: position {position} found, the log ends at {ends[tp]}"
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: position {position} found; the log ends at {ends[tp]}"
             )
         self.bring_back()
         return ends
 
     def bring_back(self) -> None:
-        """Positions outside their log go to the end that was chosen; an error names one, several may be."""
+        """Move each position that is outside of its log to the configured end.
+
+        An error names one partition, but several may be affected.
+        """
         starts = list_offsets(self._link, dict.fromkeys(self._feeds, "earliest"), isolation=self._isolation)
         ends = self.visible()
         log_ends = list_offsets(self._link, dict.fromkeys(self._feeds, "latest"), known=self._ahead.positions())

@@ -1,9 +1,9 @@
-"""Where a consumed batch comes from: carried in the metadata of its schema, so that a batch stays a plain Arrow batch.
+"""The position of a consumed batch, in the metadata of its schema, so that the batch stays a plain Arrow batch.
 
-A consumer hands out ``pyarrow.RecordBatch`` and nothing else. ``origin(batch)`` tells topic, partition, the offset of
-the first record and the leader epoch it was written in; offsets count up by one from there (within a batch of a
-compacted topic they may have gaps, which only the ``_offset`` column of ``Consumer(..., log_columns=True)`` shows).
-Batches can be put together into a table as they are: Arrow does not compare metadata for that.
+A consumer returns plain ``pyarrow.RecordBatch``es. ``origin(batch)`` returns topic, partition, the offset of the first
+record and its leader epoch. Offsets increase by one from there. Within a batch of a compacted topic they may have gaps,
+which only the ``_offset`` column of ``Consumer(..., log_columns=True)`` shows. Batches can be combined into a table
+without changes, because Arrow does not compare metadata for that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _KEY = b"sparklog.origin"
 
 
 class Origin(NamedTuple):
-    """The place of a batch's first record."""
+    """The position of a batch's first record."""
 
     topic: str
     partition: int
@@ -25,20 +25,20 @@ class Origin(NamedTuple):
 
 
 def with_origin(batch: pa.RecordBatch, place: Origin) -> pa.RecordBatch:
-    """``batch`` with its origin."""
-    # The topic comes last: the others are numbers, so no name can be mistaken for a separator.
+    """Return ``batch`` with its origin."""
+    # The topic comes last: the others are numbers, so a separator in its name does no harm.
     text = f"{place.partition},{place.offset},{place.leader_epoch},{place.topic}"
     return batch.replace_schema_metadata({_KEY: text.encode()})
 
 
 def origin(batch: pa.RecordBatch) -> Origin:
-    """The origin of a batch that a consumer handed out; slices keep that of the whole.
+    """Return the origin of a batch from a consumer. A slice has the origin of the whole batch.
 
     Raises:
-        ValueError: the batch carries none.
+        ValueError: the batch has no origin.
     """
     text = (batch.schema.metadata or {}).get(_KEY)
     if text is None:
-        raise ValueError("this batch carries no origin: it does not come from a Consumer")
+        raise ValueError("this batch has no origin: it does not come from a Consumer")
     partition, offset, leader_epoch, topic = text.decode().split(",", 3)
     return Origin(topic, int(partition), int(offset), int(leader_epoch))

@@ -1,7 +1,7 @@
-"""Reading one range of offsets of one partition, all of it or an error: under Spark's tasks and other bounded reads.
+"""The reader of one range of offsets of one partition, for Spark's tasks and other bounded reads.
 
-The next fetch is sent before the last answer is decoded and handed out, so the broker and the socket work while the
-caller does. A reader never ends early without saying so: a range that cannot be read raises.
+The next fetch is sent before the last response is decoded, so the broker and the socket work while the caller does. A
+reader never ends early without an error: it raises if it cannot read the whole range.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from sparklog.record.header import BatchHeader
 from sparklog.record.schema import parse_schema
 
 _MAX_WAIT_MS = 500
-#: Of an answer: two of the batches that tables are stored as, which take a little more or less than 4 MiB.
+#: The size of a response: two of the batches that tables are stored as, which have about 4 MiB each.
 _MAX_BYTES = 10 * 1024 * 1024
-#: A leader that has not what is wanted for so long may have been deposed without knowing.
+#: The time without progress after which the leader may be deposed without knowing it.
 _SUSPECT_AFTER_S = 1.5
-#: Between looks at a log of this host that has not what is wanted yet.
+#: The time between checks of a log on this host that does not have the wanted records yet.
 _LOCAL_PAUSE_S = 0.02
 
 
 class PartitionReader:
-    """Iterates ``(BatchHeader, pyarrow.RecordBatch)`` over the offsets ``[start, end)`` of one partition.
+    """An iterator of ``(BatchHeader, pyarrow.RecordBatch)`` over the offsets ``[start, end)`` of one partition.
 
-    Use from one thread, once; close it, or use it in a ``with`` block. The header is the stored one, apart from length
-    and CRC where some of the columns were sent; the records are cut to the range, so ``fetched()``, which also tells
-    each batch's first offset, is what offsets are read from.
+    Use it from one thread, once. Close it, or use it in a ``with`` block. The header is the stored one, except for
+    length and CRC if only some columns were sent. The records are cut to the range. To get offsets, use ``fetched()``,
+    which also returns the first offset of each batch.
     """
 
     def __init__(
@@ -67,23 +67,23 @@ class PartitionReader:
         timeout_s: float = 60.0,
         client_id: str = "sparklog-reader",
     ) -> None:
-        """Connects to nothing yet.
+        """Create the reader without connecting.
 
         Args:
-            bootstrap: addresses, or a link to share (which the reader then does not close).
-            columns: only these are sent, in this order; nulls where a batch is older than a column. None at all: only
-                headers are sent, and the batches have no columns but their number of rows.
-            keep: batches whose header it says no to are passed over.
-            topic_id: refuse to read a topic of the same name that was made anew.
-            last_epoch: a leader epoch in which the log was known to reach ``start``: raise if it has been cut below
-                since. NO_EPOCH: not checked.
-            isolation: ``"read_committed"`` leaves out records of aborted transactions, and waits below those of open
-                ones; ``"read_uncommitted"`` does neither.
-            local: ``"auto"`` maps the files of an in-sync replica on this host where there is one, and fetches from
-                the nearest replica otherwise; ``"never"`` fetches; ``"require"`` fails where it would have to fetch.
-                ``counters`` tell which it was.
-            max_bytes: of one answer; a larger batch comes alone.
-            timeout_s: the longest time without any progress.
+            bootstrap: addresses, or a cluster client to share, which the reader then does not close.
+            columns: fetch only these, in this order; nulls if a batch is older than a column. Empty: fetch only
+                headers, and return batches with a number of rows but no columns.
+            keep: a filter for headers. Batches for which it returns False are skipped.
+            topic_id: refuse to read a recreated topic of the same name.
+            last_epoch: a leader epoch in which the log was known to reach ``start``. The reader raises if the log was
+                truncated below it since. NO_EPOCH: not checked.
+            isolation: ``"read_committed"`` leaves out records of aborted transactions, and waits at those of open ones;
+                ``"read_uncommitted"`` does neither.
+            local: ``"auto"`` maps the files of an in-sync replica on this host if there is one, and otherwise fetches
+                from the nearest replica. ``"never"`` fetches. ``"require"`` fails instead of fetching. ``counters``
+                shows which one was used.
+            max_bytes: the size of one response; a larger batch is returned alone.
+            timeout_s: the maximum time without any progress.
         """
         assert 0 <= start <= end, f"range [{start}, {end})"
         if local not in get_args(LocalReads):
@@ -98,7 +98,7 @@ class PartitionReader:
         self._start = start
         self._end = end
         self._columns = list(columns) if columns is not None else None
-        #: Made with the first fetch, when the topic is known.
+        #: Created at the first fetch, when the topic is known.
         self._choice: TopicProjection | None = None
         self._keep = keep
         self.counters = ReadCounters()
@@ -114,22 +114,23 @@ class PartitionReader:
         self._under_way = False
         self._asked = start
         self._asked_leader = Leader(NO_LEADER, NO_EPOCH)
-        #: Who is asked, and the followers that have failed to answer, which are not asked again.
+        #: The broker of the last fetch, and the followers that failed, which are not used again.
         self._source = NO_LEADER
         self._avoided: set[int] = set()
         self._stale = False
-        #: Leader epoch of the last record read: what is read next has to follow it in the same history.
+        #: The leader epoch of the last record that was read. The next record must follow it in the same history.
         self._last_epoch = last_epoch
-        #: Until the first batch the epoch is only a bound: a leader that appended nothing left no trace in the log.
+        #: True before the first batch. Until then the epoch is only a bound: a leader that appended nothing left no
+        #: trace in the log.
         self._epoch_is_bound = True
-        #: The end of an answer in which a projected batch failed its checksum. Below it the broker is asked to verify
-        #: what it has, in as many answers as that takes.
+        #: The end of a response in which a projected batch failed its checksum. For fetches below it the broker is
+        #: asked to verify what is on its disk.
         self._verify_until = -1
         self._schema_of = SchemaLookup(self._link, self._tp.topic)
         forks.watch(self)
 
     def close(self) -> None:
-        """End the reader's connections. Does nothing in a forked child."""
+        """Close the reader's connections. Does nothing in a forked child."""
         self._disconnect()
         self._close_local()
         if self._owns_link:
@@ -147,14 +148,14 @@ class PartitionReader:
         return ((found.header, found.batch) for found in self.fetched())
 
     def fetched(self) -> Iterator[FetchedBatch]:
-        """The same, with the offset of each batch's first record.
+        """Yield the batches with the offset of each batch's first record.
 
         Raises:
-            LogTruncated: an unclean election cut the log while it was being read.
+            LogTruncated: an unclean election truncated the log during the read.
             BrokerError: OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, INCONSISTENT_TOPIC_ID, CORRUPT_MESSAGE;
                 SCHEMA_MISMATCH for columns that the topic does not have.
-            LocalReadUnavailable: with ``local="require"``, for whatever reason.
-            ClientTimeout: no progress for ``timeout_s``; names the offset reached.
+            LocalReadUnavailable: any reason, with ``local="require"``.
+            ClientTimeout: no progress for ``timeout_s``; the message has the offset that was reached.
         """
         position = self._start
         try:
@@ -182,13 +183,15 @@ class PartitionReader:
             self._close_local()
 
     def _is_to_be_verified(self, error: BrokerError, offset: int) -> bool:
-        """Whether ``error`` says that a projected batch from ``offset`` on is damaged, and the broker did not verify it
-        on its way here: it is asked to, since only it can tell the disk's damage from another."""
+        """Return whether to request verification: a projected batch from ``offset`` on is damaged and was not verified.
+
+        Only the broker can tell damage on its disk from damage on the way.
+        """
         wire = None if self._choice is None else self._choice.wire
         return wire is not None and error.code == ErrorCode.CORRUPT_MESSAGE and offset >= self._verify_until
 
     def _read_local(self, position: int) -> PartitionBytes | None:
-        """The batches at ``position`` out of files of this host, or None: they are to be fetched."""
+        """Return the batches at ``position`` from files of this host, or None if they must be fetched."""
         deadline = Deadline(self._timeout_s)
         while self._local is not None:
             try:
@@ -211,7 +214,7 @@ class PartitionReader:
             self._check_history(answer)
             if answer.answer.diverging is None:
                 if not self._local_only:
-                    return None  # a fetch can wait for what is not there yet
+                    return None  # a fetch can wait for records that do not exist yet
                 if not deadline.left_s():
                     raise self._no_progress(position, _marks(answer))
                 time.sleep(_LOCAL_PAUSE_S)
@@ -241,7 +244,7 @@ class PartitionReader:
             yield found if choice is None else found._replace(batch=choice.complete(found.batch))
 
     def _await(self, position: int) -> PartitionBytes:
-        """The answer to the fetch at ``position``, which is sent again until it brings batches."""
+        """Return the response to the fetch at ``position``, which is sent again until it has batches."""
         deadline = Deadline(self._timeout_s)
         grace = Deadline(min(UNKNOWN_TOPIC_GRACE_S, self._timeout_s))
         suspect = Deadline(_SUSPECT_AFTER_S)
@@ -257,7 +260,7 @@ class PartitionReader:
                 reason = _marks(answer)
             except BrokerError as error:
                 if self._turn_to_leader():
-                    continue  # only its word counts
+                    continue  # only the leader's error counts
                 doubt = self._doubt(error)
                 unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 lasting = not error.retriable or self._made_anew() or (unknown and not grace.left_s())
@@ -273,18 +276,19 @@ class PartitionReader:
             time.sleep(delay_ms / 1000)
             if not suspect.left_s():
                 self._turn_to_leader()
-                with contextlib.suppress(BrokerError):  # whatever it is, the next fetch goes to whom the cache names
+                # whatever the error, the next fetch goes to the leader in the metadata
+                with contextlib.suppress(BrokerError):
                     self._link.confirm(self._tp, self._asked_leader)
                 suspect = Deadline(_SUSPECT_AFTER_S)
 
     def _no_progress(self, position: int, reason: str) -> ClientTimeout:
         return ClientTimeout(
-            f"reading {self._tp} offsets [{self._start}, {self._end}): stood at {position} for"
+            f"reading {self._tp} offsets [{self._start}, {self._end}): no progress at {position} for"
             f" {self._timeout_s:g} s, last: {reason}"
         )
 
     def _turn_to_leader(self) -> bool:
-        """Ask the follower that was asked last no more. False when it was the leader."""
+        """Stop using the follower of the last fetch. Return False if it was the leader."""
         if self._source == self._asked_leader.broker_id:
             return False
         self._avoided.add(self._source)
@@ -293,7 +297,7 @@ class PartitionReader:
         return True
 
     def _doubt(self, error: BrokerError) -> BrokerError | None:
-        """Why an error that is final is not to be believed yet, or None."""
+        """Return the reason not to trust a final error yet, or None."""
         cut = isinstance(error, LogTruncated) and not self._epoch_is_bound
         if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and not cut:
             try:
@@ -303,7 +307,7 @@ class PartitionReader:
         return None
 
     def _send_ahead(self, position: int) -> None:
-        """Ask for what comes next; when that fails, ``_await`` asks again and sees the error."""
+        """Send the next fetch. If it fails, ``_await`` sends it again and handles the error."""
         try:
             self._send(position)
         except BrokerError as error:
@@ -311,7 +315,7 @@ class PartitionReader:
                 raise
 
     def _look_up(self) -> tuple[Leader, TopicMetadata]:
-        """Who leads, and the topic, with which the columns are settled.
+        """Return the leader and the topic, and choose the columns.
 
         Raises:
             BrokerError: INCONSISTENT_TOPIC_ID, SCHEMA_MISMATCH; as ``BlockingCluster.leader``.
@@ -364,8 +368,11 @@ class PartitionReader:
         self._asked = position
 
     def _nearest(self, leader: Leader) -> int:
-        """The broker to fetch from. Whether the log is still the one that was read up to ``start`` only the leader can
-        tell, so it is asked first where that matters."""
+        """Return the broker to fetch from.
+
+        Only the leader can tell whether the log up to ``start`` is unchanged, so the first fetch goes there if that
+        matters.
+        """
         partition = self._link.metadata.partition(self._tp)
         if partition is None or (self._epoch_is_bound and self._last_epoch != NO_EPOCH):
             return leader.broker_id
@@ -379,7 +386,7 @@ class PartitionReader:
         reply, body = connection.receive()
         if not isinstance(reply, FetchReply) or len(reply.partitions) != 1:
             connection.close()
-            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{connection.address} answered Fetch with {reply!r:.200}")
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{connection.address} responded to Fetch with {reply!r:.200}")
         if reply.code != ErrorCode.NONE:
             raise BrokerError(reply.code, f"fetch of {self._tp}")
         (answer,) = split_partitions(reply.partitions, body)
@@ -392,7 +399,7 @@ class PartitionReader:
         return answer
 
     def _check_history(self, answer: PartitionBytes) -> None:
-        """Raises LogTruncated when the log has parted from what was read."""
+        """Raise LogTruncated if the log has diverged from the records that were read."""
         if answer.answer.diverging is not None:
             epoch, end_offset = answer.answer.diverging
             if not self._epoch_is_bound or end_offset < self._asked:
@@ -402,7 +409,7 @@ class PartitionReader:
     def _choose(self, columns: Sequence[str], topic: TopicMetadata) -> TopicProjection:
         try:
             return TopicProjection(topic.name, columns, parse_schema(topic.schemas[-1].message))
-        except BrokerError:  # the topic may have got columns since its metadata were read
+        except BrokerError:  # columns may have been added to the topic since the metadata was read
             newest = self._link.topic(topic.name, refresh=True).schemas[-1]
             return TopicProjection(topic.name, columns, parse_schema(newest.message))
 
@@ -411,7 +418,10 @@ class PartitionReader:
         return bool(topic is not None and self._topic_id and topic.topic_id != self._topic_id)
 
     def _connect(self, broker_id: int) -> BlockingConnection:
-        """The connection fetches go over: its own, so that metadata can be asked for while a fetch is under way."""
+        """Return the connection for fetches.
+
+        It carries no other requests, so that metadata can be requested during a fetch.
+        """
         connection = self._connection
         if connection is None or connection.closed or connection.hello.broker_id != broker_id:
             self._disconnect()

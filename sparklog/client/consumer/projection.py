@@ -1,4 +1,4 @@
-"""The columns a reader wants of one topic: what brokers are asked for, and batches completed to exactly these. Pure."""
+"""The columns that a reader needs of one topic: the request to brokers, and the completion of batches. Pure."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from sparklog.errors import BrokerError, ErrorCode
 
 
 class TopicProjection:
-    """Made from the topic's newest schema; batches of older and of newer ones fit as well."""
+    """A projection by the topic's newest schema. It applies to batches of older and newer schemas as well."""
 
     def __init__(self, topic: str, columns: Sequence[str], newest: pa.Schema, *, also: Iterable[str] = ()) -> None:
-        """``also``: columns that are fetched for the reader's own use.
+        """Create the projection. ``also``: columns that are fetched for the reader's own use.
 
         Raises:
-            BrokerError: SCHEMA_MISMATCH naming columns that the topic does not have.
+            BrokerError: SCHEMA_MISMATCH with the columns that the topic does not have.
         """
         missing = [name for name in columns if name not in newest.names]
         if missing:
             raise BrokerError(
-                ErrorCode.SCHEMA_MISMATCH, f"columns {missing} are not among those of {topic!r}: {newest.names}"
+                ErrorCode.SCHEMA_MISMATCH, f"columns {missing} not found; topic {topic!r} has {newest.names}"
             )
         fetched = {*columns, *also}
-        #: For ``FetchPartition.columns``; None: all, which are sent as they are stored.
+        #: The value for ``FetchPartition.columns``; None: all columns, which are sent as stored.
         self.wire = None if fetched.issuperset(newest.names) else tuple(n for n in newest.names if n in fetched)
         self._schema = pa.schema([newest.field(name) for name in columns])
         self._names = list(columns)
 
     def complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The chosen columns in the chosen order; nulls where the batch is older than the column."""
+        """Return the chosen columns in the chosen order, with nulls if the batch is older than a column."""
         found = batch.schema.names
         if found == self._names:
             return batch

@@ -1,4 +1,4 @@
-"""What a reader has been sent, in numbers."""
+"""The counters of a reader."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from sparklog.record.header import Flag
 
 @dataclass(slots=True)
 class ReadCounters:
-    """Counted per answer and partition. Bytes are those of bodies."""
+    """Counters per response and partition. Bytes are those of batch bodies."""
 
-    #: Answers to fetches.
+    #: Responses to fetches.
     fetches: int = 0
     #: Bytes that were fetched.
     fetched_bytes: int = 0
     #: Batches that were fetched.
     fetched_batches: int = 0
-    #: Bytes that the fetched batches take in the log: more than was fetched where only some columns were sent.
+    #: The size of the fetched batches in the log: more than was fetched if only some columns were sent.
     stored_bytes: int = 0
     #: Fetched batches of which only some columns were sent.
     projected_batches: int = 0
@@ -26,15 +26,15 @@ class ReadCounters:
     follower_batches: int = 0
     #: Batches that were decoded.
     decoded_batches: int = 0
-    #: Batches read from files of this host instead of being fetched.
+    #: Batches read from files of this host instead of fetches.
     local_batches: int = 0
     #: Bytes of those batches that were read.
     local_bytes: int = 0
-    #: Times that a reader went over from the files to fetching.
+    #: The number of times that a reader fell back from files to fetches.
     local_fallbacks: int = 0
 
     def count(self, answer: PartitionBytes) -> None:
-        """An answer has come."""
+        """Count the batches of a response."""
         self.fetches += 1
         self.fetched_batches += len(answer.headers)
         self.fetched_bytes += len(answer.bodies)
@@ -42,5 +42,5 @@ class ReadCounters:
         self.projected_batches += sum(1 for header in answer.headers if header.flags & Flag.PROJECTED)
 
     def count_local(self, answer: PartitionBytes) -> None:
-        """Batches have come from mapped files."""
+        """Count batches from mapped files."""
         self.local_batches += len(answer.headers)

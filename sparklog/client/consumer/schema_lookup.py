@@ -1,4 +1,4 @@
-"""Which Arrow schema a fetched batch has: by topic and schema id, out of the metadata, asked for when not known yet."""
+"""The Arrow schemas of a topic by schema id, from the metadata, with a refresh for an unknown id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparklog.record.schema import parse_schema
 
 
 class SchemaLookup:
-    """Schemas of one topic, by id. Used by the link's thread."""
+    """The schemas of one topic. The cluster client's thread uses it."""
 
     def __init__(self, link: BlockingCluster, topic: str) -> None:
         self._link = link
@@ -18,7 +18,7 @@ class SchemaLookup:
         self._known: dict[int, pa.Schema] = {}
 
     def __call__(self, schema_id: int) -> pa.Schema:
-        """Raises BrokerError: SCHEMA_MISMATCH when the topic has no such schema."""
+        """Return the schema. Raises BrokerError SCHEMA_MISMATCH if the topic does not have it."""
         schema = self._known.get(schema_id)
         if schema is None:
             schema = self._known[schema_id] = self._look_up(schema_id)

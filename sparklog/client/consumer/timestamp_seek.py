@@ -1,4 +1,4 @@
-"""Starting at a time: leaders answer with the batch it lies in, and its first records may be older."""
+"""The start at a time: leaders return the batch that contains it, and its first records may be older."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from sparklog.model import TopicPartition
 
 
 class TimestampSeek:
-    """Owned by its ``Consumer``."""
+    """The pending starts. Owner: its ``Consumer``."""
 
     def __init__(self, link: BlockingCluster) -> None:
         self._link = link
-        #: Partitions that have not come to the time that they start from, us.
+        #: The start times in us of partitions that have not reached them.
         self._not_before_us: dict[TopicPartition, int] = {}
 
     def __bool__(self) -> bool:
-        """Whether any batch may have to be cut."""
+        """Return whether any batch may have to be cut."""
         return bool(self._not_before_us)
 
     def begin(self, partitions: Iterable[TopicPartition], time_us: int) -> None:
         self._not_before_us.update(dict.fromkeys(partitions, time_us))
 
     def forget(self, tp: TopicPartition) -> None:
-        """It is read from elsewhere, or no more."""
+        """Drop the start time of a partition that is read from elsewhere, or not any more."""
         self._not_before_us.pop(tp, None)
 
     def from_there_on(self, found: Iterable[CursorBatch]) -> Iterator[CursorBatch]:
-        """Without the records in front of the first that is not older than the time to start from."""
+        """Yield the batches without the records before the first one that is not older than the start time."""
         for one in found:
             start_us = self._not_before_us.get(one.tp)
             row = 0 if start_us is None else self._first_row_at(one, start_us)
@@ -45,7 +45,7 @@ class TimestampSeek:
         topic = self._link.metadata.topic(found.tp.topic)
         batch = found.fetched.batch
         if topic is None or topic.event_time is None or topic.event_time not in batch.schema.names:
-            return 0  # append times: all records of a batch have the same
+            return 0  # append times: all records of a batch have the same time
         times = batch.column(topic.event_time).cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         reached = np.flatnonzero(times.fill_null(-(2**63)).to_numpy(zero_copy_only=False) >= start_us)
         return int(reached[0]) if len(reached) else batch.num_rows

@@ -1,7 +1,7 @@
-"""A producer's batches that wait are kept fit for their topics, which may get another schema meanwhile, be made anew,
-or be gone; and batches are given up.
+"""The revalidation of a producer's waiting batches against the newest metadata.
 
-Runs on the producer's I/O thread, or on the one that acts for it.
+Meanwhile a topic may get another schema, be recreated, or be deleted. Everything runs on the producer's I/O thread, or
+on the thread that acts for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparklog.errors import BrokerError, ErrorCode
 
 
 class BatchRevalidation:
-    """Owner: the ``Sender``. Keeps nothing: the batches are the accumulator's."""
+    """The revalidation rules. Owner: the ``Sender``. It has no state: the batches are in the partition queues."""
 
     def __init__(
         self,
@@ -25,18 +25,18 @@ class BatchRevalidation:
         *,
         fail: Callable[[ProducerBatch, BaseException], None],
     ) -> None:
-        """``fail`` is told of a batch that was given up, and why."""
+        """Create it for one producer. ``fail`` receives each batch that was removed, and its error."""
         self._board = board
         self._accumulator = accumulator
         self._fail = fail
 
     def follow_topic(self, topic: ProducerTopic) -> None:
-        """``follow``, for all batches of a topic."""
+        """Revalidate all waiting batches of a topic."""
         for batch in self._of(topic.name):
             self.follow(batch)
 
     def follow(self, batch: ProducerBatch) -> None:
-        """Fit a batch to its topic as it is now, or give it up when that is another topic."""
+        """Adapt a batch to its topic's newest schema, or fail it if the topic was recreated."""
         topic = self._board.topics.get(batch.tp.topic)
         if topic is None:
             return
@@ -53,22 +53,22 @@ class BatchRevalidation:
                 self._give_up(batch, error if isinstance(error, BrokerError) else not_encoded(topic, error))
 
     def give_up(self, topic: str, error: BrokerError) -> None:
-        """All batches of a topic."""
+        """Fail all waiting batches of a topic."""
         for batch in self._of(topic):
             self._give_up(batch, error)
 
     def give_up_all(self, error: BaseException) -> None:
-        """Those in flight, too: they may still get into the log."""
+        """Fail all batches, also those in flight, which may still reach the log."""
         for batch in self._accumulator.batches():
             self._give_up(batch, error)
 
     def forsake(self, error: BaseException) -> None:
-        """The same at the producer's end, for which an interrupt may be the reason."""
+        """Fail all batches at the producer's end, perhaps after an interrupt."""
         for batch in self._accumulator.batches():
             try:
                 self._accumulator.give_up(batch)
             except (KeyError, ValueError):
-                batch.state = BatchState.DONE  # it came while the batch went from one place to another
+                batch.state = BatchState.DONE  # the interrupt came while the batch moved from one queue to another
             self._fail(batch, error)
 
     def _of(self, topic: str) -> Iterator[ProducerBatch]:

@@ -1,7 +1,7 @@
-"""A caller who would only wait for the producer's I/O thread acts for it: sends what he handed over, takes the answer.
+"""The I/O that a waiting caller does for the producer's I/O thread: it sends its record and reads the response.
 
-It may do so while the thread has lent its loop (``LoopHandoff`` says why). Whoever waits for one record after the other
-borrows it; where something else goes on, or an answer takes longer, the thread gets it back.
+This is possible while the thread has lent its loop; ``LoopHandoff`` has the reason. A caller that waits for single
+records in sequence borrows the loop. The thread gets it back if there is other work, or if a response takes longer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sparklog.client.producer.loop_handoff import LoopHandoff
 from sparklog.client.producer.spin_policy import SpinPolicy, processors
 from sparklog.net.async_client import AsyncConnection
 
-#: Who has waited for so many records one after the other will wait for the next one as well.
+#: A thread that has waited for this number of records in sequence is expected to wait for the next one as well.
 _WAITS_IN_TURN = 4
-#: An answer that takes longer is waited for by the I/O thread: it has other things to look after as well.
+#: The I/O thread waits for a slower response, because it has other work as well.
 _ANSWER_S = 0.005
 
 
 class CallerIo:
-    """Owner: the ``Sender``. Methods are for any thread."""
+    """The rules by which callers act for the I/O thread. Owner: the ``Sender``. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -34,8 +34,11 @@ class CallerIo:
         broken: Callable[[BaseException], None],
         wake: Callable[[], None],
     ) -> None:
-        """``loop_needed``: something is to be done that only a loop that turns can do. ``broken`` is told when what
-        was being done was interrupted, ``wake`` has the thread look again."""
+        """Create it for one producer.
+
+        ``loop_needed`` returns whether there is work that needs a running loop. ``broken`` receives the error that
+        interrupted some work. ``wake`` makes the I/O thread run.
+        """
         self._lease = lease
         self._requests = requests
         self._loop_needed = loop_needed
@@ -44,26 +47,29 @@ class CallerIo:
         self._waits = 0
         self._waiting_thread = -1
         self._wakefulness = SpinPolicy(processors=processors())
-        #: Who acts only waits now: nothing is lost where it is interrupted.
+        #: True while the acting thread only waits: an interrupt loses nothing then.
         self._resting = False
-        #: Whose answers are read where who acts does not rest: no more than this is lost, but while one is told of.
+        #: The connection whose responses are being read. An interrupt loses at most this connection, unless a callback
+        #: runs.
         self._reading: AsyncConnection | None = None
 
     def attend(self, finished: Callable[[], bool]) -> None:
-        """Called by a thread that will wait until something is ``finished``: the caller who does so for one record
-        after the other may do the I/O meanwhile. Returns sooner or later."""
+        """Do the I/O in the calling thread, which waits until ``finished``. Return early if that is not possible.
+
+        Only a thread that waits for single records in sequence does the I/O.
+        """
         if not self._lease.lent and self._waits_in_turn():
             try:
                 self._lease.borrow(lambda: not self._loop_needed())
             except RuntimeError:
-                return  # the thread has just ended, and all that was open with it
+                return  # the thread has just ended, and completed all open work
             if not self._lease.lent:
-                self._waits = -_WAITS_IN_TURN  # something goes on that will take a moment
+                self._waits = -_WAITS_IN_TURN  # other work is in progress and will take a moment
         if self._lease.lent:
             self._act(self._receive, (finished,), resting=True)
 
     def _waits_in_turn(self) -> bool:
-        """Whether it was always this thread that waited, the last few times."""
+        """Return whether the last few waits were all of this thread."""
         thread = get_ident()
         if thread != self._waiting_thread:
             self._waiting_thread, self._waits = thread, 0
@@ -71,14 +77,14 @@ class CallerIo:
         return self._waits > _WAITS_IN_TURN
 
     def act(self, work: Callable[..., None], *arguments: Any) -> bool:
-        """Do some of the thread's work in its place, if it has lent its loop. False: not done."""
+        """Do some work of the I/O thread in its place, if the loop is lent. Return whether the work was done."""
         return self._act(work, arguments, resting=False)
 
     def _act(self, work: Callable[..., None], arguments: tuple[Any, ...], *, resting: bool) -> bool:
-        """``resting``: until ``work`` says otherwise."""
+        """Enter, run ``work`` and leave. ``resting`` is the initial state; ``work`` may change it."""
         lease = self._lease
         if get_ident() == lease.thread:
-            return False  # in a callback: it is doing some already
+            return False  # a callback: this thread acts already
         try:
             if not lease.enter():
                 return False
@@ -91,9 +97,9 @@ class CallerIo:
                     given_up = False
                     try:
                         given_up = self._is_connection_given_up()
-                    finally:  # a second interrupt may come in the middle of that
+                    finally:  # a second interrupt may arrive in the block above
                         if not given_up:
-                            # An interrupt, perhaps, in the middle of something: nothing is certain any more.
+                            # An interrupt inside a change of state: the state is undefined from here.
                             self._broken(error)
                 raise
             finally:
@@ -103,20 +109,23 @@ class CallerIo:
                     lease.recall()
         except BaseException:
             lease.leave_interrupted()
-            self._wake()  # perhaps nothing was done yet, and nobody else would say that there is something to do
+            self._wake()  # perhaps nothing was done, and no other thread would report the work
             raise
         return True
 
     def _is_connection_given_up(self) -> bool:
-        """An interrupt came while answers were read. What has been read of them is lost, so all on that connection is
-        as if it had broken: what was sent is sent again. False: an answer was being told of."""
+        """Close the connection if an interrupt arrived while responses were read. Return whether that is sufficient.
+
+        The bytes that were read are lost, so every request of that connection is treated as failed and sent again.
+        Return False if a callback was running.
+        """
         if self._reading is None or self._reading.telling:
             return False
         self._reading.abort()
         return True
 
     def _receive(self, finished: Callable[[], bool]) -> None:
-        """Take answers as they come, for as long as they usually take."""
+        """Read responses while they arrive, for as long as they usually take."""
         began = time.monotonic()
         until = began + _ANSWER_S
         while not finished():

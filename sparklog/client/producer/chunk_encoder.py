@@ -1,6 +1,7 @@
-"""A chunk of records becomes encoded parts, one for each partition and batch; a record that does not fit is left out.
+"""The encoding of a chunk of records into one part per partition and batch.
 
-Runs on the producer's I/O thread, or on the one that acts for it.
+A record that does not fit is refused, and the others are encoded. Everything runs on the producer's I/O thread, or on
+the thread that acts for it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from sparklog.errors import BrokerError, ErrorCode
 
 
 class ChunkEncoder:
-    """Owner: the ``Sender``. Keeps nothing from chunk to chunk."""
+    """The encoder. Owner: the ``Sender``. It keeps no state between chunks."""
 
     def __init__(self, *, compression: str | None, batch_bytes: int) -> None:
         self._compression = compression
         self._batch_bytes = batch_bytes
 
     def parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart]:
-        """Empty when every record was refused; those that were, the chunk knows of."""
+        """Return the encoded parts; empty if every record was refused. The chunk keeps the refusals."""
         return self._few_parts(topic, chunk) or self._parts_by_halves(topic, chunk, np.arange(len(chunk)))
 
     def _few_parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart] | None:
@@ -29,10 +30,10 @@ class ChunkEncoder:
         try:
             return encode_few(topic, chunk.records, chunk.partition, size=chunk.size, batch_bytes=self._batch_bytes)
         except Exception:
-            return None  # because of one of them; which one, is found in another way
+            return None  # one of the records is at fault; halving finds it
 
     def _parts_by_halves(self, topic: ProducerTopic, chunk: RecordChunk, rows: Rows) -> list[EncodedPart]:
-        """Without the records that cannot be encoded, for whatever reason: others are none the worse for them."""
+        """Return the parts without the records that cannot be encoded, which must not fail the others."""
         try:
             return self._parts(topic, chunk, rows)
         except Exception as error:
@@ -43,7 +44,7 @@ class ChunkEncoder:
         return [*self._parts_by_halves(topic, chunk, rows[:half]), *self._parts_by_halves(topic, chunk, rows[half:])]
 
     def _parts(self, topic: ProducerTopic, chunk: RecordChunk, rows: Rows) -> list[EncodedPart]:
-        """Raises BrokerError when a record does not fit the topic's schema, or is too large."""
+        """Return the parts. Raises BrokerError if a record does not fit the topic's schema, or is too large."""
         parts = encode_parts(
             topic,
             chunk.to_batch(topic, rows),
@@ -55,7 +56,7 @@ class ChunkEncoder:
 
 
 def not_encoded(topic: ProducerTopic, error: BaseException) -> BrokerError:
-    """INVALID_RECORD, for an error of nobody's making."""
+    """Wrap an unexpected encoding error as INVALID_RECORD."""
     refused = BrokerError(ErrorCode.INVALID_RECORD, f"a record of {topic.name!r} cannot be encoded: {error!r}")
     refused.__cause__ = error
     return refused

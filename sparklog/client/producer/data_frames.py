@@ -1,8 +1,8 @@
-"""Data that Python libraries hold, as Arrow tables for one topic.
+"""The conversion of data frames and other tables to Arrow tables for one topic.
 
-Arrow guesses the type of a pandas column of Python objects from its values, and what it guesses may drop a part of
-them: of a date and a datetime it makes two dates. So such a column is made by the rule for dict rows, for the type
-that the topic has. NaN is null there, and in columns of floats as well, as pandas means it.
+Arrow guesses the type of a pandas column of Python objects from its values, and its guess may drop a part of them: it
+makes two dates of a date and a datetime. So such a column is converted by the rules for dict rows, to the type of the
+topic's column. NaN is null there, and also in columns of floats, as pandas defines it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def readable_twice(data: Any) -> Any:
 
 
 def to_table(data: Any, schema: pa.Schema) -> pa.Table:
-    """Return a pyarrow table or batch, a pandas or polars frame, or what exports Arrow as a pyarrow table.
+    """Return a pyarrow table or batch, a pandas or polars frame, or any object that exports Arrow as a pyarrow table.
 
-    ``schema`` is the topic's; the table need not have it yet. A pandas index is left out.
+    ``schema`` is the topic's; the table need not match it. A pandas index is left out.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH names a column of Python objects, its row and value.
+        BrokerError: SCHEMA_MISMATCH with the name of a column of Python objects, its row and value.
         TypeError: names the type found.
     """
     if isinstance(data, pa.Table):
@@ -48,10 +48,10 @@ def to_table(data: Any, schema: pa.Schema) -> pa.Table:
 
 def _of_pandas(frame: Any, schema: pa.Schema) -> pa.Table:
     if not frame.columns.is_unique:
-        return pa.Table.from_pandas(frame, preserve_index=False)  # which refuses it
+        return pa.Table.from_pandas(frame, preserve_index=False)  # raises an error for the duplicate names
     fields = {name: schema.field(str(name)) for name in frame.columns if schema.get_field_index(str(name)) >= 0}
     objects = [name for name in fields if frame[name].dtype == object]
-    # Text is text to Arrow as well, and takes it less time.
+    # Arrow converts text without a guess, and faster.
     made = [name for name in objects if not is_variable_binary(fields[name].type)]
     columns = {str(name): _column(frame[name], fields[name]) for name in made}
     try:

@@ -1,6 +1,6 @@
-"""What became of a producer's batches: acknowledged, to be tried again, or failed; and whom that is told.
+"""The outcomes of a producer's batches: acknowledged, to be retried, or failed; and their delivery to the callers.
 
-Everything here runs on the producer's I/O thread, or on the one that acts for it.
+Everything here runs on the producer's I/O thread, or on the thread that acts for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.protocol.messages import ProduceResult
 
 
 class DeliveryHandle(NamedTuple):
-    """What a batch carries through the accumulator: whom to tell, and the room to give back."""
+    """The link from a batch to its caller: the completion that gets the outcome, and the room to release."""
 
     completion: Completion
     number: int
@@ -29,8 +29,10 @@ class DeliveryHandle(NamedTuple):
 
 
 def tickets(chunk: RecordChunk, placed: Sequence[Sized]) -> Iterator[DeliveryHandle]:
-    """Of the batches that a chunk's records were ``placed`` in. They share the room that it takes by their rows; the
-    last one gives back what is left."""
+    """Yield a handle for each batch that a chunk's records were ``placed`` in.
+
+    The batches share the chunk's room in proportion to their rows. The last one releases the rest.
+    """
     left, total = chunk.size, sum(map(len, placed))
     for number, rows in enumerate(placed):
         share = left if number == len(placed) - 1 else chunk.size * len(rows) // total
@@ -39,7 +41,7 @@ def tickets(chunk: RecordChunk, placed: Sequence[Sized]) -> Iterator[DeliveryHan
 
 
 class DeliveryReports:
-    """Owner: the ``Sender``."""
+    """The handling of produce results. Owner: the ``Sender``."""
 
     def __init__(
         self,
@@ -51,37 +53,42 @@ class DeliveryReports:
         transaction: str,
         delivery_timeout_s: float,
     ) -> None:
-        """``release`` takes room back; ``retried`` is called with a batch that waits again; ``transaction``: how its
-        errors name it, empty without one."""
+        """Create it for one producer.
+
+        ``release`` gives room back to the buffer. ``retried`` receives each batch that waits for a retry.
+        ``transaction`` is its name in errors, or empty.
+        """
         self._link = link
         self._accumulator = accumulator
         self._release = release
         self._retried = retried
         self._transaction = transaction
         self._delivery_timeout_s = delivery_timeout_s
-        #: What is in the log, and whom to tell so. ``DirectSender`` adds to it as well.
+        #: Outcomes of batches in the log that callers have not received. ``DirectSender`` adds to it as well.
         self.acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
 
     def told(self, batch: ProducerBatch, result: ProduceResult) -> None:
-        """What became of a batch in flight."""
+        """Handle the result of a batch in flight."""
         if result.code == ErrorCode.NONE:
             self._succeeded(batch, result.base_offset)
         elif result.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
-            self._succeeded(batch, -1)  # in the log, so long ago that the broker does not know where
+            self._succeeded(batch, -1)  # in the log, but so old that the broker does not remember the offset
         else:
             leader_known = self._link.leader_told(batch.tp, result.leader, result.leader_epoch)
             self._refused(batch, ErrorCode(result.code), result.detail, leader_known=leader_known)
 
     def tell_acknowledged(self) -> None:
-        """What ``told`` has kept back: whoever it wakes would only wait for this thread to let go of the
-        interpreter."""
+        """Deliver the successes that ``told`` has deferred.
+
+        It is called last, because a caller that is woken earlier would only wait for the interpreter lock.
+        """
         while self.acknowledged:
             completion, number, outcome = self.acknowledged.popleft()
             completion.batch_done(number, outcome)
 
     def expired(self, batch: ProducerBatch) -> None:
-        """It was not acknowledged in time, and is not waited for any more."""
-        last = batch.last_error or self._link.last_problem or "it was never sent: no leader is known"
+        """Fail a batch that was not acknowledged in time."""
+        last = batch.last_error or self._link.last_problem or "the batch was never sent, because no leader is known"
         if batch.last_refusal not in {"", batch.last_error}:
             last += f"; before that: {batch.last_refusal}"
         self.fail(
@@ -107,7 +114,7 @@ class DeliveryReports:
             self._link.want_metadata([batch.tp.topic])
         now_ms = time.monotonic() * 1000
         if self._accumulator.failed(batch, code, now_ms=now_ms, roll=random.random(), detail=detail):
-            self._retried(batch)  # the topic may have changed while it was in flight
+            self._retried(batch)  # the topic may have changed while the batch was in flight
             return
         error = BrokerError(code, detail or f"partition {batch.tp}")
         self.fail(batch, transaction_error(error, self._transaction) if self._transaction else error)

@@ -1,9 +1,9 @@
-"""The fast path for one record of an idle producer: from ``send`` straight into a request, and from the response
-straight to the waiting caller.
+"""The fast path for one record of an idle producer.
 
-The checks of the general path are made once for a partition and kept (``_Route``) until the metadata changes. The
-batch is in the partition queues as every batch is, and the general path handles every response that is not an
-acknowledgement. A producer that has anything else to do takes the general path.
+It goes from ``send`` straight into a request, and from the response straight to the waiting caller. The checks of the
+general path are made once for a partition and kept (``_Route``) until the metadata changes. The batch is in the
+partition queues like every other batch, and the general path handles every response that is not an acknowledgement. A
+producer that has any other work takes the general path.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from sparklog.protocol.messages import ProduceReply
 from sparklog.record.codec import EncodedBatch
 from sparklog.record.small_batch_encoder import alone_body, alone_header
 
-#: A larger one is encoded as all others are: there, room for it is waited for.
+#: The maximum size of a record on this path. The general path waits for room in the buffer for a larger one.
 _MOST_BYTES = 64 * 1024
-#: Requests that are kept prepared, of all partitions: some hundred bytes each.
+#: The maximum number of prepared requests of all partitions, of some hundred bytes each.
 _MOST_PREPARED = 1024
 
 
 class _Route:
-    """Where records of a partition go by what is known of the cluster."""
+    """The connection for a partition's records, by the known metadata."""
 
     __slots__ = ("broker_id", "connection", "requests", "topic", "tp")
 
@@ -55,12 +55,12 @@ class _Route:
         self.topic = topic
         self.broker_id = broker_id
         self.connection = connection
-        #: By the length of their batch.
+        #: Prepared requests by the length of their batch.
         self.requests: dict[int, PreparedRequest] = {}
 
 
 class DirectSender:
-    """Owner: the ``Sender``. ``send`` is for any thread."""
+    """The sender of single records from the caller's thread. Owner: the ``Sender``. Any thread may call ``send``."""
 
     def __init__(
         self,
@@ -79,11 +79,12 @@ class DirectSender:
         changed: Callable[[], None],
         delivery_timeout_s: float,
     ) -> None:
-        """``opened`` and ``ended`` are told of every record that goes on its own, ``ended`` perhaps more than once. The
-        rest is asked and told by who acts for the loop.
-        ``follows``: whether a topic is as it is by the newest metadata. ``may_send``: whether there is nothing else to
-        do now, in monotonic milliseconds. ``at_rest``: whether nothing is left to do; if there is, who is to be told is
-        left in ``acknowledged``, and ``changed`` is called.
+        """Create the path. The thread that acts for the loop calls the callbacks.
+
+        ``opened`` receives every record that is sent directly, and ``ended`` receives it at its end, perhaps more than
+        once. ``follows`` returns whether a topic matches the newest metadata. ``may_send`` returns whether there is no
+        other work now, in monotonic milliseconds. ``at_rest`` returns whether no work is left. If there is some, the
+        outcomes go to ``acknowledged``, and ``changed`` is called.
         """
         self._link = link
         self._accumulator = accumulator
@@ -99,13 +100,13 @@ class DirectSender:
         self._changed = changed
         self._delivery_timeout_ms = delivery_timeout_s * 1000
         self._ways: dict[tuple[str, int], _Route] = {}
-        #: The link's version that all of them are of.
+        #: The metadata version that all routes are from.
         self._version = -1
-        #: Requests that they keep prepared, at most.
+        #: An upper bound of the number of prepared requests.
         self._prepared = 0
 
     def send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
-        """The future of the record, which is on its way; None: it is to go the usual way."""
+        """Send the record and return its future, or return None if the record must take the general path."""
         if not self.lease.lent or self._requests.under_way:
             return None
         key, value, headers, time_us = record
@@ -115,10 +116,11 @@ class DirectSender:
             partition = partition_alone(topic, key)
             if partition < 0:
                 return None
-        # Before this thread acts for the other: what a signal's handler raises here is the caller's, and harms nobody.
+        # This runs before the thread acts for the I/O thread: an error of a signal handler here reaches only the
+        # caller.
         try:
             body = alone_body(key, value, time_us)
-        except OverflowError:  # the usual way tells so
+        except OverflowError:  # the general path raises the error
             return None
         if len(body) > topic.max_message_bytes:
             return None
@@ -160,13 +162,13 @@ class DirectSender:
         way.connection.ask_prepared(request, header.pack(), body, told)
 
     def _forget(self) -> None:
-        """There are news of the cluster: every way is asked for anew."""
+        """Drop all routes after a change of metadata."""
         self._ways.clear()
         self._prepared = 0
-        self._version = self._link.version  # last: an interrupt may come in the middle of it
+        self._version = self._link.version  # last: an interrupt may stop this function
 
     def _find(self, topic: ProducerTopic, partition: int) -> _Route | None:
-        """Ask for the way anew, and remember it."""
+        """Find the route of a partition and keep it."""
         tp = TopicPartition(topic.name, partition)
         leader = self._link.metadata.leader(tp)
         if leader is None or not self._follows(topic) or not self._requests.can_take(leader.broker_id):
@@ -207,8 +209,10 @@ class DirectSender:
 
 
 class SingleRecordCompletion:
-    """What became of a record that is a batch of its own: what a ``RecordChunk`` is to many. Told in the thread that
-    acts for the producer's, asked in any."""
+    """The outcome of a record that is a batch of its own, like a ``RecordChunk`` for several records.
+
+    The thread that acts for the I/O thread sets it. Any thread reads it.
+    """
 
     def __init__(self, owner: DirectSender, topic: str, partition: int, time_us: int) -> None:
         self.lock = threading.Lock()
@@ -238,10 +242,13 @@ class SingleRecordCompletion:
         self._owner.lease.recall()
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
-        """As a chunk's. The outcome is looked at again behind it, as it is there before listeners are told: this thread
-        calls ``resolve``, or the one that tells, or both do, perhaps at once."""
+        """Call ``resolve`` at least once with the outcome, like a chunk.
+
+        The outcome is set before the listeners are notified, so it is read again after the append. This thread, the
+        notifying thread, or both call ``resolve``, perhaps at the same time.
+        """
         outcome = self._outcome
-        if outcome is None:  # else who was told would be kept here, and would keep this
+        if outcome is None:  # otherwise the list would keep a notified listener, and the listener this object
             self._listeners.append(resolve)
             outcome = self._outcome
         if outcome is not None:
@@ -267,7 +274,7 @@ class SingleRecordCompletion:
         return self.error
 
     def acknowledged(self, offset: int) -> None:
-        """It is in the log; ``tell`` follows."""
+        """Set the offset of the record, which is in the log. A call of ``tell`` follows."""
         if self._outcome is None:
             self._outcome = RecordMetadata(self._topic, self._partition, offset, self._time_us)
 
@@ -279,13 +286,13 @@ class SingleRecordCompletion:
             self.fail(outcome.error)
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more comes of it. Once is enough, and more is the same."""
+        """Fail the record if it has no outcome. Idempotent."""
         if self._outcome is None:
             self._outcome = error
         self.tell()
 
     def abandon(self, error: BaseException) -> None:
-        """As ``Completion.abandon``."""
+        """End all waits in a forked child, as ``Completion.abandon``."""
         self.lock = threading.Lock()
         if self._outcome is None:
             self._outcome = error
@@ -293,8 +300,10 @@ class SingleRecordCompletion:
                 abandon_listener(resolve, error)
 
     def tell(self) -> None:
-        """Tell whoever waits, and then who would see to it that they are told. More than once is the same: an interrupt
-        may come in the middle of it."""
+        """Notify the waiting callers, and then the owner, which would otherwise notify them at its end.
+
+        Idempotent, because an interrupt may stop it.
+        """
         if self._listeners:
             self._tell_listeners()
         self.finished.end()

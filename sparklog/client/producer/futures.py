@@ -1,8 +1,8 @@
-"""What a producer's futures give, and the futures themselves.
+"""The futures of a producer and their results.
 
-A record's future must cost next to nothing, since there is one per record and most are never looked at: it holds its
-chunk and its place in it, and becomes a full ``concurrent.futures.Future`` when somebody first waits on it, adds a
-callback or hands it to ``wait``, ``as_completed`` or ``asyncio.wrap_future``.
+There is one future per record, and most are never read, so a record's future must cost next to nothing. It holds only
+its chunk and its index there. It becomes a full ``concurrent.futures.Future`` when a caller first waits for it, adds a
+callback, or passes it to ``wait``, ``as_completed`` or ``asyncio.wrap_future``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record is. ``offset`` is -1 when the broker does not tell it (acks=0, or a duplicate found late)."""
+    """The position of a record.
+
+    ``offset`` is -1 if the broker does not return it (acks=0, or a duplicate found late).
+    """
 
     topic: str
     partition: int
@@ -32,14 +35,17 @@ class RecordMetadata(NamedTuple):
 
 
 class WrittenRange(NamedTuple):
-    """Offsets ``[start, end)`` of one partition; -1 both when the broker does not tell them."""
+    """Offsets ``[start, end)`` of one partition. Both are -1 if the broker does not return them."""
 
     partition: int
     offsets: OffsetRange
 
 
 class WriteResult(NamedTuple):
-    """Where the rows of a table are. A partition may have several ranges, others' records between them."""
+    """The positions of a table's rows.
+
+    A partition may have several ranges, with records of other producers between them.
+    """
 
     topic: str
     record_count: int
@@ -47,7 +53,7 @@ class WriteResult(NamedTuple):
 
 
 class BatchOutcome(NamedTuple):
-    """What became of one batch: its offsets, or why not."""
+    """The outcome of one batch: its offsets or its error."""
 
     partition: int
     base_offset: int
@@ -56,9 +62,9 @@ class BatchOutcome(NamedTuple):
 
 
 class CompletionLatch:
-    """That something has ended, to be waited for or told: what a future is for, without what most of them cost.
+    """A latch that completes once, with waits and callbacks. It costs less than a Future.
 
-    Without a lock, which a forked child might find held for ever: appending to a list is one step.
+    It has no lock, which a forked child might inherit locked forever: appending to a list is atomic.
     """
 
     __slots__ = ("_told", "done")
@@ -68,64 +74,74 @@ class CompletionLatch:
         self._told: list[Callable[[], None]] = []
 
     def then(self, told: Callable[[], None]) -> None:
-        """Call ``told``, at least once: now, or in the thread that calls ``end``."""
+        """Call ``told`` at least once: now, or in the thread that calls ``end``."""
         if not self.done:
             self._told.append(told)
         if self.done:
             told()
 
     def end(self) -> None:
-        """It has ended. Once is enough, and more is the same: where an interrupt came in the middle of it, ``end`` is
-        called again. Those who wait come before the others, who take it off the list of what may be ended again."""
+        """Complete the latch. Idempotent: after an interrupt inside it, ``end`` is called again.
+
+        The callbacks run in reverse order: waiting threads come before the first callback, which drops this object from
+        the open writes, so that an interrupted ``end`` can be repeated.
+        """
         self.done = True
-        if self._told:  # who comes from now on sees that it has ended
+        if self._told:  # callers that come from now on see ``done``
             for tell_one in reversed(tuple(self._told)):
                 tell_one()
             self._told.clear()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it has ended. False: it has not within ``timeout_s``."""
+        """Wait for the completion. Return False if it does not come within ``timeout_s``."""
         ended = threading.Event()
         self.then(ended.set)
         try:
             return ended.wait(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
         finally:
-            with contextlib.suppress(ValueError):  # it has ended meanwhile
+            with contextlib.suppress(ValueError):  # the latch completed in the meantime
                 self._told.remove(ended.set)
 
 
 class Completion(Protocol):
-    """What was handed to a producer in one go and ends as one: a chunk of records, or a table."""
+    """A unit of work that a caller passed to a producer and that ends as one: a chunk of records, or a table."""
 
-    #: No batch of it is under way any more.
+    #: The latch that completes when no batch of it is in flight.
     finished: CompletionLatch
 
     @property
     def failed(self) -> bool:
-        """True when a part of it failed."""
+        """True if a part of it failed."""
 
     @property
     def error(self) -> BaseException | None:
-        """Of the first part that failed."""
+        """The error of the first part that failed."""
 
     def batch_done(self, index: int, outcome: BatchOutcome) -> None:
-        """Batch number ``index`` has come to its end; called once each, from the I/O thread."""
+        """Handle the end of batch number ``index``. The I/O thread calls it once per batch."""
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more comes of it: it could not be encoded, or the producer ends. No error where it has ended."""
+        """Fail all open parts: the work could not be encoded, or the producer ends.
+
+        Completed parts keep their outcome.
+        """
 
     def abandon(self, error: BaseException) -> None:
-        """Let every wait for an outcome that is still open end with ``error``, without calling any callback. Called in
-        a forked child, where the threads that would end it do not run and may have held its locks."""
+        """End every open wait with ``error``, without calling any callback.
+
+        Used in a forked child, where the parent's threads do not run, and may have held locks at the fork.
+        """
 
     def take_failure(self) -> BaseException | None:
-        """The first error, unless somebody has had it from a future already; then and afterwards None."""
+        """Return the first error, unless a future has reported it already. Later calls return None."""
 
 
 def tell(resolve: Callable[[T], None], outcome: T) -> None:
-    """Resolve a future in the I/O thread. Its callbacks are others' code: one that means to end its thread would end
-    all of the producer, as futures hold back no more than an ``Exception``. But where a caller's thread acts for the
-    I/O thread, an interrupt is that thread's own."""
+    """Resolve a future in the I/O thread, and contain the errors of its callbacks.
+
+    A callback that raises more than an ``Exception``, which futures do not contain, would end the whole producer. But a
+    KeyboardInterrupt in a caller's thread that acts for the I/O thread belongs to that caller, and is raised.
+    """
     try:
         resolve(outcome)
     except BaseException as error:
@@ -135,15 +151,17 @@ def tell(resolve: Callable[[T], None], outcome: T) -> None:
 
 
 def end_in_child(future: Future[Any], error: BaseException) -> None:
-    """End a future of the parent process in a forked child, without its callbacks. A thread of the parent may have held
-    its lock in the moment of the fork, so the future gets another one."""
+    """End a future of the parent process in a forked child, without its callbacks.
+
+    A thread of the parent may have held the future's lock at the moment of the fork, so the future gets a new lock.
+    """
     future._condition = threading.Condition()
     future._done_callbacks.clear()  # type: ignore[attr-defined]
     resolve(future, error)
 
 
 def resolve(future: Future[T], outcome: T | BaseException) -> None:
-    """Once is enough, and more is the same."""
+    """Set the outcome of a future. Idempotent."""
     with contextlib.suppress(InvalidStateError):
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
@@ -152,7 +170,7 @@ def resolve(future: Future[T], outcome: T | BaseException) -> None:
 
 
 class RecordOutcomes(Protocol):
-    """What a record's future asks its chunk."""
+    """The interface of a chunk to the futures of its records."""
 
     lock: threading.Lock
 
@@ -160,7 +178,7 @@ class RecordOutcomes(Protocol):
         """Help to complete the record while the calling thread waits for it; return the outcome, or None so far."""
 
     def hurry(self) -> None:
-        """Somebody waits for it in another way."""
+        """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive it."""
 
     def outcome(self, index: int) -> RecordMetadata | BaseException | None: ...
 
@@ -169,15 +187,15 @@ class RecordOutcomes(Protocol):
     def error_seen(self) -> None: ...
 
 
-#: What ``Future.__init__`` sets: asking for one of these is what makes a record's future a full one.
+#: The attributes that ``Future.__init__`` sets. The first access to one of them makes a record's future a full one.
 _FULL = frozenset({"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"})
 
 
 class RecordFuture(Future[RecordMetadata]):
-    """The future of one record; see the module. It cannot be cancelled: the record is on its way."""
+    """The future of one record; see the module. It cannot be cancelled, because the record is in flight."""
 
     def __init__(self, chunk: RecordOutcomes, index: int) -> None:
-        # Future.__init__ is left for __getattr__: it costs ten times as much as these two lines.
+        # Future.__init__ costs ten times as much as these two lines, so __getattr__ calls it when it is needed.
         self._chunk = chunk
         self._index = index
 
@@ -201,19 +219,19 @@ class RecordFuture(Future[RecordMetadata]):
         if isinstance(outcome, RecordMetadata):
             return outcome
         if outcome is not None:
-            resolve(self, outcome)  # in a forked child no thread does it
+            resolve(self, outcome)  # no thread resolves it in a forked child
         try:
             return super().result(timeout)
         finally:
             self._saw_error()
 
     def _wait(self) -> RecordMetadata | BaseException | None:
-        """The outcome: by a bare lock, which takes a third of the time of a full future's condition."""
+        """Wait for the outcome with a bare lock, which takes a third of the time of a full future's condition."""
         told = threading.Lock()
         told.acquire()
 
         def go_on(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the second time, perhaps of two at once
+            with contextlib.suppress(RuntimeError):  # a second call, perhaps in parallel
                 told.release()
 
         self._chunk.listen(self._index, go_on)
@@ -225,13 +243,13 @@ class RecordFuture(Future[RecordMetadata]):
         if isinstance(outcome, RecordMetadata):
             return None
         if outcome is not None:
-            resolve(self, outcome)  # in a forked child no thread does it
+            resolve(self, outcome)  # no thread resolves it in a forked child
         error = super().exception(timeout)
         self._saw_error()
         return error
 
     def abandon(self, error: BaseException) -> None:
-        """End the future in a forked child, if it has become a full one; else it asks its chunk, which knows."""
+        """End the future in a forked child if it is a full one. Otherwise its chunk has the outcome."""
         if "_condition" in self.__dict__:
             end_in_child(self, error)
 
@@ -248,7 +266,7 @@ class RecordFuture(Future[RecordMetadata]):
             self._chunk.hurry()
             self._chunk.listen(self._index, self._resolve)
         except BaseException:
-            self._chunk.listen(self._index, self._resolve)  # an interrupt: others wait for this future, too
+            self._chunk.listen(self._index, self._resolve)  # an interrupt: other threads wait for this future too
             raise
 
     def _resolve(self, outcome: RecordMetadata | BaseException) -> None:
@@ -266,7 +284,7 @@ def abandon_listener(listener: Callable[[RecordMetadata | BaseException], None],
 
 
 class WriteFuture(Future[WriteResult]):
-    """The future of a table; remembers whether its error has been seen. It cannot be cancelled."""
+    """The future of a table. It records whether a caller has seen its error. It cannot be cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,28 +306,28 @@ class WriteFuture(Future[WriteResult]):
 
 
 class TableWrite:
-    """The completion of one ``write``: batches are added while the table is cut, then it is sealed."""
+    """The completion of one ``write``. The writer adds batches while it splits the table, and then seals it."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.future = WriteFuture()
         self.finished = CompletionLatch()
         self._lock = threading.Lock()
-        self._open = 1  # the writer itself, until sealed
+        self._open = 1  # the writer itself, until it seals the table
         self._ended = False
         self._outcomes: dict[int, BatchOutcome] = {}
         self._error: BaseException | None = None
         self._count = 0
 
     def add_batch(self) -> int:
-        """The number of the next batch."""
+        """Return the number of the next batch."""
         with self._lock:
             self._open += 1
             self._count += 1
             return self._count - 1
 
     def seal(self, error: BaseException | None = None) -> None:
-        """No more batches; with an error the writer could not go on."""
+        """End the list of batches. ``error`` means that the writer could not continue."""
         self._close_one(error)
 
     def batch_done(self, index: int, outcome: BatchOutcome) -> None:
@@ -353,7 +371,10 @@ class TableWrite:
         self._tell()
 
     def _tell(self) -> None:
-        """Also when the producer ends after this: an interrupt may have come in the middle of it."""
+        """Notify the future and the latch.
+
+        Runs again at the producer's end, because an interrupt may have stopped it.
+        """
         outcome = self._error if self._error is not None else self._result()
         tell(functools.partial(resolve, self.future), outcome)
         self.finished.end()
@@ -372,7 +393,7 @@ class TableWrite:
 
 
 def _merged(ranges: list[WrittenRange]) -> list[WrittenRange]:
-    """Ranges by partition and offset, neighbours joined."""
+    """Return the ranges by partition and offset, with adjacent ones joined."""
     joined: list[WrittenRange] = []
     for found in sorted(set(ranges)):
         if joined and joined[-1].partition == found.partition and joined[-1].offsets.end == found.offsets.start >= 0:

@@ -1,8 +1,8 @@
-"""The produce requests of one producer that are under way: how many a broker has, and when one is given up.
+"""The produce requests of one producer that are in flight, by broker, with their timeouts.
 
-A leader that hangs says nothing. So a request that is open for long makes the link ask who leads now, and ends, by its
-connection, when that is somebody else or its time is up. What happened is told batch by batch, in the broker's words or
-in words like a broker's; what follows from it is not decided here.
+A leader that hangs sends no response. So an old request makes the client request metadata. The client closes the
+connection if the partition has another leader or the request's time is over. The result of each batch is reported with
+the broker's error code, or with a code for a network error. This module does not decide about retries.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from sparklog.protocol.messages import Produce, ProducePartition, ProduceReply, 
 from sparklog.record.header import HEADER_BYTES
 
 _MAX_REQUESTS_PER_BROKER = 5
-#: What a broker may use of a request's time: it says why it could not do it, which its silence would not.
+#: The part of a request's time that the broker may use, so that its error response arrives before the timeout.
 _BROKERS_SHARE = 0.9
-#: A request open for so long makes the thread ask who leads now: a leader that hangs does not say so itself.
+#: The age of a request at which the client asks for the current leader: a leader that hangs does not report it.
 _SUSPECT_AFTER_S = 1.0
 _LOOK_AGAIN_S = 0.2
-#: How much the last round trip counts for.
+#: The weight of the latest round trip in the average.
 _SMOOTHING = 1 / 8
 
 
 class SentRequest:
-    """A produce request under way."""
+    """A produce request in flight."""
 
     __slots__ = ("batches", "connection", "deadline_ms", "look_at_ms", "sent_ms", "suspected")
 
@@ -45,18 +45,18 @@ class SentRequest:
         self.batches = batches
         self.deadline_ms = deadline_ms
         self.sent_ms = now_ms
-        #: When to look whether it waits for somebody who hangs.
+        #: When to check whether the leader hangs.
         look_at_ms = now_ms + _SUSPECT_AFTER_S * 1000
         self.look_at_ms = look_at_ms if look_at_ms < deadline_ms else deadline_ms
-        #: Open for so long that its leader may hang: news of another leader ends it.
+        #: True if the request is so old that its leader may hang. Metadata with another leader ends it.
         self.suspected = False
 
 
 class InflightRequests:
-    """Owner: the producer's I/O thread.
+    """The requests in flight. Owner: the producer's I/O thread.
 
-    ``told`` gets what became of each batch that is still in flight then, code NONE and offset -1 where nobody tells;
-    ``changed`` is called when there may be room for more, after that.
+    ``told`` receives the result of each batch that is still in flight then. The code is NONE and the offset -1 if no
+    response is expected. After that, ``changed`` is called, because there may be room for more requests.
     """
 
     def __init__(
@@ -76,37 +76,39 @@ class InflightRequests:
         self._acks = acks
         self._transaction = transaction
         self._request_timeout_s = request_timeout_s
-        #: Of a request with a batch that was handed over just now.
+        #: The timeout of a request with a batch that was just accepted.
         self.first_timeout_ms = max(1.0, min(request_timeout_s, delivery_timeout_s) * 1000)
         self._told = told
         self._changed = changed
         self._in_flight: dict[AsyncConnection, int] = {}
-        #: Requests that are not answered yet, the oldest first. For others to see whether there are any.
+        #: Requests without a response, the oldest first. Other objects only check whether it is empty.
         self.under_way: dict[SentRequest, None] = {}
-        #: One for all: most requests are answered long before anybody has to look at them.
+        #: One timer for all requests: most get their response long before they need a check.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = math.inf
         self._draining: set[AsyncConnection] = set()
         self._suspected: dict[SentRequest, None] = {}
         self._suspected_version = -1
-        #: From request to answer, smoothed; 0 while none has come.
+        #: The smoothed time from request to response; 0 before the first response.
         self._round_trip_ms = 0.0
 
     def patience_ms(self, now_ms: float) -> float:
-        """How long records should wait for company behind others that are under way: half as long as a round trip
-        takes now, so that two requests follow each other half-way. Of more and smaller ones both brokers and clients
-        have more work than is won by them. Without a bound while nobody can tell."""
+        """Return how long records should wait for more records while earlier ones are in flight.
+
+        The time is half of the current round trip, so that two requests are in flight in alternation. Smaller, more
+        frequent requests cost brokers and clients more than they save. The time is infinite before the first response.
+        """
         if not self.under_way or not self._round_trip_ms:
             return math.inf
         oldest = next(iter(self.under_way))
         return max(self._round_trip_ms, now_ms - oldest.sent_ms) / 2
 
     def can_take(self, broker_id: int) -> bool:
-        """A connection is there and has room for one request more; if not, ``changed`` is called when it has."""
+        """Return whether there is a connection with room for another request. If not, ``changed`` is called later."""
         connection = self._link.connection(broker_id)
         if connection is None or self._in_flight.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
             return False
-        if self._acks == 0 and not connection.writable:  # no answers that would hold us back
+        if self._acks == 0 and not connection.writable:  # no responses that would limit the requests
             if connection not in self._draining:
                 self._draining.add(connection)
                 self._link.start(self._drain(connection))
@@ -119,7 +121,7 @@ class InflightRequests:
         self._changed()
 
     def send(self, broker_id: int, batches: list[ProducerBatch]) -> None:
-        """Send batches to a broker that ``can_take`` them, and look after the request until it is answered."""
+        """Send batches to a broker that ``can_take`` them, and watch the request until its response."""
         connection = self._link.connection(broker_id)
         assert connection is not None, "drain asked can_take"
         now = _now_ms()
@@ -135,7 +137,7 @@ class InflightRequests:
     def begin(
         self, connection: AsyncConnection, batches: list[ProducerBatch], now_ms: float, deadline_ms: float
     ) -> SentRequest:
-        """A request is sent: look after it, until it is ``answered``."""
+        """Watch a request that is being sent, until ``answered``."""
         self._in_flight[connection] = self._in_flight.get(connection, 0) + 1
         sent = SentRequest(connection, batches, now_ms, deadline_ms)
         self.under_way[sent] = None
@@ -144,7 +146,7 @@ class InflightRequests:
         return sent
 
     def prepared(self, tp: TopicPartition, topic_id: str, length: int) -> PreparedRequest:
-        """The request for a new batch of so many bytes, without its header and them."""
+        """Return the request for a batch of ``length`` bytes, without the batch's header and body."""
         part = ProducePartition(tp.topic, tp.partition, topic_id, 1, length)
         timeout_ms = int(self.first_timeout_ms * _BROKERS_SHARE) or 1
         return PreparedRequest(Produce(0, self._acks, timeout_ms, (part,), self._transaction), HEADER_BYTES + length)
@@ -171,7 +173,7 @@ class InflightRequests:
             self._tell_all(batches, ErrorCode.NONE)
 
     def only_connection(self) -> AsyncConnection | None:
-        """Where all requests under way are, if all of them have left this process for one broker."""
+        """Return the connection of all requests in flight, if they are all sent to one broker completely."""
         if len(self._in_flight) != 1:
             return None
         (connection,) = self._in_flight
@@ -188,8 +190,7 @@ class InflightRequests:
             self._timer = self._loop.call_later(delay_s, self._look)
 
     def _look(self) -> None:
-        """Look after the requests under way: at their end of time, and before that whether they wait for somebody
-        deposed."""
+        """Check the old requests: close those past their deadline, or whose leader was deposed."""
         self._timer, self._timer_at_ms = None, math.inf
         now = _now_ms()
         for sent in [sent for sent in self.under_way if sent.look_at_ms <= now]:
@@ -199,7 +200,7 @@ class InflightRequests:
     def _suspect(self, sent: SentRequest, now: float) -> None:
         if now >= sent.deadline_ms or self._deposed(sent):
             sent.look_at_ms = math.inf
-            sent.connection.abort()  # fails what is in flight on it; the same sequences go to the new leader
+            sent.connection.abort()  # fails the requests in flight there; the same sequences go to the new leader
             return
         if not sent.suspected:
             sent.suspected = True
@@ -212,7 +213,7 @@ class InflightRequests:
         return any(leader is not None and leader.broker_id != batch.broker_id for batch, leader in leaders)
 
     def end_deposed(self) -> None:
-        """New metadata: give up the requests that wait for somebody who hangs and leads no more."""
+        """Close the connections of old requests whose partition has another leader by new metadata."""
         if self._suspected and self._suspected_version != self._link.version:
             self._suspected_version = self._link.version
             for sent in [sent for sent in self._suspected if self._deposed(sent)]:
@@ -221,7 +222,7 @@ class InflightRequests:
     # --- answers ---
 
     def answered(self, sent: SentRequest, answer: Answer | BrokerError) -> None:
-        """What came of a request: told of each of its batches."""
+        """Handle the response or error of a request: report the result of each of its batches."""
         self.ended(sent, answered=not isinstance(answer, BrokerError))
         if isinstance(answer, BrokerError):
             self._tell_all(sent.batches, answer.code, answer.detail)
@@ -230,7 +231,7 @@ class InflightRequests:
         self._changed()
 
     def ended(self, sent: SentRequest, *, answered: bool) -> None:
-        """A request is under way no more."""
+        """Remove a request that has ended."""
         del self.under_way[sent]
         if self._suspected:
             self._suspected.pop(sent, None)
@@ -253,7 +254,7 @@ class InflightRequests:
             self._tell(batch, ProduceResult(code, -1, -1, -1, detail))
 
     def _tell(self, batch: ProducerBatch, result: ProduceResult) -> None:
-        if batch.state is BatchState.IN_FLIGHT:  # else its transaction, or the producer, was given up meanwhile
+        if batch.state is BatchState.IN_FLIGHT:  # otherwise the transaction or the producer was aborted in the meantime
             self._told(batch, result)
 
 

@@ -1,10 +1,10 @@
-"""Who acts for a producer's event loop: its I/O thread, or a caller who would only wait for that thread.
+"""The handoff of a producer's event loop between its I/O thread and a caller that would only wait for that thread.
 
-A caller who sends one record after the other, and waits for each, costs two changes of threads a record: to the I/O
-thread, which sends it, and back with the outcome; and each time one waits for the other to let go of the interpreter.
-So while a caller does that, the loop is *lent*: nobody runs it, and whoever has entered does what the loop's callbacks
-would do, one thread at a time. Whatever needs a loop that turns (timers, new connections, other threads) recalls it,
-and it is recalled by itself soon after it was last used.
+A caller that sends single records and waits for each costs two thread switches per record: to the I/O thread, which
+sends the record, and back with the outcome. At each switch one thread waits for the interpreter lock of the other. So
+during such a sequence the loop is *lent*: no thread runs it, and a thread that has entered does the work of the loop's
+callbacks, one thread at a time. Timers, new connections and other threads need a running loop, so they recall it. The
+I/O thread also takes the loop back by itself shortly after its last use.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-#: Nobody has entered for so long: then something may have come that nobody has read.
+#: The time without an entry after which the I/O thread takes the loop back: there may be unread input.
 _IDLE_S = 0.01
-#: What else the loop has to do is put off for so long at most.
+#: The maximum time that the loop is lent, and so that its other work is delayed.
 _LONGEST_S = 0.1
-#: Who asks for the loop waits for so long; it is there within a turn, if it is not refused.
+#: How long a thread waits for the loop. It gets the loop within one turn unless it is refused.
 _GRANT_S = 0.05
 
-#: How many forks are between this process and the first one that had this module: asking for the process's id is a
-#: system call.
+#: The number of forks between this process and the first one that loaded this module. Reading the process id instead is
+#: a system call.
 _generation = 0
 
 
@@ -40,18 +40,18 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class LoopHandoff:
-    """Owner: the I/O thread. Methods are for any thread, except where they say otherwise."""
+    """The handoff state. Owner: the I/O thread. Any thread may call a method unless its docstring restricts it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        #: Nobody runs the loop: it may be entered.
+        #: True while no thread runs the loop, so that a caller may enter.
         self.lent = False
-        #: Identity of the thread that acts for the loop now.
+        #: The identity of the thread that acts for the loop now.
         self.thread: int | None = None
         self._home: int | None = None
-        #: A forked child has a copy of this, and the very connections of its parent.
+        #: The fork count at creation. A forked child has a copy of this object, with the connections of its parent.
         self._process = _generation
-        #: Held by who is in. One that can be held twice: then a thread can find out whether it holds it.
+        #: The lock of the thread that has entered. It is reentrant, so that a thread can find out whether it holds it.
         self._guard = threading.RLock()
         self._entered = 0
         self._lending = False
@@ -63,7 +63,7 @@ class LoopHandoff:
     # --- the I/O thread ---
 
     def run(self) -> None:
-        """Run the loop until it is stopped, but for the times when it is lent."""
+        """Run the loop until it is stopped, with pauses while it is lent."""
         self.thread = self._home = get_ident()
         while True:
             self._loop.run_forever()
@@ -73,13 +73,13 @@ class LoopHandoff:
             self._lend()
 
     def stop(self) -> None:
-        """Called by whoever acts for the loop: ``run`` returns."""
+        """Make ``run`` return. The thread that acts for the loop calls it."""
         self._stopped = True
         self._loop.stop()
 
     def _lend(self) -> None:
         self.lent = True
-        # Looked at behind that: who posts looks whether the loop is lent when it has posted, so one of both is seen.
+        # Checked after that: ``post`` checks ``lent`` after it has posted, so one of the two threads sees the other.
         if not self._posts:
             self._settled.set()
             self._wait_for_the_end()
@@ -99,7 +99,7 @@ class LoopHandoff:
     # --- any thread ---
 
     def post(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Have the loop call ``work`` soon. Raises RuntimeError when the loop is closed."""
+        """Make the loop call ``work`` soon. Raises RuntimeError if the loop is closed."""
         self._posts.append((work, arguments))
         self._loop.call_soon_threadsafe(self._take_posts)
         if self.lent:
@@ -111,13 +111,15 @@ class LoopHandoff:
             work(*arguments)
 
     def recall(self) -> None:
-        """The loop has to turn."""
+        """Take a lent loop back, because work needs a running loop."""
         if self.lent:
             self._recalled.set()
 
     def borrow(self, allowed: Callable[[], bool]) -> None:
-        """Ask for the loop to be lent, which it is if ``allowed`` says so in its thread and nothing else was posted.
-        Returns when that is decided."""
+        """Ask for the loop, and return after the decision.
+
+        The I/O thread lends it if ``allowed`` returns True there and no other work was posted.
+        """
         self._settled.clear()
         self.post(self._prepare, allowed)
         self._settled.wait(_GRANT_S)
@@ -130,8 +132,11 @@ class LoopHandoff:
         self._loop.stop()
 
     def enter(self) -> bool:
-        """Act for the loop until ``leave``: what belongs to it is this thread's. It is not the loop that runs in this
-        thread: none may, or another one. False: it is not lent, or somebody else is in."""
+        """Act for the loop until ``leave``. Return False if the loop is not lent or another thread has entered.
+
+        The state of the loop belongs to this thread in the meantime. The loop itself must not run in this thread,
+        because the thread may have a loop of its own.
+        """
         thread = get_ident()
         if self.thread == thread or self._process != _generation or not self._guard.acquire(False):
             return False
@@ -147,11 +152,13 @@ class LoopHandoff:
         self._guard.release()
 
     def leave_interrupted(self) -> None:
-        """Leave if this thread is in, also where an interrupt came in the middle of ``enter`` or ``leave``: the I/O
-        thread would wait for ever for one that has gone without."""
+        """Leave if this thread has entered, also after an interrupt inside ``enter`` or ``leave``.
+
+        Otherwise the I/O thread would wait forever for a thread that has gone.
+        """
         if not self._guard.acquire(blocking=False):
-            return  # somebody else is in
+            return  # another thread has entered
         self.thread = self._home
-        with contextlib.suppress(RuntimeError):  # when it is held no more
+        with contextlib.suppress(RuntimeError):  # released completely
             while True:
                 self._guard.release()

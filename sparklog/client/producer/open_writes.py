@@ -1,6 +1,6 @@
-"""Everything that a producer has accepted and that has not ended, and the failures that no future has reported.
+"""The open writes of a producer, and the failures that no future has reported.
 
-Does not refer to the producer, so that Python can collect a producer that no code uses any more.
+It does not refer to the producer, so that Python can collect a producer that no code uses.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MAX_FAILURES_KEPT = 100
 
 
 class OpenWrites:
-    """Owned by one producer. Every method may be called from any thread."""
+    """The open writes of one producer. Any thread may call every method."""
 
     def __init__(self) -> None:
-        #: A record that is sent by itself is added here without more, and its sender calls ``ended``.
+        #: The open completions. A direct send is added here without a lock, and its sender calls ``ended``.
         self.open: set[Completion] = set()
-        #: Receives every error, in addition: a transaction that has lost a record can only be aborted.
+        #: A callback for every error: a transaction that has lost a record can only be aborted.
         self.on_error: Callable[[BaseException], None] | None = None
         self._lock = threading.Lock()
         self._failed: list[Completion] = []
@@ -60,7 +60,7 @@ class OpenWrites:
         for completion in waiting:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not completion.finished.wait(left):
-                raise ClientTimeout(f"flush: not everything was acknowledged within {timeout_s:g} s")
+                raise ClientTimeout(f"flush: some records were not acknowledged within {timeout_s:g} s")
         with self._lock:
             failed, self._failed = self._failed, []
         # A completion that ended just now may not be among the failed yet.
@@ -84,7 +84,7 @@ class OpenWrites:
             self._failed.clear()
 
     def after_fork(self) -> None:
-        """Called in a forked child: let every wait for an open completion end with ClientForked."""
+        """Complete every wait for an open completion with ClientForked, in a forked child."""
         self._lock = threading.Lock()
         for completion in list(self.open):
             completion.abandon(ClientForked("producer"))

@@ -1,16 +1,16 @@
-"""Which batches a producer sends next, and what becomes of them when that fails. Pure.
+"""The order in which a producer sends its batches, and the handling of failures. Pure.
 
-Per partition there are *queued* batches, and up to ``max_in_flight`` *outstanding* ones in the order of their
-sequences: in flight, or waiting to be sent again. Sequences are given when a batch is first sent, so that a batch that
-expires in the queue leaves no gap. What keeps records in order and without duplicates:
+Each partition has *queued* batches, and up to ``max_in_flight`` *outstanding* batches in the order of their sequences.
+An outstanding batch is in flight or waits for a retry. A batch gets its sequence when it is first sent, so that a batch
+that expires in the queue leaves no gap. These rules keep records in order and without duplicates:
 
-- A batch goes out only when all earlier ones of its partition are in flight to the same broker or done.
-- OUT_OF_ORDER_SEQUENCE_NUMBER for a batch with an earlier one outstanding says that the earlier one was refused: it
-  waits, and goes out again behind that one.
-- The same for the first outstanding batch proves that it is not in the log, and that what it should follow is not
-  either (an earlier batch expired, or the log lost its end). It gets a place at the head of the queue again, and the
-  partition takes a new producer id once nothing of the old one is outstanding. In a transaction, which is one
-  producer id's as a whole, the batch has failed for good instead.
+- A batch is sent only when all earlier batches of its partition are done, or in flight to the same broker.
+- OUT_OF_ORDER_SEQUENCE_NUMBER for a batch that has an earlier outstanding batch means that the broker refused the
+  earlier one. The batch waits, and is sent again after the earlier one.
+- The same error for the first outstanding batch proves that the log has neither this batch nor its predecessor: an
+  earlier batch expired, or the log lost its end. The batch returns to the head of the queue, and the partition gets a
+  new producer id once no batch of the old one is outstanding. A transaction has a single producer id, so there the
+  batch fails permanently instead.
 
 Source: KIP-98, KIP-360, and the five in flight of Kafka's producer.
 """
@@ -31,7 +31,7 @@ from sparklog.protocol.fields import IN_ONE_REQUEST
 from sparklog.record.codec import EncodedBatch
 from sparklog.record.header import Flag
 
-#: A broker remembers the last five batches of a producer; more in flight could not be told from duplicates.
+#: A broker remembers the last five batches of a producer. It could not tell more of them from duplicates.
 MAX_IN_FLIGHT = 5
 _SEQUENCE_MASK = 2**31 - 1
 _SEQUENCE_ERRORS = frozenset(
@@ -40,7 +40,7 @@ _SEQUENCE_ERRORS = frozenset(
 
 
 class ProducerIdentity(NamedTuple):
-    """What a broker gave with InitProducerId."""
+    """The producer id and epoch from an InitProducerId response."""
 
     producer_id: int
     epoch: int
@@ -54,7 +54,7 @@ class BatchState(Enum):
 
 
 class ProducerBatch:
-    """One encoded batch on its way to one partition. ``handle`` is the caller's and not looked at here."""
+    """One encoded batch for one partition. ``handle`` belongs to the caller, and this module does not read it."""
 
     __slots__ = (
         "attempts",
@@ -82,15 +82,15 @@ class ProducerBatch:
         self.handle = handle
         self.state = BatchState.QUEUED
         self.identity: ProducerIdentity | None = None
-        #: The broker it was last sent to.
+        #: The broker of the last attempt.
         self.broker_id = -1
-        #: How often it has failed.
+        #: The number of failed attempts.
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.last_error = ""
-        #: The last reason a broker gave: what went wrong on the way afterwards says less.
+        #: The last error code of a broker, which says more than a later network error.
         self.last_refusal = ""
-        #: Its place among the batches of its partition that were sent.
+        #: The batch's number among the sent batches of its partition; -1 before its first attempt.
         self.ordinal = -1
 
     @property
@@ -98,7 +98,7 @@ class ProducerBatch:
         return int(self.encoded.header.length)
 
     def number(self, identity: ProducerIdentity | None, first_sequence: int, *, transactional: bool = False) -> None:
-        """Give it its place among the producer's batches, or take it away again."""
+        """Set the producer id, epoch and sequence of the batch, or clear them."""
         self.identity = identity
         flags = self.encoded.header.flags
         header = self.encoded.header._replace(
@@ -115,7 +115,7 @@ class ProducerBatch:
 
 
 class _Partition:
-    """The batches of one partition, and its place in its producer id's sequence."""
+    """The batches of one partition, and its position in the sequence of its producer id."""
 
     __slots__ = ("identity", "next_ordinal", "next_sequence", "outstanding", "queued", "renumber")
 
@@ -125,16 +125,18 @@ class _Partition:
         self.identity: ProducerIdentity | None = None
         self.next_sequence = 0
         self.next_ordinal = 0
-        #: The identity is used up: its sequence is broken.
+        #: True if the sequence is broken, so that the partition needs a new identity.
         self.renumber = False
 
     def in_flight_span(self) -> int:
-        """From the oldest outstanding batch to the next one. Not the number outstanding: those in between that are
-        done count, for the broker remembers them instead of the oldest."""
+        """Return the distance from the oldest outstanding batch to the next one.
+
+        It includes the completed batches between them, because the broker remembers those instead of the oldest.
+        """
         return self.next_ordinal - self.outstanding[0].ordinal if self.outstanding else 0
 
     def sendable(self) -> bool:
-        """Whether there is a batch that is not in flight."""
+        """Return whether there is a batch that is not in flight."""
         return bool(self.queued) or self.first_waiting() is not None
 
     def first_waiting(self) -> ProducerBatch | None:
@@ -145,7 +147,7 @@ class _Partition:
 
 
 class PartitionQueues:
-    """All partitions of one producer. Owned by its I/O thread."""
+    """The batches of all partitions of one producer. Owner: its I/O thread."""
 
     def __init__(
         self,
@@ -162,28 +164,28 @@ class PartitionQueues:
         self._max_in_flight = max_in_flight
         self._backoff = backoff
         self._partitions: dict[TopicPartition, _Partition] = {}
-        #: Partitions with batches. For others to see whether there are any, as ``sendable``.
+        #: Partitions with batches. Other objects only check whether it is empty; the same holds for ``sendable``.
         self.busy: dict[TopicPartition, _Partition] = {}
-        #: Those of them with a batch that is not in flight, in the order in which they have their turns. What is done
-        #: again and again goes over these only: thousands may wait for answers.
+        #: The busy partitions with a batch that is not in flight, in the order of their turns. Frequent scans use this
+        #: mapping, because thousands of partitions may only wait for responses.
         self.sendable: dict[TopicPartition, _Partition] = {}
-        #: No batch that is not in flight has an earlier deadline.
+        #: A lower bound of the deadlines of all batches that are not in flight.
         self._deadline_ms = math.inf
-        #: When delays end, of batches that may have been sent or given up since.
+        #: A heap of the times at which delays end. Some of these batches may have been sent or dropped since.
         self._retries_ms: list[float] = []
-        #: Topics of which a partition had something to send and no leader, when last looked at.
+        #: Topics that had a sendable partition without a leader at the last scan.
         self.leaderless: set[str] = set()
-        #: How many partitions of each have batches.
+        #: The number of partitions with batches, by topic.
         self._busy_topics: dict[str, int] = {}
         self._identity: ProducerIdentity | None = None
         self._identity_wanted = False
-        #: How often a sequence was given up for a new producer id.
+        #: The number of times that a broken sequence led to a new producer id.
         self.sequence_resets = 0
 
     # --- in ---
 
     def add(self, batch: ProducerBatch) -> None:
-        """Queue a batch behind all others of its partition."""
+        """Queue a batch after all others of its partition."""
         self.sendable.setdefault(batch.tp, self._queue(batch))
         self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
 
@@ -198,19 +200,19 @@ class PartitionQueues:
         return partition
 
     def set_identity(self, identity: ProducerIdentity) -> None:
-        """A new producer id is there."""
+        """Set the new producer id."""
         self._identity = identity
         self._identity_wanted = False
 
     def begin(self, identity: ProducerIdentity) -> None:
-        """A transaction: every partition begins at sequence 0 under its producer id."""
+        """Begin a transaction: every partition starts at sequence 0 under the new producer id."""
         assert self.empty and self._transactional
         self._partitions.clear()
         self.set_identity(identity)
 
     @property
     def identity_wanted(self) -> bool:
-        """True when batches wait for a (new) producer id."""
+        """True if batches wait for a (new) producer id."""
         return self._identity_wanted
 
     # --- out ---
@@ -223,11 +225,11 @@ class PartitionQueues:
         can_take: Callable[[int], bool],
         max_request_bytes: int,
     ) -> dict[int, list[ProducerBatch]]:
-        """At most one request per broker, with at most one batch per partition and ``IN_ONE_REQUEST`` in all; they are
-        in flight from now on.
+        """Return the batches of the next requests by broker, and mark them as in flight.
 
-        Several batches of a partition never share a request: its answer holds one offset per partition, and after a
-        retry the batches of a request need not lie next to each other.
+        Each broker gets at most one request, with at most one batch per partition and ``IN_ONE_REQUEST`` batches in
+        total. Batches of one partition never share a request: the response has one offset per partition, and after a
+        retry these batches need not be adjacent in the log.
         """
         requests: dict[int, list[ProducerBatch]] = {}
         sizes: dict[int, int] = {}
@@ -256,8 +258,10 @@ class PartitionQueues:
         return requests
 
     def next_number(self, tp: TopicPartition) -> tuple[int, int, int] | None:
-        """Producer id, epoch and sequence of the next batch of this partition, -1 each where batches have none. None:
-        it cannot be sent at once, as there are others, or it waits for an id."""
+        """Return the producer id, epoch and sequence of the partition's next batch, each -1 without idempotence.
+
+        Return None if the batch cannot be sent at once, because other batches exist or it needs a producer id.
+        """
         if self.busy:
             return None
         if not self._idempotent:
@@ -268,7 +272,7 @@ class PartitionQueues:
         return partition.identity.producer_id, partition.identity.epoch, partition.next_sequence
 
     def start(self, batch: ProducerBatch, broker_id: int) -> None:
-        """What ``add`` and ``drain`` do for a batch that has its ``next_number``."""
+        """Put a batch with its ``next_number`` in flight, as ``add`` and ``drain`` do."""
         assert not self.busy, "next_number said so"
         tp = batch.tp
         partition = self._partitions.get(tp)
@@ -287,12 +291,12 @@ class PartitionQueues:
         batch.broker_id = broker_id
 
     def _next(self, partition: _Partition, now_ms: float, broker_id: int) -> ProducerBatch | None:
-        """The batch that may go to ``broker_id`` now, if any; changes nothing but ``identity_wanted``."""
+        """Return the batch that may be sent to ``broker_id`` now, if any. Change only ``identity_wanted``."""
         if any(batch.state is BatchState.IN_FLIGHT and batch.broker_id != broker_id for batch in partition.outstanding):
             return None
         waiting = partition.first_waiting()
         if waiting is not None:
-            # A delay is for the broker that refused: a new leader has not been asked yet.
+            # The delay applies to the broker that refused the batch. A new leader has not seen it.
             return waiting if waiting.retry_at_ms <= now_ms or waiting.broker_id != broker_id else None
         if not partition.queued or partition.in_flight_span() >= self._max_in_flight:
             return None
@@ -327,7 +331,7 @@ class PartitionQueues:
         partition.next_sequence = (partition.next_sequence + count) & _SEQUENCE_MASK
 
     def _move_to_the_end(self, batches: list[ProducerBatch]) -> None:
-        """Whoever was served stands behind the others when a request is full before all had a turn."""
+        """Move the served partitions to the end, so that a full request does not starve the others."""
         for batch in batches:
             partition = self.sendable.pop(batch.tp)
             if partition.sendable():
@@ -336,13 +340,15 @@ class PartitionQueues:
     # --- outcomes ---
 
     def succeeded(self, batch: ProducerBatch) -> None:
-        """It is in the log."""
+        """Remove a batch that is in the log."""
         self._remove(batch)
 
     def failed(self, batch: ProducerBatch, code: ErrorCode, *, now_ms: float, roll: float, detail: str = "") -> bool:
-        """An attempt failed. True: it will be tried again; False: it has failed for good and is out.
+        """Handle a failed attempt.
 
-        ``roll`` in [0, 1) spreads the delay.
+        Return True if the batch will be retried, False if it failed permanently and was removed.
+
+        ``roll`` in [0, 1) is the jitter of the delay.
         """
         assert batch.state is BatchState.IN_FLIGHT, batch
         batch.last_error = f"{code.name}: {detail}" if detail else code.name
@@ -360,7 +366,7 @@ class PartitionQueues:
             return False
         if lost_sequence and partition.outstanding[0] is not batch:
             batch.state = BatchState.WAITING
-            batch.retry_at_ms = now_ms  # it follows the earlier batch, which has a delay of its own
+            batch.retry_at_ms = now_ms  # the batch follows the earlier one, which has its own delay
             return True
         batch.retry_at_ms = now_ms + self._backoff.delay_ms(batch.attempts, roll)
         heapq.heappush(self._retries_ms, batch.retry_at_ms)
@@ -372,7 +378,7 @@ class PartitionQueues:
         return True
 
     def _requeue(self, partition: _Partition, batch: ProducerBatch) -> None:
-        """Back to the queue, before all batches that have not been sent, behind those that came back before it."""
+        """Return a batch to the queue: before all batches that were never sent, and after earlier returned ones."""
         partition.outstanding.remove(batch)
         batch.number(None, -1)
         batch.state = BatchState.QUEUED
@@ -383,7 +389,7 @@ class PartitionQueues:
             self.sequence_resets += 1
 
     def expire(self, now_ms: float) -> list[ProducerBatch]:
-        """Take out the batches whose time is up; those in flight stay until they are answered or given up."""
+        """Remove and return the batches past their deadline. Batches in flight stay until their request ends."""
         if now_ms < self._deadline_ms:
             return []
         waiting = [
@@ -421,7 +427,7 @@ class PartitionQueues:
     # --- questions ---
 
     def busy_partitions(self) -> list[TopicPartition]:
-        """Partitions that have batches waiting or in flight."""
+        """Return the partitions that have queued or outstanding batches."""
         return list(self.busy)
 
     @property
@@ -429,11 +435,11 @@ class PartitionQueues:
         return not self.busy
 
     def topic_busy(self, topic: str) -> bool:
-        """True while a batch of this topic is queued or outstanding."""
+        """Return whether a batch of this topic is queued or outstanding."""
         return topic in self._busy_topics
 
     def batches(self, topic: str | None = None) -> list[ProducerBatch]:
-        """Everything queued or outstanding, of one topic or of all."""
+        """Return all queued and outstanding batches of one topic, or of all topics."""
         return [
             batch
             for tp, partition in self.busy.items()
@@ -442,11 +448,11 @@ class PartitionQueues:
         ]
 
     def give_up(self, batch: ProducerBatch) -> None:
-        """Take a batch out without an outcome from a broker; one in flight may still get into the log."""
+        """Remove a batch that the caller fails. No retry follows."""
         self._remove(batch)
 
     def next_time_ms(self, now_ms: float) -> float | None:
-        """When to look again although nothing has happened: a delay or a deadline ends."""
+        """Return the next time at which a delay or a deadline ends, or None."""
         while self._retries_ms and self._retries_ms[0] <= now_ms:
             heapq.heappop(self._retries_ms)
         if not self.sendable:

@@ -1,8 +1,9 @@
-"""A producer's tables into encoded batches, one partition each: by key, as told, or in turn. Pure but for the turn.
+"""The conversion of a producer's tables into encoded batches of one partition each.
 
-Rows are brought together by Arrow's ``take`` over a stable sort of their partitions, so the order of the rows of a
-partition is kept and no Python loop sees a row. Bounded: the caller hands in pieces of a table, and each piece is cut
-so that no batch is larger than wanted or than the topic allows.
+A record's partition comes from its key, from the caller, or from turns. Everything is pure except for the turns.
+Arrow's ``take`` groups the rows over a stable sort of their partitions, so the rows of a partition keep their order,
+and no Python loop visits a row. Memory is bounded: the caller passes pieces of a table, and each piece is split so that
+no batch exceeds the wanted size or the topic's limit.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from sparklog.record.rows import RowColumns
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, fit_table, parse_schema
 from sparklog.record.small_batch_encoder import SmallBatchRecord, encode_few_records
 
-#: Column of a table that says where its rows go; it is not stored.
+#: The column of a table that names the partition of each row. It is not stored.
 PARTITION_COLUMN = "_partition"
-#: What a piece of a table may take before it is cut into partitions.
+#: The maximum size of a piece of a table before it is grouped by partition.
 _MAX_PIECE_BYTES = 32 * 1024 * 1024
-#: Up to so many records are encoded sooner without Arrow, above all where little else was done just before.
+#: The maximum number of records for which encoding without Arrow is faster, above all on a cold cache.
 _FEW = 256
-#: Up to so many keys are hashed sooner one by one.
+#: The maximum number of keys for which hashing one by one is faster.
 _FEW_KEYS = 16
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
@@ -46,7 +47,7 @@ Destination: TypeAlias = "int | npt.NDArray[np.int64] | None"
 
 
 class EncodedPart(NamedTuple):
-    """Rows of one partition, encoded; ``rows`` are their numbers in what was given, in the order they are in."""
+    """Encoded rows of one partition. ``rows`` are their indexes in the input, in the order of the batch."""
 
     partition: int
     encoded: EncodedBatch
@@ -54,10 +55,10 @@ class EncodedPart(NamedTuple):
 
 
 class ProducerTopic:
-    """What a producer has to know of a topic. Immutable but for whose turn it is; used from any thread."""
+    """The state of a topic that a producer needs. Immutable except for the turns. Any thread may use it."""
 
     def __init__(self, metadata: TopicMetadata) -> None:
-        """Raises BrokerError when the topic's newest schema cannot be read here."""
+        """Parse the metadata. Raises BrokerError if this client cannot read the topic's newest schema."""
         latest = metadata.schemas[-1]
         self.metadata = metadata
         self.name = metadata.name
@@ -67,26 +68,26 @@ class ProducerTopic:
         self.schema = parse_schema(latest.message)
         self.is_default = self.schema.equals(DEFAULT_SCHEMA)
         self.key_columns = tuple(metadata.key_columns) or (DEFAULT_KEY_COLUMNS if self.is_default else ())
-        self.event_time = metadata.event_time  # nothing else: the broker compares the header with this very column
+        self.event_time = metadata.event_time  # no other column: the broker compares the header with exactly this one
         try:
             self.max_message_bytes = topic_config(metadata.config).max_message_bytes
-        except ConfigError:  # settings of a newer broker: the broker has the last word on sizes anyway
+        except ConfigError:  # settings of a newer broker: the broker validates sizes anyway
             self.max_message_bytes = topic_config({}).max_message_bytes
-        #: Whether few records of it may be encoded without Arrow, of at most how many bytes.
+        #: Whether small batches may be encoded without Arrow, and up to which size.
         self.hand_written = self.is_default and self.event_time in {None, DEFAULT_EVENT_TIME}
         self.hand_written_bytes = self.max_message_bytes * 3 // 4
-        #: Asked for every dict row; pyarrow makes the names of a schema each time.
+        #: A cached set: every dict row needs it, and pyarrow builds the names of a schema at each access.
         self.column_names = frozenset(self.schema.names)
-        #: The way from dict rows to columns.
+        #: The conversion of dict rows to columns.
         self.rows = RowColumns(self.schema)
         self._turns = itertools.count(random.randrange(1 << 16))
 
     def next_partition(self) -> int:
-        """For rows without a key: each time another one, starting anywhere."""
+        """Return the partition for rows without a key: the next one at each call, from a random start."""
         return next(self._turns) % self.partition_count
 
     def continued_by(self, metadata: TopicMetadata) -> ProducerTopic:
-        """The same topic by newer metadata; itself when nothing a producer sees has changed."""
+        """Return the topic by newer metadata; the same object if nothing that a producer uses has changed."""
         mine = self.metadata
         if (
             metadata.topic_id == mine.topic_id
@@ -102,10 +103,10 @@ class ProducerTopic:
 
 
 def fit_to_topic(topic: ProducerTopic, table: pa.Table, now_us: int) -> pa.Table:
-    """``table`` with exactly the topic's columns; in default topics a missing timestamp is ``now_us``.
+    """Return ``table`` with exactly the topic's columns. In default topics, ``now_us`` fills missing timestamps.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming the columns that do not fit.
+        BrokerError: SCHEMA_MISMATCH with the columns that do not fit.
     """
     fitted = fit_table(table, topic.schema)
     if topic.is_default:
@@ -120,10 +121,10 @@ def fit_to_topic(topic: ProducerTopic, table: pa.Table, now_us: int) -> pa.Table
 def take_destinations(
     topic: ProducerTopic, table: pa.Table, partition: int | None
 ) -> tuple[pa.Table, npt.NDArray[np.int64] | int | None]:
-    """The table without its ``_partition`` column (unless the topic has one), and where its rows go.
+    """Return the table without its ``_partition`` column (unless the topic has one), and the destination of its rows.
 
     Raises:
-        BrokerError: UNKNOWN_TOPIC_OR_PARTITION for a partition the topic does not have, INVALID_RECORD for nulls.
+        BrokerError: UNKNOWN_TOPIC_OR_PARTITION for a partition that the topic does not have, INVALID_RECORD for nulls.
     """
     if partition is not None:
         check_partition(topic, partition)
@@ -133,11 +134,11 @@ def take_destinations(
         return table, None
     column = table.column(index)
     if column.null_count:
-        raise BrokerError(ErrorCode.INVALID_RECORD, f"column {PARTITION_COLUMN!r} holds {column.null_count} nulls")
-    if not pa.types.is_integer(column.type):
         raise BrokerError(
-            ErrorCode.SCHEMA_MISMATCH, f"column {PARTITION_COLUMN!r} is {column.type}, whole numbers expected"
+            ErrorCode.INVALID_RECORD, f"column {PARTITION_COLUMN!r} has {column.null_count} nulls; expected none"
         )
+    if not pa.types.is_integer(column.type):
+        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"column {PARTITION_COLUMN!r} is {column.type}; expected integers")
     partitions = np.asarray(column.to_numpy(), dtype=np.int64)
     if len(partitions):
         check_partition(topic, int(partitions.min()))
@@ -148,7 +149,7 @@ def take_destinations(
 def pieces(
     topic: ProducerTopic, table: pa.Table, destination: Destination, *, batch_bytes: int
 ) -> Iterator[tuple[pa.RecordBatch, Destination]]:
-    """A table in pieces to encode one after the other: a batch's worth, times the partitions where rows spread."""
+    """Yield a table in pieces to encode in turn: a batch each, times the number of partitions if the rows spread."""
     if not table.num_rows:
         return
     spreads = isinstance(destination, np.ndarray) or (destination is None and bool(topic.key_columns))
@@ -161,8 +162,11 @@ def pieces(
 
 
 def _even_rows(rows: pa.Table | pa.RecordBatch, wanted: int, *, limit: int = sys.maxsize) -> int:
-    """How many rows each piece gets where pieces of about ``wanted`` bytes, and of ``limit`` at most, are cut: equal
-    ones of up to half as much again. A small one behind each large one would cost as much, and take a turn."""
+    """Return the number of rows per piece, for equal pieces of about ``wanted`` bytes and at most ``limit``.
+
+    A piece may exceed ``wanted`` by half. A small rest after large pieces would cost as much as they do, and take a
+    turn.
+    """
     size = int(rows.nbytes)
     count = max(1, round(size / wanted), -(-size // limit))
     return -(-int(rows.num_rows) // count)
@@ -174,7 +178,7 @@ def _even_rows(rows: pa.Table | pa.RecordBatch, wanted: int, *, limit: int = sys
 def encode_parts(
     topic: ProducerTopic, batch: pa.RecordBatch, destination: Destination, *, compression: str | None, batch_bytes: int
 ) -> Iterator[EncodedPart]:
-    """The rows of ``batch``, which has the topic's schema, as batches of one partition each.
+    """Yield the rows of ``batch``, which has the topic's schema, as batches of one partition each.
 
     Raises:
         BrokerError: MESSAGE_TOO_LARGE for a single record over the topic's limit.
@@ -203,8 +207,11 @@ def encode_parts(
 def encode_few(
     topic: ProducerTopic, records: Sequence[SmallBatchRecord], destination: int | None, *, size: int, batch_bytes: int
 ) -> list[EncodedPart] | None:
-    """What ``encode_parts`` gives without compression for records of a default topic, when they are so few that they
-    cost less one by one; else None. ``size``: bytes of keys and values, at least."""
+    """Return the same as ``encode_parts`` without compression, for few records of a default topic.
+
+    Return None if the records are not few enough, or need Arrow. ``size`` is a lower bound of the bytes of keys and
+    values.
+    """
     if len(records) > _FEW or not topic.hand_written or size > batch_bytes or size > topic.hand_written_bytes:
         return None
     for record in records:
@@ -226,8 +233,10 @@ def encode_few(
 def _assign_few(
     topic: ProducerTopic, records: Sequence[SmallBatchRecord], destination: int | None
 ) -> Mapping[int, Sequence[int]] | None:
-    """As ``_assign``: the numbers of the records that go to each partition; None where these are too many keys to hash
-    one by one."""
+    """Return the indexes of the records by partition, as ``_assign``.
+
+    Return None if there are too many keys to hash one by one.
+    """
     every = range(len(records))
     if destination is not None:
         return {destination: every}
@@ -250,7 +259,7 @@ def _assign_few(
 
 
 def partition_alone(topic: ProducerTopic, key: bytes | str | None) -> int:
-    """Where a record on its own goes; -1: to the partition whose turn it is."""
+    """Return the partition of a single record; -1 means the next partition in turn."""
     if topic.partition_count == 1:
         return 0
     if key is None:
@@ -259,7 +268,7 @@ def partition_alone(topic: ProducerTopic, key: bytes | str | None) -> int:
 
 
 def _assign(topic: ProducerTopic, batch: pa.RecordBatch, destination: Destination) -> int | npt.NDArray[np.int64]:
-    """One partition when it is the same for all rows, else one for each."""
+    """Return one partition if it is the same for all rows, else an array with one for each."""
     if isinstance(destination, int):
         return destination
     if destination is None:
@@ -274,7 +283,7 @@ def _assign(topic: ProducerTopic, batch: pa.RecordBatch, destination: Destinatio
 
 
 def _has_key(batch: pa.RecordBatch, key_columns: Sequence[str]) -> bool:
-    """Whether any record has one. Asked first, since hashing a few records costs as much as a thousand."""
+    """Return whether any record has a key. This is checked first: hashing few records costs as much as a thousand."""
     indices = [batch.schema.get_field_index(name) for name in key_columns]
     return any(index < 0 or batch.column(index).null_count < batch.num_rows for index in indices)
 
@@ -288,7 +297,7 @@ def _encode_cut(
     compression: str | None,
     batch_bytes: int,
 ) -> Iterator[EncodedPart]:
-    # A quarter is left for what encoding adds: padding of every buffer and the message's metadata.
+    # A quarter of the limit is left for what encoding adds: the padding of each buffer and the message's metadata.
     count = _even_rows(batch, batch_bytes, limit=topic.max_message_bytes * 3 // 4)
     if count >= batch.num_rows:
         yield from _encode_one(topic, batch, partition, rows, compression=compression)
@@ -308,7 +317,7 @@ def _encode_one(
     elif batch.num_rows == 1:
         raise BrokerError(
             ErrorCode.MESSAGE_TOO_LARGE,
-            f"one record of {topic.name!r} takes {size} bytes, max.message.bytes is {topic.max_message_bytes}",
+            f"one record of {topic.name!r} has {size} bytes; max.message.bytes is {topic.max_message_bytes}",
         )
     else:
         half = batch.num_rows // 2
@@ -317,7 +326,7 @@ def _encode_one(
 
 
 def under_newest_schema(encoded: EncodedBatch, topic: ProducerTopic) -> EncodedBatch:
-    """The same records under the topic's newest schema; its place in the producer's sequence stays."""
+    """Return the same records under the topic's newest schema, with the same producer id, epoch and sequence."""
     header = encoded.header
     old = next(schema for schema in topic.metadata.schemas if schema.schema_id == header.schema_id)
     records = decode_batch(header, encoded.body, parse_schema(old.message))
@@ -334,7 +343,7 @@ def under_newest_schema(encoded: EncodedBatch, topic: ProducerTopic) -> EncodedB
 
 
 def check_partition(topic: ProducerTopic, partition: int) -> None:
-    """Raises BrokerError UNKNOWN_TOPIC_OR_PARTITION unless the topic has ``partition``."""
+    """Raise BrokerError UNKNOWN_TOPIC_OR_PARTITION unless the topic has ``partition``."""
     if not 0 <= partition < topic.partition_count:
         raise BrokerError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,

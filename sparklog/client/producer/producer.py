@@ -1,8 +1,8 @@
-"""Writing to topics: record by record, or tables at once.
+"""The producer: writes records one by one, or whole tables.
 
-Records are acknowledged by all in-sync replicas by default, and sent again under the same sequence until they are, so a
-retry is not a duplicate. One thread of the producer does all I/O; ``send`` and ``write`` block only for metadata of a
-topic seen the first time and when the buffer is full.
+By default all in-sync replicas acknowledge a record. The producer retries under the same sequence until then, so a
+retry is not a duplicate. One thread of the producer does all I/O. ``send`` and ``write`` block only for the metadata of
+a topic that they use for the first time, and while the buffer is full.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from sparklog.protocol.messages import ACKS_ALL
 from sparklog.record.codec import COMPRESSIONS
 
 MIB = 1024 * 1024
-#: Of records handed over one by one, whose batches the I/O thread encodes; and of a table: what a batch costs three
-#: brokers besides its bytes is a millisecond.
+#: Default batch sizes of single records, which the I/O thread encodes, and of tables. A batch costs three brokers about
+#: a millisecond besides its bytes.
 _BATCH_BYTES, _TABLE_BATCH_BYTES = MIB, 4 * MIB
-#: Of the buffer, a default batch of a table takes no more than that: several are to be on their way.
+#: A table's default batch takes at most this fraction of the buffer, so that several are in flight.
 _BATCHES_IN_BUFFER = 16
 
 
 class Producer:
-    """A client that writes. Safe to share between threads; close it, or use it in a ``with`` block.
+    """A client that writes records. Threads may share it. Close it, or use it in a ``with`` block.
 
     >>> with Producer("localhost:9092") as producer:                                        # doctest: +SKIP
     ...     future = producer.send("events", b"hello", key=b"k")
@@ -82,30 +82,33 @@ class Producer:
         client_id: str = "sparklog-producer",
         metadata_max_age_ms: int = 60_000,
     ) -> None:
-        """Starts the I/O thread; connects when there is something to ask.
+        """Start the I/O thread. Connections open at the first request.
 
         Args:
-            acks: ``"all"`` in-sync replicas, 1 for the leader alone, 0 for none: then futures tell no offset and
-                losses go unseen. Only with ``"all"`` are retries free of duplicates.
-            linger_ms: the longest time a record waits for company while earlier ones are on their way, which is half
-                of a round trip where that is less; with nothing on its way it is sent at once.
-            batch_bytes: about the size of a batch, before compression; by default 1 MiB of records handed over one by
-                one, 4 MiB of a table.
+            acks: ``"all"`` in-sync replicas, 1 for the leader alone, or 0 for none. With 0, futures have no offset and
+                losses are not detected. Retries are free of duplicates only with ``"all"``.
+            linger_ms: the maximum time that a record waits for more records while earlier ones are in flight. The
+                actual wait is half of a round trip if that is less. Without records in flight, a record is sent at
+                once.
+            batch_bytes: the approximate size of a batch before compression. Default: 1 MiB for single records, 4 MiB
+                for tables.
             compression: None, ``"lz4"`` or ``"zstd"``, inside Arrow.
-            buffer_bytes: what may be handed over and not yet acknowledged; then ``send`` and ``write`` block.
-            max_block_s: how long they block before BufferFull, or ClientTimeout for a topic's metadata.
-            request_timeout_s: how long one answer of a broker is waited for before the batch is sent again.
-            delivery_timeout_s: after that a record that is not acknowledged fails with ClientTimeout.
-            idempotent: number the batches, so that a retry is no duplicate; without effect unless acks is ``"all"``.
-            transactional_id: write in transactions, see ``begin``. It names the writer from one life to the next: a
-                producer that begins under an id fences the one before it, and aborts what that left open.
-            transaction_timeout_s: an open transaction is aborted when its producer gave no sign of life for so long.
-            in_transaction: write in a transaction that others began and will end (``sink_transaction.join``).
-            metadata_max_age_ms: the producer learns of new partitions and columns within this time, or at once when it
-                writes to them.
+            buffer_bytes: the maximum size of records that are accepted but not acknowledged. At this size ``send`` and
+                ``write`` block.
+            max_block_s: how long ``send`` and ``write`` block before they raise BufferFull, or ClientTimeout for
+                metadata.
+            request_timeout_s: how long the producer waits for a broker's response before it sends the batch again.
+            delivery_timeout_s: a record that is not acknowledged within this time fails with ClientTimeout.
+            idempotent: number the batches, so that a retry is not a duplicate. No effect unless acks is ``"all"``.
+            transactional_id: the name of the producer in transactions, which ``begin`` and ``commit`` need. A new
+                producer with the same id fences the earlier one and aborts its open transaction.
+            transaction_timeout_s: the coordinator aborts an open transaction whose producer was silent for this time.
+            in_transaction: write in a transaction that another process begins and ends (``sink_transaction.join``).
+            metadata_max_age_ms: the maximum age of metadata. The producer finds new partitions and columns within this
+                time, or at once when it writes to them.
 
         Raises:
-            ConfigError: names the argument, the value and what is expected.
+            ConfigError: names the argument, its value and the expected values.
         """
         acks_code = {"all": ACKS_ALL, "-1": ACKS_ALL, "1": 1, "0": 0}.get(str(acks))
         if acks_code is None:
@@ -195,27 +198,30 @@ class Producer:
         timestamp: dt.datetime | int | None = None,
         partition: int | None = None,
     ) -> Future[RecordMetadata]:
-        """Hand one record over; the future tells where it is once it is acknowledged.
+        """Accept one record. The returned future has the record's position after its acknowledgement.
 
-        Text is stored as UTF-8. ``timestamp`` is a datetime or microseconds since the epoch, by default now. For a
-        typed topic ``value`` is a mapping of its columns, and key, headers and timestamp are among those. A value of
-        such a mapping is stored exactly, or the future fails with SCHEMA_MISMATCH, which names its column and value:
-        numbers are not rounded or cut, text is not parsed, a struct has no unknown field; None, ``pandas.NA`` and
-        ``NaT`` are null. A datetime without a time zone is UTC, wherever it stands. Without
-        ``partition`` the key decides, by Kafka's murmur2; without a key, batches take turns.
+        Text is stored as UTF-8. ``timestamp`` is a datetime or microseconds since the epoch; the default is now.
+        Without ``partition`` the producer hashes the key with Kafka's murmur2. Without a key, batches go to the
+        partitions in turn.
 
-        Callbacks of futures are called by the I/O thread, or by a thread that is in ``send`` or ``result`` and acts for
-        it: a lock that is held around these is not to be taken in a callback.
+        For a typed topic ``value`` is a mapping of the topic's columns, and it includes key, headers and timestamp. The
+        values of the mapping are stored exactly: numbers are not rounded or cut, text is not parsed, and a struct has
+        no unknown field. Otherwise the future fails with SCHEMA_MISMATCH, which names the column and the value. None,
+        ``pandas.NA`` and ``NaT`` are null. A datetime without a time zone is UTC, also inside nested values.
+
+        The I/O thread calls the callbacks of futures. So does a thread inside ``send`` or ``result`` that acts for the
+        I/O thread. A callback must not take a lock that a caller holds around these methods.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
             BufferFull: no room within ``max_block_s``.
             ClientTimeout: no metadata within ``max_block_s``.
             TypeError: a value, key, header, timestamp or partition of another type.
-            ValueError: text that is no Unicode (a surrogate on its own), a timestamp of more than 64 bits.
-            ProducerClosed: after ``close``, or after what the I/O thread did not foresee, which is its cause: also an
-                interrupt that came while this thread did some of that one's work, as threads do that wait.
-            TransactionStateError: a transactional producer, and no transaction is open.
+            ValueError: text that is not valid Unicode (a lone surrogate), or a timestamp of more than 64 bits.
+            ProducerClosed: after ``close``, or after an unexpected error in the I/O thread, which is its cause. An
+                interrupt also ends the producer if it reaches a thread that is acting for the I/O thread, as waiting
+                threads do.
+            TransactionStateError: the producer is transactional and no transaction is open.
         """
         if self._transactions is not None:
             self._transactions.require_open()
@@ -232,7 +238,7 @@ class Producer:
         if not known.is_default:
             try:
                 value, size = typed_row(known, value, key, headers)
-            except BrokerError:  # it may have a new column
+            except BrokerError:  # the topic may have a new column
                 known = self._newest(known)
                 value, size = typed_row(known, value, key, headers)
         else:
@@ -253,19 +259,19 @@ class Producer:
         return self._collector.append(known, partition, record=record, size=size)
 
     def write(self, topic: str, data: Any, *, partition: int | None = None) -> Future[WriteResult]:
-        """Hand a table over: pyarrow ``Table`` or ``RecordBatch``, a pandas or polars frame, or what exports Arrow.
+        """Write a table: a pyarrow, pandas or polars one, or any object that exports Arrow.
 
-        Columns are found by name. A value is stored exactly, or the error names its column, row and value; a
-        timestamp without a time zone is UTC. Rows go to ``partition``; else to what an
-        integer column ``_partition`` says, which is not stored; else by the topic's key columns; else to the
-        partitions in turn. Encoding is done here, in the caller's thread, while earlier batches are on their way. The
-        future ends when all rows have; if it fails, some of them may be in the log.
+        Columns are matched by name. A value is stored exactly, or the error names its column, row and value. A
+        timestamp without a time zone is UTC. Rows go to ``partition`` if it is given. Otherwise an integer column
+        ``_partition``, which is not stored, chooses the partition of each row. Otherwise the topic's key columns do,
+        and without key columns the partitions take turns. The calling thread encodes the rows while earlier batches are
+        in flight. The future completes after all rows have. If it fails, some rows may be in the log.
 
         Raises:
             BrokerError: SCHEMA_MISMATCH (names the columns), UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION,
                 MESSAGE_TOO_LARGE.
             BufferFull, ClientTimeout, ProducerClosed: as ``send``.
-            TypeError: ``data`` is no table.
+            TypeError: ``data`` is not a table.
         """
         if self._transactions is not None:
             self._transactions.require_open()
@@ -275,7 +281,7 @@ class Producer:
         try:
             table, destination = take_destinations(known, to_table(data, known.schema), partition)
             table = fit_to_topic(known, table, now_us)
-        except BrokerError:  # it may have a new column or partition
+        except BrokerError:  # the topic may have a new column or partition
             known = self._newest(known)
             table, destination = take_destinations(known, to_table(data, known.schema), partition)
             table = fit_to_topic(known, table, now_us)
@@ -299,22 +305,22 @@ class Producer:
         return writing.future
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything handed over before is acknowledged or has failed.
+        """Wait until all earlier records are acknowledged or have failed.
 
         Raises:
-            SparklogError: the first failure since the last flush that no future has told anybody yet.
-            ClientTimeout: not done in time; it goes on.
+            SparklogError: the first failure since the last flush that no future has reported.
+            ClientTimeout: the records are still in flight after ``timeout_s``. The producer continues to send them.
         """
         self._writes.flush(self._collector, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, and end the I/O thread. Abort an open transaction. Does nothing in a forked child.
+        """Flush, abort an open transaction, and end the I/O thread. Do nothing in a forked child.
 
-        A producer that is not closed sends what it has accepted when no code refers to it any more, or when the program
-        ends.
+        A producer that is not closed sends its accepted records when no code refers to it, or when the program ends.
 
         Raises:
-            SparklogError, ClientTimeout: as ``flush``. What did not end in time fails with ProducerClosed.
+            SparklogError, ClientTimeout: as ``flush``. Records that are not acknowledged in time fail with
+                ProducerClosed.
         """
         self._lifetime.close(timeout_s)
 
@@ -327,7 +333,7 @@ class Producer:
         if error is None:
             self.close()
             return
-        # What led here matters more than what becomes of the rest, which is still given a moment.
+        # The error of the block matters more than the outcome of the remaining records, which still get a short time.
         if self._lifetime.closed:
             return
         self._lifetime.closed = True
@@ -342,51 +348,58 @@ class Producer:
     # --- transactions ---
 
     def begin(self) -> None:
-        """Begin a transaction: what is written from now on becomes visible to readers of committed records together
-        when it is committed, or never. A transaction is for one thread: none may write while it is begun or ended.
+        """Begin a transaction. Readers of committed records see all of its writes together after the commit, or never.
+
+        Use a transaction from one thread: no other thread may write while it begins or ends.
 
         Raises:
             ProducerFenced: a later producer has this ``transactional_id``.
-            TransactionStateError: one is open already.
-            ClientTimeout: the coordinator did not answer within ``max_block_s``.
+            TransactionStateError: a transaction is open already.
+            ClientTimeout: the coordinator did not respond within ``max_block_s``.
         """
         self._transactional().begin()
 
     def commit(self) -> None:
-        """Wait for all acknowledgements and commit. When it returns the decision is durable, and readers see it.
+        """Wait for all acknowledgements and commit.
+
+        After the return the decision is durable and readers see the records.
 
         Raises:
-            TransactionStateError: something that was written failed: abort. Or no transaction is open.
-            ProducerFenced: it was aborted.
-            CommitOutcomeUnknown: it may be committed or not; ``commit`` may be called again to find out.
-            ProducerClosed: the producer had failed before; nothing was asked, and it will be aborted.
+            TransactionStateError: a write of the transaction failed, so it must be aborted. Or no transaction is open.
+            ProducerFenced: the transaction was aborted.
+            CommitOutcomeUnknown: the commit may have succeeded or not. Call ``commit`` again to find out.
+            ProducerClosed: the producer had failed before, and sent no commit. The transaction will be aborted.
         """
         self._transactional().commit()
 
     def abort(self) -> None:
-        """Take back what the transaction has written. What was not sent yet is not sent.
+        """Abort the transaction: discard its records. Records that were not sent are not sent.
 
         Raises:
             TransactionStateError: no transaction is open.
-            ClientTimeout: the coordinator did not answer in time: the next ``begin`` aborts it, or its time-out.
+            ClientTimeout: the coordinator did not respond in time. The next ``begin`` or the timeout aborts the
+                transaction.
         """
         self._transactional().abort()
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], *, group: str | GroupMetadata) -> None:
-        """Let ``group`` stand at these offsets (of the next records to read) when the transaction commits. A group
-        whose members share its partitions is given as ``consumer.group_metadata()``: then nobody else is given an
-        offset of these partitions until the transaction has ended.
+        """Commit the next offsets that ``group`` reads as part of the transaction.
+
+        For a group whose members share its partitions, pass ``consumer.group_metadata()``. Then no other member
+        receives an offset of these partitions until the transaction has ended.
 
         Raises:
-            CommitRefused: the member has given a partition up, or was removed: abort.
+            CommitRefused: the member gave up a partition, or was removed. Abort the transaction.
             TransactionStateError, ProducerFenced, ClientTimeout: as ``begin``.
         """
         self._transactional().send_offsets(offsets, group)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Producer]:
-        """``with producer.transaction():`` begins, and commits at the end or aborts when the block raises. Raises as
-        ``begin`` and ``commit``; what cannot be committed is aborted."""
+        """Begin a transaction for a ``with`` block. Commit it at the end, or abort it if the block raises.
+
+        Raises as ``begin`` and ``commit``. A transaction that cannot be committed is aborted.
+        """
         self.begin()
         try:
             yield self
@@ -402,7 +415,10 @@ class Producer:
             raise
 
     def _abort_for(self, error: BaseException) -> None:
-        """Abort what ``error`` has spoilt; it is what the caller is to see."""
+        """Abort the transaction that ``error`` ended.
+
+        Suppress errors of the abort, so that the caller sees ``error``.
+        """
         try:
             self.abort()
         except SparklogError as second:
@@ -410,12 +426,14 @@ class Producer:
                 error.add_note(f"sparklog producer while aborting: {second}")
 
     def partitions(self, topic: str) -> int:
-        """How many partitions a topic has. Raises as ``send``."""
+        """Return the number of partitions of a topic. Raises as ``send``."""
         return self._topic(topic).partition_count
 
     def topic_id(self, topic: str) -> str:
-        """Of the topic that what is written now goes to, as far as is known: one that is made anew has another. Raises
-        as ``send``."""
+        """Return the id of the topic that writes go to, by the known metadata. Raises as ``send``.
+
+        A recreated topic has another id.
+        """
         return self._topic(topic).topic_id
 
     # --- inside ---
@@ -428,14 +446,16 @@ class Producer:
         return self._sender.topic(name, self._max_block_s)
 
     def _newest(self, known: ProducerTopic) -> ProducerTopic:
-        """Ask a broker for the topic before it is said that it lacks a column or a partition: it may have been changed
-        since. Where no broker answers, and in a future's callback, what is known has to do."""
+        """Refresh the topic before an error says that a column or partition is missing: it may have been added.
+
+        Return the known metadata if no broker responds, or in a future's callback.
+        """
         with contextlib.suppress(SparklogError):
             self._sender.refresh_topic(known.name)
         return self._sender.topics.get(known.name, known)
 
     def after_fork(self) -> None:
-        """Let waits for futures end in a forked child, and forget the exit handler."""
+        """Complete all waits for futures in a forked child, and unregister the exit handler."""
         self._lifetime.forget_exit()
         self._writes.after_fork()
 

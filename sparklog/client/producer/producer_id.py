@@ -1,4 +1,4 @@
-"""The asking for a producer id, again and again until a broker gives one or nobody needs it any more."""
+"""The request for a producer id, repeated until a broker returns one or no batch needs it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sparklog.protocol.messages import InitProducerId, InitProducerIdReply
 
 
 class ProducerIdRequest:
-    """Owner: the ``Sender``; everything runs on its loop."""
+    """The request and its retries. Owner: the ``Sender``. Everything runs on its loop."""
 
     def __init__(self, link: LoopCluster, accumulator: PartitionQueues, *, changed: Callable[[], None]) -> None:
-        """``changed`` is called when there is one, or none is needed any more."""
+        """Create it. ``changed`` is called when there is an id, or when no batch needs one."""
         self._link = link
         self._accumulator = accumulator
         self._changed = changed
         self._under_way = False
 
     def begin(self) -> None:
-        """Returns at once; once is enough, and more is the same."""
+        """Start the request without waiting. Idempotent while a request is in flight."""
         if not self._under_way:
             self._under_way = True
             self._link.start(self._ask())

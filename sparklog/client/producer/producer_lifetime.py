@@ -1,7 +1,7 @@
-"""How a producer ends: by ``close``, at the program's end, or because no code refers to it any more.
+"""The end of a producer: by ``close``, at the program's end, or because no code refers to it.
 
-These parts refer to each other and not to the producer. So Python collects a producer that no code uses; its I/O thread
-sends what it has accepted, and ends then.
+These parts refer to each other and not to the producer. So Python collects a producer that no code uses. Then its I/O
+thread sends the accepted records, and ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EXIT_FLUSH_S = 5.0
 
 
 class ProducerLifetime:
-    """Owned by one producer, and by the interpreter's exit handlers until the I/O thread has ended."""
+    """The end of one producer. The interpreter's exit handlers refer to it until the I/O thread has ended."""
 
     def __init__(self, sender: Sender, writes: OpenWrites) -> None:
         self.closed = False
@@ -46,7 +46,7 @@ class ProducerLifetime:
 
     def stop(self) -> None:
         self.forget_exit()
-        self._sender.stop(ProducerClosed("the producer was closed before this was acknowledged"))
+        self._sender.stop(ProducerClosed("the producer was closed before the record was acknowledged"))
 
     def close_at_exit(self) -> None:
         """Close; Python prints the error of what could not be sent."""
@@ -56,7 +56,10 @@ class ProducerLifetime:
         atexit.unregister(self.close_at_exit)
 
     def retire(self) -> None:
-        """Let the I/O thread send what it has, and end. Called when the producer is collected, in any thread and at any
-        point of its code: takes no lock and waits for nothing."""
+        """Let the I/O thread send its records and end.
+
+        Python calls it when it collects the producer, in any thread and at any point of its code. So it takes no lock
+        and waits for nothing.
+        """
         if not self.closed:
             self._sender.retire()

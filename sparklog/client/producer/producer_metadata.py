@@ -1,7 +1,7 @@
-"""The topics a producer writes to, as they are by the newest metadata, and the callers who wait to be told.
+"""The topics that a producer writes to, by the newest metadata, and the callers that wait for a topic.
 
-Belongs to the I/O thread, but for ``topics``, which any thread reads: it is replaced as a whole. Decides nothing about
-batches: it says which topics changed and which are gone, and the sender acts on it.
+The I/O thread owns the state. Any thread may read ``topics``, which is replaced as a whole. This module decides nothing
+about batches: it reports changed and unknown topics to the sender.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sparklog.client.producer.partitioning import ProducerTopic
 from sparklog.errors import BrokerError
 from sparklog.protocol.messages import TopicMetadata
 
-#: "Unknown topic" may mean "not told yet" for so long.
+#: "Unknown topic" may mean for this time that the broker does not know the topic yet.
 _UNKNOWN_TOPIC_GRACE_S = 2.0
 
 
 class TopicRequest(NamedTuple):
-    """A caller who waits for a topic. Times are of the monotonic clock."""
+    """A caller that waits for a topic. Times are of the monotonic clock."""
 
     name: str
     deadline_ms: float
@@ -36,7 +36,7 @@ class TopicRequest(NamedTuple):
 
 
 class ProducerMetadata:
-    """Owned by the sender; see the module."""
+    """The topics of one producer. Owner: the sender."""
 
     def __init__(self, link: LoopCluster) -> None:
         self.topics: dict[str, ProducerTopic] = {}
@@ -46,14 +46,14 @@ class ProducerMetadata:
         self._seen_version = -1
 
     def wish(self, wish: TopicRequest) -> None:
-        """Ask for a topic; ``grant`` answers."""
-        self._link.topic_errors.pop(wish.name, None)  # what was said when somebody asked before may be past
+        """Request a topic. ``grant`` completes the request."""
+        self._link.topic_errors.pop(wish.name, None)  # an error of an earlier request may be out of date
         self._wishes.append(wish)
         self._link.want_metadata([wish.name])
 
     @property
     def settled(self) -> bool:
-        """Nobody waits, and nothing new is known: whatever is asked here, the answer is nothing."""
+        """Return whether no caller waits and the metadata has no news, so that all other methods have nothing to do."""
         return (
             self._seen_version == self._link.version
             and not self._wishes
@@ -62,12 +62,13 @@ class ProducerMetadata:
         )
 
     def follow(self) -> list[ProducerTopic]:
-        """Bring ``topics`` up to date with the metadata; those that a batch may have to follow."""
+        """Update ``topics`` from the metadata. Return the changed topics, to which batches may have to be adapted."""
         if self._seen_version == self._link.version and not self._wishes:
             return []
         self._seen_version = self._link.version
         changed = []
-        # Those in the metadata as well: a topic that was deleted and is there again was in nobody's mind meanwhile.
+        # This includes all topics of the metadata: a deleted and recreated topic was missing from ``topics`` in the
+        # meantime.
         for name in dict.fromkeys((*self.topics, *self._link.metadata.topic_names())):
             metadata = self._link.metadata.topic(name)
             known = self.topics.get(name)
@@ -77,7 +78,7 @@ class ProducerMetadata:
             elif known is None or known.metadata is not metadata:
                 try:
                     now = ProducerTopic(metadata) if known is None else known.continued_by(metadata)
-                except BrokerError as error:  # a newer Arrow's schema, say: nothing to other topics
+                except BrokerError as error:  # for example a schema of a newer Arrow: it must not affect other topics
                     self._link.topic_errors[name] = TopicMetadata(int(error.code), name, detail=error.detail)
                     continue
                 if now is not known:
@@ -86,7 +87,7 @@ class ProducerMetadata:
         return changed
 
     def grant(self, now_ms: float) -> None:
-        """Answer those whose topic is known, is known not to be, or who have waited long enough."""
+        """Complete the requests whose topic is known, does not exist, or that have waited long enough."""
         if not self._wishes:
             return
         waiting = []
@@ -98,15 +99,17 @@ class ProducerMetadata:
             elif error is not None and (not error.retriable or now_ms >= wish.unknown_until_ms):
                 wish.future.set_exception(error)
             elif now_ms >= wish.deadline_ms:
-                last = self._link.last_problem or "no broker answered"
-                wish.future.set_exception(ClientTimeout(f"metadata of topic {wish.name!r}: not there, last: {last}"))
+                last = self._link.last_problem or "no broker responded"
+                wish.future.set_exception(
+                    ClientTimeout(f"metadata of topic {wish.name!r}: not received in time, last: {last}")
+                )
             else:
                 self._link.want_metadata([wish.name])
                 waiting.append(wish)
         self._wishes = waiting
 
     def gone(self, now_ms: float) -> list[tuple[str, BrokerError]]:
-        """Topics that have been unknown for the grace period, with what is said of them."""
+        """Return the topics that were unknown for the grace period, with their errors."""
         errors = self._link.topic_errors
         if not errors and not self._unknown_since_ms:
             return []
@@ -121,7 +124,7 @@ class ProducerMetadata:
         return found
 
     def next_times_ms(self, now_ms: float) -> list[float]:
-        """When to look again although nothing has come."""
+        """Return the times at which a request or a grace period ends."""
         if not self._wishes and not self._unknown_since_ms:
             return []
         times = [wish.deadline_ms for wish in self._wishes]
@@ -130,7 +133,7 @@ class ProducerMetadata:
         return [at for at in times if at > now_ms]
 
     def fail_all(self, error: BaseException) -> None:
-        """The producer ends."""
+        """Fail all requests at the end of the producer."""
         wishes, self._wishes = self._wishes, []
         for wish in wishes:
             wish.future.set_exception(error)

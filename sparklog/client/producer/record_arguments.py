@@ -1,4 +1,4 @@
-"""What a caller hands over as one record, checked."""
+"""The validation of the arguments of one record."""
 
 from __future__ import annotations
 
@@ -28,32 +28,42 @@ def microseconds(timestamp: dt.datetime | int) -> int:
         expected = "a datetime or microseconds since 1970 as an int"
         raise TypeError(f"timestamp: {type(timestamp).__name__} found, expected {expected}") from None
     if not -(2**63) <= time_us < 2**63:
-        raise ValueError(f"timestamp: {time_us} us found, expected what fits into 64 bits")
+        raise ValueError(f"timestamp: {time_us} us found; expected at most 64 bits")
     return time_us
 
 
 def as_bytes(what: str, found: Any) -> bytes:
-    """Text becomes UTF-8; ``what`` is how an error names it. Raises TypeError, and ValueError for text that is no
-    Unicode."""
+    """Return bytes or text as bytes; text becomes UTF-8. ``what`` names the value in errors.
+
+    Raises:
+        TypeError: another type.
+        ValueError: text that is not valid Unicode.
+    """
     if isinstance(found, str):
         return utf8(what, found)
     if isinstance(found, (bytes, bytearray, memoryview)):
         return bytes(found)
-    raise TypeError(f"{what}: {type(found).__name__} found, expected bytes or text")
+    raise TypeError(f"{what}: {type(found).__name__} found; expected bytes or text")
 
 
 def typed_row(topic: ProducerTopic, value: Any, key: Any, headers: Any) -> tuple[Mapping[str, Any], int]:
-    """A record of a typed topic, checked for its columns, and about its bytes; values are checked when the chunk is
-    encoded. Raises TypeError, and BrokerError: SCHEMA_MISMATCH."""
+    """Return a record of a typed topic with validated columns, and its approximate size in bytes.
+
+    Its values are validated when the chunk is encoded.
+
+    Raises:
+        TypeError: the value is not a mapping, or a key or headers are given.
+        BrokerError: SCHEMA_MISMATCH for an unknown column.
+    """
     if type(value) is not dict and not isinstance(value, Mapping):
         raise TypeError(f"value: {type(value).__name__} found; topic {topic.name!r} expects {topic.schema.names}")
     if key is not None or headers is not None:
-        raise TypeError(f"topic {topic.name!r} has columns of its own: key and headers are not among a typed record")
+        raise TypeError(f"topic {topic.name!r} has columns of its own: a typed record has no key or headers of its own")
     if not topic.column_names.issuperset(value):
         unknown = value.keys() - topic.column_names
         raise BrokerError(
             ErrorCode.SCHEMA_MISMATCH,
-            f"columns {sorted(map(str, unknown))} are not among those of {topic.name!r}: {topic.schema.names}",
+            f"columns {sorted(map(str, unknown))} found; topic {topic.name!r} has {topic.schema.names}",
         )
-    # A copy: what its owner puts into it next is another record.
+    # A copy, because the caller may change its mapping for the next record.
     return dict(value), sum(len(part) if isinstance(part, (str, bytes)) else 8 for part in value.values())

@@ -1,11 +1,12 @@
-"""Records handed over one by one, until there are enough of them for a batch; and the room they may take.
+"""The buffer of single records, which collects them into batches and limits their memory.
 
-``send`` appends to plain lists under one lock; Arrow arrays are built once per chunk, by the I/O thread. A chunk is not
-bound to a partition unless its records are: keys are hashed for the whole chunk at once when it is encoded.
+``send`` appends to plain lists under one lock. The I/O thread builds the Arrow arrays once per chunk. A chunk has a
+partition only if its records name one: otherwise the I/O thread hashes all keys of the chunk at once when it encodes
+the chunk.
 
-A record waits for company only while earlier records of its topic are on their way, for half of a round trip as it is
-now and at most ``linger_ms``: a producer with nothing to do sends at once, and one under load makes larger batches by
-itself.
+A record waits for more records only while earlier records of its topic are in flight. It waits for half of the current
+round trip, and at most ``linger_ms``. So an idle producer sends at once, and a producer under load builds larger
+batches without configuration.
 """
 
 from __future__ import annotations
@@ -33,41 +34,41 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.rows import ValueRefusedError
 from sparklog.record.schema import DEFAULT_SCHEMA
 
-#: What a record takes in the buffer besides its bytes: list slots, the future, Arrow's offsets.
+#: The memory that a record uses besides its bytes: list slots, the future and Arrow's offsets.
 RECORD_OVERHEAD_BYTES = 64
-#: Characters of a record in the error that refuses it.
+#: The number of characters of a refused record that its error shows.
 _RECORD_SHOWN = 200
 
 _DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "headers", "timestamp")]
 
 Header: TypeAlias = "dict[str, str | bytes | None]"
-#: The number of a record, and who is told what became of it.
+#: The number of a record, and the callback that receives its outcome.
 _Listener: TypeAlias = "tuple[int, Callable[[RecordMetadata | BaseException], None]]"
 #: Key, value, headers, timestamp in microseconds.
 Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
 
 
 class IoThread(Protocol):
-    """Who sends chunks and tells what became of them: the sender, as its chunks see it. For any thread."""
+    """The sender as its chunks see it: it sends chunks and reports their outcomes. Any thread may call it."""
 
     def wake(self) -> None:
-        """There may be something to take."""
+        """Make the I/O thread check for new work."""
 
     def begun(self) -> None:
-        """There is a new chunk with a record in it."""
+        """Handle a new chunk that has a record."""
 
     def attend(self, finished: Callable[[], bool]) -> None:
-        """Announce that the calling thread waits until ``finished`` and does nothing else in the meantime."""
+        """Drive the loop in the calling thread, which waits until ``finished`` and does nothing else."""
 
     def hurry(self) -> None:
-        """Somebody will wait in a way of his own."""
+        """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive it."""
 
     def on_io_thread(self) -> bool:
-        """Whether this is the thread that makes room by taking."""
+        """Return whether the calling thread is the one that frees room by sending chunks."""
 
 
 class RecordChunk:
-    """Records of one topic that are encoded together. Appended to under the collector's lock, then only read."""
+    """Records of one topic that are encoded together. Appends need the buffer's lock. A sealed chunk is only read."""
 
     def __init__(
         self, topic: ProducerTopic, partition: int | None, created_ms: float, attendant: IoThread | None = None
@@ -79,7 +80,7 @@ class RecordChunk:
         self.size = 0
         self.lock = threading.Lock()
         self.finished = CompletionLatch()
-        #: One tuple a record, put into columns when the chunk is encoded: a single append is all that ``send`` does.
+        #: One tuple per record. They become columns when the chunk is encoded, so that ``send`` does a single append.
         self.records: list[Record] = []
         self._batch_of: Rows | Sequence[int] | None = None
         self._place_of: Rows | Sequence[int] | None = None
@@ -95,24 +96,26 @@ class RecordChunk:
         return len(self.records)
 
     def to_batch(self, topic: ProducerTopic, rows: Rows) -> pa.RecordBatch:
-        """The records of these numbers as one batch of the topic's schema.
+        """Return the records with these numbers as one batch of the topic's schema.
 
         Raises:
-            BrokerError: SCHEMA_MISMATCH when one does not fit it.
+            BrokerError: SCHEMA_MISMATCH if a record does not fit the schema.
         """
         records = self.records if len(rows) == len(self) else [self.records[row] for row in rows]
         return _default_batch(records) if topic.is_default else _typed_batch(topic, [record[1] for record in records])
 
     def refuse(self, row: int, error: BaseException) -> None:
-        """Refuse one record, which is not sent. Called before ``placed`` and ``fail``."""
+        """Refuse one record, which is not sent. Call it before ``placed`` and ``fail``."""
         self._refused[row] = error
         self._failure = self._failure or error
 
     # --- outcomes ---
 
     def placed(self, rows_of_batches: Sequence[Rows | Sequence[int]]) -> None:
-        """Which rows went into which batch, in the order of the batches; those of a batch rise. Called once, before
-        any ``batch_done``."""
+        """Record which rows went into which batch, in the order of the batches. Rows of a batch ascend.
+
+        Call it once, before any ``batch_done``.
+        """
         self._open = len(rows_of_batches)
         self._outcomes = [None] * self._open
         count = len(self.records)
@@ -136,13 +139,13 @@ class RecordChunk:
         self._tell(ended=not self._open)
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more comes of it: what has no outcome yet has failed. Once is enough, and more is the same."""
+        """Fail the records that have no outcome so far. Idempotent."""
         self._failure = self._failure or error
         self._all_failed = self._all_failed or error
         self._tell(ended=True)
 
     def abandon(self, error: BaseException) -> None:
-        """As ``Completion.abandon``."""
+        """End all waits in a forked child, as ``Completion.abandon``."""
         self.lock = threading.Lock()
         self._all_failed = error
         for _, resolve in self._listeners:
@@ -163,7 +166,7 @@ class RecordChunk:
         return self._failure
 
     def outcome(self, index: int) -> RecordMetadata | BaseException | None:
-        """What became of one record, None while that is open."""
+        """Return the outcome of one record, or None while it is open."""
         if self._refused and index in self._refused:
             return self._refused[index]
         if self._batch_of is None or self._place_of is None:
@@ -189,7 +192,7 @@ class RecordChunk:
             self.attendant.hurry()
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
-        """Call ``resolve``, at least once, with the outcome: now, or when it is there."""
+        """Call ``resolve`` at least once with the outcome: now, or when the outcome is known."""
         with self.lock:
             outcome = self.outcome(index)
             if outcome is None:
@@ -209,8 +212,11 @@ class RecordChunk:
             self.finished.end()
 
     def _tell_listeners(self, waiting: Sequence[_Listener]) -> None:
-        """These are the first on the list. They leave it when all are told: where an interrupt comes in the middle of
-        this, ``fail`` finds them there, and they are told once more."""
+        """Notify these listeners, the first ones of the list.
+
+        They leave the list after all have been notified. If an interrupt stops this function, ``fail`` finds and
+        notifies them again.
+        """
         left = []
         for index, resolve in waiting:
             outcome = self.outcome(index)
@@ -236,15 +242,15 @@ def _typed_batch(topic: ProducerTopic, rows: list[Any]) -> pa.RecordBatch:
         return topic.rows.batch(rows)
     except ValueRefusedError as error:
         detail = f"column {error.path!r}: {error}"
-    except Exception as error:  # of a value whose own methods fail
+    except Exception as error:  # from a value whose own methods fail
         detail = repr(error)
-    # A chunk of several records is cut until the one that does not fit is alone.
+    # The caller splits a chunk of several records until the record that does not fit is alone.
     record = f"; the record is {repr(rows[0])[:_RECORD_SHOWN]}" if len(rows) == 1 else ""
     raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"a record of {topic.name!r}: {detail}{record}")
 
 
 class RecordBuffer:
-    """Open chunks and the bytes in hand of one producer. Every method may be called from any thread."""
+    """Open chunks and the used bytes of one producer. Any thread may call every method."""
 
     def __init__(
         self,
@@ -256,7 +262,7 @@ class RecordBuffer:
         attendant: IoThread,
         opened: Callable[[RecordChunk], None],
     ) -> None:
-        """``opened`` is told of every new chunk."""
+        """Create the buffer. It calls ``opened`` with every new chunk."""
         self._batch_bytes = batch_bytes
         self._linger_ms = linger_ms
         self._buffer_bytes = buffer_bytes
@@ -266,7 +272,7 @@ class RecordBuffer:
         self._opened = opened
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        #: How many threads wait for room.
+        #: The number of threads that wait for room.
         self._blocked = 0
         self._used = 0
         self._closed: BaseException | None = None
@@ -279,11 +285,11 @@ class RecordBuffer:
 
     @property
     def empty(self) -> bool:
-        """Nothing is to be taken. What comes just now says so by ``wake`` or ``begun``."""
+        """Return whether there is no chunk. A thread that is adding one calls ``wake`` or ``begun`` next."""
         return not self._open and not self._full
 
     def append(self, topic: ProducerTopic, partition: int | None, *, record: Record, size: int) -> RecordFuture:
-        """Take one record. Raises BufferFull or ProducerClosed."""
+        """Accept one record. Raises BufferFull or ProducerClosed."""
         size += RECORD_OVERHEAD_BYTES
         slot = (topic.name, partition)
         begun = full = False
@@ -298,7 +304,9 @@ class RecordBuffer:
                 chunk.size += size
                 self._used += size
                 records = chunk.records
-                records.append(record)  # the first call since: interrupts come behind calls, and would find it empty
+                # the first call since the chunk's lookup: an interrupt arrives after a call, and would leave the chunk
+                # empty
+                records.append(record)
                 index = len(records) - 1
                 if chunk.size >= self._batch_bytes:
                     self._seal(slot)
@@ -308,7 +316,7 @@ class RecordBuffer:
             elif begun:
                 self._attendant.begun()
         except BaseException:
-            self._wake()  # who is interrupted may have left a record that nobody would look for
+            self._wake()  # an interrupted thread may have left a record that no other thread would send
             raise
         return RecordFuture(chunk, index)
 
@@ -317,12 +325,12 @@ class RecordBuffer:
         try:
             self._opened(chunk)
         except BaseException:
-            chunk.finished.end()  # an interrupt: nothing will come of it, and nobody is to wait for that
+            chunk.finished.end()  # an interrupt: the chunk is not used, and no thread may wait for it
             raise
         return chunk
 
     def reserve(self, size: int) -> None:
-        """Room for a batch of a table. Raises BufferFull or ProducerClosed."""
+        """Reserve room for a batch of a table. Raises BufferFull or ProducerClosed."""
         with self._lock:
             if self._closed is not None or self._used + size > self._buffer_bytes:
                 self._wait_for_room(size)
@@ -335,8 +343,11 @@ class RecordBuffer:
                 self._room.notify_all()
 
     def take_due(self, now_ms: float, busy: Callable[[str], bool], patience_ms: float) -> list[RecordChunk]:
-        """Chunks that are full, whose topic has nothing on its way, or that have waited for ``patience_ms``, at most
-        for the linger."""
+        """Remove and return the chunks to send now.
+
+        These are the full ones, those whose topic has nothing in flight, and those older than ``patience_ms`` or the
+        linger, whichever is less.
+        """
         if not self._open and not self._full:
             return []
         wait_ms = min(self._linger_ms, patience_ms)
@@ -351,7 +362,7 @@ class RecordBuffer:
         return due
 
     def next_due_ms(self, patience_ms: float) -> float | None:
-        """When the oldest open chunk has waited long enough."""
+        """Return when the oldest open chunk has waited long enough, or None."""
         if not self._open:
             return None
         with self._lock:
@@ -359,13 +370,16 @@ class RecordBuffer:
         return oldest_ms + min(self._linger_ms, patience_ms)
 
     def seal(self) -> None:
-        """Nothing that is here waits for company any longer."""
+        """Make all open chunks due, without further linger."""
         with self._lock:
             self._seal_all()
         self._wake()
 
     def close(self, error: ProducerClosed | BaseException) -> list[RecordChunk]:
-        """Take nothing more, wake whoever waits for room with ``error``, and give back what was not taken."""
+        """Refuse further records, and return the chunks that were not sent.
+
+        Threads that wait for room raise ``error``.
+        """
         with self._room:
             self._closed = self._closed or error
             left = [*self._full, *self._open.values()]
@@ -379,19 +393,22 @@ class RecordBuffer:
             self._seal(slot)
 
     def _seal(self, slot: tuple[str, int | None]) -> None:
-        """Called with the lock. No call between the two steps: an interrupt there would lose or double the chunk."""
+        """Move a chunk to the full ones. The caller holds the lock.
+
+        There is no call between the two steps: an interrupt there would lose or duplicate the chunk.
+        """
         chunk = self._open[slot]
         del self._open[slot]
         self._full.append(chunk)
 
     def _wait_for_room(self, size: int) -> None:
-        """Called with the lock; something larger than the buffer has room when there is nothing else."""
+        """Wait until there is room. The caller holds the lock. An empty buffer has room for a record of any size."""
         deadline = time.monotonic() + self._max_block_s
         while True:
             if self._closed is not None:
                 raise closed_for(self._closed)
             if not self._used or self._used + size <= self._buffer_bytes or self._attendant.on_io_thread():
-                return  # which must not wait for itself when a future's callback writes
+                return  # the I/O thread must not wait for itself when a future's callback writes
             left = deadline - time.monotonic()
             if left <= 0:
                 raise BufferFull(
@@ -408,11 +425,11 @@ class RecordBuffer:
 
 
 def header_list(headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]) -> list[Header]:
-    """Headers as Arrow takes them.
+    """Return headers in the form that Arrow accepts.
 
     Raises:
-        TypeError: a name that is no text, or a value that is no bytes, text or None.
-        ValueError: text that is no Unicode.
+        TypeError: a name that is not text, or a value that is not bytes, text or None.
+        ValueError: text that is not valid Unicode.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     found: list[Header] = []
@@ -425,7 +442,7 @@ def header_list(headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, 
 
 
 def utf8(what: str, text: str) -> bytes:
-    """Raises ValueError: there is no UTF-8 for half of a surrogate pair."""
+    """Return text as UTF-8. Raise ValueError for a lone surrogate, which UTF-8 cannot encode."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

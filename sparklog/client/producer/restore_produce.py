@@ -1,7 +1,7 @@
-"""Records of a partition that go back to the offsets they had: sent to the leader, again when it has changed.
+"""The restore of a partition's records at the offsets that they had, with retries at a changed leader.
 
-Sending twice does no harm: a batch that does not begin where the log ends is refused, and the answer says where that
-is. So whoever restores keeps nothing but the log itself to know how far it has come.
+A batch sent twice does no harm: the leader refuses a batch that does not begin at the log end offset, and returns that
+offset. So the log itself is the only record of the progress.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from sparklog.record.codec import EncodedBatch
 def restore_batches(
     link: BlockingCluster, tp: TopicPartition, topic_id: str, batches: Sequence[EncodedBatch], *, timeout_s: float
 ) -> int:
-    """Append batches that follow each other, and wait until they are committed. Returns where the log ends now: behind
-    the last of them, or elsewhere, when it did not end where the first begins; then none was appended, or an earlier
-    attempt of this call has appended them all.
+    """Append consecutive batches, and wait until they are committed. Return the log end offset.
+
+    It is the end of the last batch, unless the log did not end where the first batch begins. In that case, no batch was
+    appended, or an earlier attempt of this call has appended all of them.
 
     Raises:
-        BrokerError: INVALID_REQUEST when the topic is not being restored; INCONSISTENT_TOPIC_ID, INVALID_RECORD.
-        ClientTimeout: not committed in time; they may be in the log.
+        BrokerError: INVALID_REQUEST if the topic is not being restored; INCONSISTENT_TOPIC_ID, INVALID_RECORD.
+        ClientTimeout: not committed in time. The batches may be in the log.
     """
     parts = [batch.header.pack() for batch in batches] + [memoryview(batch.body) for batch in batches]
     body_bytes = sum(batch.header.stored_bytes for batch in batches)
@@ -39,7 +40,7 @@ def restore_batches(
         reply, _ = connection.request(request, parts)
         if not isinstance(reply, RestoreRecordsReply):
             connection.close()
-            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{connection.address} answered with {reply!r:.200}")
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{connection.address} responded with {reply!r:.200}")
         if reply.code not in {ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE}:
             raise BrokerError(reply.code, reply.detail)
         return reply.log_end_offset

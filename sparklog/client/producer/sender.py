@@ -1,8 +1,8 @@
-"""The producer's I/O thread: takes chunks and batches, sends them to the leaders, tells what became of them.
+"""The producer's I/O thread, which sends batches to the leaders and completes futures with the results.
 
-One function, ``_pump``, looks at everything and starts what can be started. It runs when something was handed over,
-when an answer or a connection came, when metadata changed, and when the earliest delay ends; it never waits. All
-decisions about order, retries and sequences are the accumulator's; requests under way are ``inflight_requests``'.
+One function, ``_pump``, examines all state and starts every action that is possible. It runs after a caller submits
+work, after a response or a new connection, after a change of metadata, and when the earliest delay ends. It never
+waits. ``PartitionQueues`` decides about order, retries and sequences. ``InflightRequests`` owns the requests in flight.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 15.0
-#: As fine as uvloop's timers are: for less than half of it they would not wait at all.
+#: The precision of uvloop's timers: with a delay below half of it a timer fires at once.
 _TICK_MS = 1.0
-#: How often a producer that was collected looks whether everything it accepted has ended.
+#: The interval at which an unreferenced producer checks whether all accepted work has ended.
 _RETIRE_POLL_S = 0.05
 
 
 def _do_nothing() -> None:
-    """Stand for a callback that is not set."""
+    """Stand in for a callback that is not set."""
 
 
 class Sender:
-    """Owner of the I/O thread. ``submit``, ``topic``, ``wake`` and ``stop`` may be called from any thread."""
+    """Owner of the I/O thread. Any thread may call ``submit``, ``topic``, ``wake`` and ``stop``."""
 
     def __init__(
         self,
@@ -63,11 +63,13 @@ class Sender:
         collector: Callable[[IoThread], RecordBuffer],
         writes: OpenWrites,
     ) -> None:
-        """Start the thread. ``collector`` is made here because its chunks need somebody who attends to them.
-        ``writes`` receives each record that is sent by itself, and fails what is open when the thread ends.
+        """Start the thread.
+
+        ``collector`` creates the record buffer. The sender calls it because the buffer's chunks refer to the sender.
+        ``writes`` keeps each record that is sent directly, and fails all open writes when the thread ends.
 
         Raises:
-            ConfigError: the bootstrap servers are no addresses.
+            ConfigError: the bootstrap servers are not addresses.
         """
         self._settings = settings
         self._loop = new_event_loop()
@@ -113,13 +115,13 @@ class Sender:
         self._refreshed_ms = 0.0
         self._metadata_max_age_ms = settings.metadata_max_age_s * 1000
         self._woken = False
-        #: How often there was something to look after; and how often there had been when there was nothing.
+        #: The number of runs that found work, and its value when a run last found the producer idle.
         self._looks = 0
         self._looks_until_rest = -1
         self._broken: BaseException | None = None
         self._closed_error = ProducerClosed("the producer is closed")
         self._writes = writes
-        #: Called once, in the thread, when it ends.
+        #: A callback that the I/O thread calls once, when it ends.
         self.on_end: Callable[[], None] = _do_nothing
         self._retiring = False
         self._ended = False
@@ -128,7 +130,7 @@ class Sender:
         self._stand_in = CallerIo(
             self._lease, self._requests, loop_needed=self._needs_loop, broken=self._break, wake=self.wake
         )
-        #: None: its records go together, whatever there is to do.
+        #: The direct path for single records. None if the settings exclude it: all records go through the buffer.
         self.alone: DirectSender | None = None
         if settings.acks != 0 and settings.compression is None and not settings.transaction:
             self.alone = DirectSender(
@@ -151,7 +153,7 @@ class Sender:
     # --- from any thread ---
 
     def wake(self) -> None:
-        """Have the thread look again, soon."""
+        """Make the I/O thread run ``_pump`` soon."""
         if not self._woken:
             self._woken = True
             try:
@@ -160,24 +162,24 @@ class Sender:
                 if self._broken is None:  # only an ended thread's loop is closed
                     raise
             except BaseException:
-                self._lease.post(self._pump)  # an interrupt: perhaps it is not posted, and twice is the same as once
+                self._lease.post(self._pump)  # an interrupt may have prevented the post, and a second one is harmless
                 raise
 
     def begun(self) -> None:
-        """A chunk was begun that may perhaps be sent at once."""
+        """Start to send a new chunk: at once in this thread if the loop is lent, else in the I/O thread."""
         if not self._lease.lent or not self._stand_in.act(self._pump):
             self.wake()
 
     def hurry(self) -> None:
-        """Somebody waits in a way of his own for what is under way."""
+        """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive the loop."""
         self._lease.recall()
 
     def attend(self, finished: Callable[[], bool]) -> None:
-        """Called by a thread that will wait until something is ``finished``. Returns sooner or later."""
+        """Drive the loop in the calling thread, which waits until ``finished``. May return before that."""
         self._stand_in.attend(finished)
 
     def _needs_loop(self) -> bool:
-        """Something is to be done that only a loop that turns can do."""
+        """Return whether there is work that only a running loop can do."""
         return (
             self._broken is not None
             or self.transactions is not None
@@ -188,22 +190,22 @@ class Sender:
 
     @property
     def topics(self) -> Mapping[str, ProducerTopic]:
-        """The topics known now."""
+        """The topics with known metadata, by name."""
         return self._board.topics
 
     def submit(self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, ticket: DeliveryHandle) -> None:
-        """Queue one encoded batch; room for it has been reserved."""
+        """Queue one encoded batch. The caller has reserved its room in the buffer."""
         self._incoming.append(self._batch(topic, partition, encoded, ticket))
         self.wake()
-        if self._broken is not None:  # the thread will not look again
+        if self._broken is not None:  # the thread will not run again
             self._fail_incoming(self._closed_error)
 
     def topic(self, name: str, timeout_s: float) -> ProducerTopic:
-        """The topic, waiting for its metadata when it is not known yet.
+        """Return the topic, after waiting for its metadata if it is unknown.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
-            ClientTimeout: no broker said anything in time.
+            ClientTimeout: no broker returned the metadata in time.
         """
         known = self._board.topics.get(name)
         if known is not None:
@@ -215,17 +217,17 @@ class Sender:
         return wish.future.result()
 
     def _hand_over(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Have the thread call ``work``, which it does if this returns. Raises ProducerClosed."""
+        """Post ``work`` to the I/O thread, which will call it if this function returns. Raises ProducerClosed."""
         with self._ending:
             if self._ended:
                 raise closed_for(self._closed_error)
             self._lease.post(work, *arguments)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on the thread and wait for its end.
+        """Run a coroutine on the I/O thread and wait for its result.
 
         Raises:
-            ProducerClosed: the thread has ended, or ends meanwhile.
+            ProducerClosed: the thread has ended, or ends before the coroutine does.
         """
         self.refuse_own_thread("a transaction")
         done: Future[T] = Future()
@@ -248,11 +250,11 @@ class Sender:
         return done.result()
 
     def refresh_topic(self, name: str) -> None:
-        """Ask a broker once for the newest metadata of a topic. Does nothing in the I/O thread, which cannot wait.
+        """Request the newest metadata of a topic from a broker once. Do nothing in the I/O thread, which cannot wait.
 
         Raises:
-            BrokerError: no broker answered.
-            ProducerClosed: the thread has ended, or ends meanwhile.
+            BrokerError: no broker responded.
+            ProducerClosed: the thread has ended, or ends before the response.
         """
         if self.on_io_thread():
             return
@@ -263,23 +265,23 @@ class Sender:
         self.call(refresh)
 
     def refuse_own_thread(self, what: str) -> None:
-        """Raises RuntimeError in a future's callback: waiting there would be waiting for itself."""
+        """Raise RuntimeError in a future's callback: the I/O thread would wait for itself."""
         if self.on_io_thread():
             raise RuntimeError(f"{what} cannot be waited for in a future's callback")
 
     def stop(self, reason: BaseException) -> None:
-        """End the thread; what is not done yet fails with ``reason``."""
-        with contextlib.suppress(ProducerClosed):  # it has ended already
+        """End the thread. Unfinished work fails with ``reason``."""
+        with contextlib.suppress(ProducerClosed):  # the thread has ended already
             self._hand_over(self._break, reason)
         self._io_thread.join(_STOP_TIMEOUT_S)
 
     def retire(self) -> None:
-        """End the thread once everything that was accepted has ended. Takes no lock; see ``ProducerLifetime``."""
+        """End the thread after all accepted work has ended. Take no lock; see ``ProducerLifetime``."""
         with contextlib.suppress(RuntimeError):  # the thread has ended
             self._lease.post(self._begin_to_retire)
 
     def on_io_thread(self) -> bool:
-        """Whether this thread is the one that makes room, sends, and tells."""
+        """Return whether the calling thread is the one that drives the loop."""
         return threading.get_ident() == self._lease.thread
 
     @property
@@ -300,7 +302,7 @@ class Sender:
             self.on_end()
             with self._ending:
                 self._ended = True
-            # One more turn answers who came just before that, and lets the transports close their sockets.
+            # One more turn completes the callers that posted work just before, and lets transports close their sockets.
             self._loop.run_until_complete(asyncio.sleep(0))
             asyncio.set_event_loop(None)
             self._loop.close()
@@ -311,11 +313,14 @@ class Sender:
         except BaseException as error:
             _log.exception("a producer's thread")
             self._break(error)
-            self._loop.run_forever()  # one turn: it has just been told to stop
+            self._loop.run_forever()  # one turn: the loop is already stopped
 
     def _unforeseen(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What nobody caught. If it came out of a call of ours (a task's end is one), what that was to do is not done,
-        perhaps for ever: the producer ends, and says why. The rest comes out of connections, which it ends."""
+        """Handle an error that no code caught.
+
+        An error in a callback or task of the producer means that some work was not done and may never be, so the
+        producer ends with this error. Any other error comes from a connection, and ends only that connection.
+        """
         loop.default_exception_handler(context)
         error = context.get("exception")
         if "handle" in context and error is not None:
@@ -327,7 +332,8 @@ class Sender:
             if self._broken is None:
                 self._look()
         finally:
-            # Last, since this thread waits then: whoever it wakes would only wait for it to let go of the interpreter.
+            # Last, because now this thread waits. A caller that is woken earlier would only wait for the interpreter
+            # lock.
             self._outcomes.tell_acknowledged()
 
     def _look(self) -> None:
@@ -359,12 +365,12 @@ class Sender:
             self._send_all(now)
             self._want_what_is_missing(now)
             self._set_timer(now)
-        except Exception as error:  # a bug of ours must not leave futures open for ever
+        except Exception as error:  # our bug: it must not leave futures open forever
             self._break(error)
             raise
 
     def _at_rest(self) -> bool:
-        """Nothing is there, nothing under way, nothing awaited: so it is behind the answer to a single record."""
+        """Return whether nothing is queued, in flight or awaited, as after the response to a single record."""
         return (
             not self._accumulator.busy
             and self.collector.empty
@@ -376,8 +382,11 @@ class Sender:
         )
 
     def _still_at_rest(self) -> bool:
-        """The same, where it was so before: whoever brings something has the thread look again, or has done so. But a
-        record may be in a chunk of another thread that has not come to that yet, and is not to be overtaken."""
+        """Return whether the producer is still idle, with a shortcut if it was idle before.
+
+        Any thread that adds work wakes the I/O thread. The buffer is checked too: another thread may have put a record
+        into a chunk without having woken the I/O thread so far, and no later record may overtake it.
+        """
         if self._looks != self._looks_until_rest or self._woken or not self.collector.empty:
             if not self._at_rest():
                 return False
@@ -385,13 +394,13 @@ class Sender:
         return True
 
     def _may_send(self, now_ms: float) -> bool:
-        """At rest, and there are no news to be asked for."""
+        """Return whether the producer is idle and needs no metadata refresh."""
         return (
             self._broken is None and now_ms - self._refreshed_ms <= self._metadata_max_age_ms and self._still_at_rest()
         )
 
     def _follows(self, topic: ProducerTopic) -> bool:
-        """Whether the topic is as it is by the newest metadata."""
+        """Return whether ``topic`` matches the newest metadata."""
         return self._board.settled and self._board.topics.get(topic.name) is topic
 
     def _send_all(self, now: float) -> None:
@@ -409,7 +418,10 @@ class Sender:
                 self._requests.send(broker_id, batches)
 
     def _destination(self, tp: TopicPartition) -> int | None:
-        """Where a batch may go: in a transaction nowhere before its partition is registered."""
+        """Return the broker for a partition's batches.
+
+        In a transaction, return None until the partition is registered.
+        """
         if self.transactions is not None and not self.transactions.may_send(tp):
             return None
         leader = self._link.metadata.leader(tp)
@@ -423,15 +435,18 @@ class Sender:
         self._pump()
 
     def _retire(self) -> None:
-        """End, or look again soon: a record that is sent by itself ends without a call of ``_pump``."""
+        """End the producer if all work has ended, else check again soon.
+
+        The timer is necessary because a direct send ends without a call of ``_pump``.
+        """
         if self.transactions is not None or (self._at_rest() and not self._writes.open):
-            # The coordinator aborts a transaction that is still open, after its time-out.
+            # The coordinator aborts an open transaction after its timeout.
             self._break(ProducerClosed("no code refers to the producer any more"))
         else:
             self._loop.call_later(_RETIRE_POLL_S, self._pump)
 
     def _break(self, reason: BaseException) -> None:
-        """The end, wanted or not: everything that is open fails with ``reason``."""
+        """End the producer, on purpose or after an error. All open work fails with ``reason``."""
         if self._broken is not None:
             return
         self._broken = reason
@@ -442,8 +457,10 @@ class Sender:
             self._lease.stop()
 
     def _fail_all(self) -> None:
-        """Once is enough, and more is the same: the thread does it again at its end, for it may have been another one
-        that began, and was interrupted."""
+        """Fail all open work.
+
+        Idempotent: the I/O thread repeats it at its end, because another thread may have been interrupted.
+        """
         closed = self._closed_error
         self._outcomes.tell_acknowledged()
         for chunk in self.collector.close(closed):
@@ -454,7 +471,7 @@ class Sender:
         self._writes.fail_all(closed)
 
     def _discard(self, error: BaseException) -> None:
-        """All that is not acknowledged fails; what is in flight may still get into the log."""
+        """Fail every record that is not acknowledged. Batches in flight may still reach the log."""
         for chunk in self.collector.take_due(math.inf, lambda _: False, 0.0):
             self.collector.release(chunk.size)
             chunk.fail(error)
@@ -462,7 +479,10 @@ class Sender:
         self._waiting.give_up_all(error)
 
     def _fail_incoming(self, error: BaseException) -> None:
-        """Called by this thread, and by others when it has ended."""
+        """Fail the submitted batches that the I/O thread has not queued.
+
+        Other threads call it after that thread's end.
+        """
         while True:
             try:
                 batch = self._incoming.popleft()

@@ -1,4 +1,4 @@
-"""What a producer was made with, in its I/O thread's terms."""
+"""The settings of a producer in the terms of its I/O thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class SenderSettings(NamedTuple):
-    """Sizes in bytes, times in seconds."""
+    """Settings with sizes in bytes and times in seconds."""
 
     bootstrap: str
     client_id: str
@@ -18,5 +18,5 @@ class SenderSettings(NamedTuple):
     delivery_timeout_s: float
     max_request_bytes: int
     metadata_max_age_s: float
-    #: Key of this producer's transactions; empty: it writes without.
+    #: The key of this producer's transactions; empty: it does not use transactions.
     transaction: str = ""

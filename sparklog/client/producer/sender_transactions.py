@@ -1,7 +1,7 @@
-"""The transactions of a producer's sender, one after the other: begun, fed with what is sent, ended.
+"""The transactions of a producer's sender, one at a time.
 
-Lives on the I/O thread. Between two transactions nothing may be sent: what is handed over then fails. What was handed
-over to a transaction that is aborted fails as well, sent or not.
+It runs on the I/O thread. Between two transactions nothing may be sent: records that are accepted then fail. The
+records of an aborted transaction fail too, whether they were sent or not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.protocol.messages import GroupOffset
 
 
 class SenderTransactions:
-    """Owned by the sender; every method is called on its thread."""
+    """The current transaction of a sender. Owner: the sender, which calls every method on its thread."""
 
     def __init__(
         self,
@@ -33,17 +33,20 @@ class SenderTransactions:
         discard: Callable[[BaseException], None],
         changed: Callable[[], None],
     ) -> None:
-        """``discard`` fails all that is handed over and not acknowledged; ``changed`` has the sender look again."""
+        """Create it without a transaction.
+
+        ``discard`` fails all unacknowledged records; ``changed`` makes the sender run.
+        """
         self.key = key
         self._link = link
         self._accumulator = accumulator
         self._coordination = LoopCoordinator(link, TRANSACTION, key, request_timeout_s=request_timeout_s)
         self._discard = discard
         self._changed = changed
-        #: How many this run has begun.
+        #: The number of transactions that this run has begun.
         self._turn = 0
         self._open: OpenTransaction | None = None
-        #: The last one, for who did not wait until it had ended and asks again.
+        #: The last transaction, for a caller that did not wait for its end and asks again.
         self._ended: OpenTransaction | None = None
 
     def __str__(self) -> str:
@@ -52,7 +55,10 @@ class SenderTransactions:
     # --- by the sender ---
 
     def look(self) -> None:
-        """Before anything is sent: see that partitions come to be registered, and fail what can go nowhere."""
+        """Register the partitions of waiting batches, and fail the batches that cannot be sent.
+
+        Runs before each send.
+        """
         if self._open is None:
             self._discard(TransactionStateError("no transaction is open"))
         elif self._open.refused is not None:
@@ -61,22 +67,25 @@ class SenderTransactions:
             self._open.register(self._accumulator.busy_partitions)
 
     def may_send(self, tp: TopicPartition) -> bool:
-        """Whether the partition is registered."""
+        """Return whether the partition is registered."""
         return self._open is not None and tp in self._open.registered
 
     # --- by the producer ---
 
     async def begin(self, run: TransactionRun, *, timeout_s: float) -> None:
-        """The next of this run. Raises as ``transaction.begin``; called again, it is the same one that begins."""
+        """Begin the next transaction of the run. Raises as ``transaction_session.begin``.
+
+        After a failure, a second call begins the same transaction.
+        """
         run = run._replace(turn=self._turn)
         begun = await begin(self._coordination, run, timeout_s=timeout_s)
         self._turn += 1
         await self.take_part(run, ProducerIdentity(begun.producer_id, begun.producer_epoch))
 
     async def take_part(self, run: TransactionRun, identity: ProducerIdentity) -> None:
-        """What is handed over from now on belongs to this transaction."""
-        self._discard(TransactionStateError("no transaction was open when this was handed over"))
-        if self._open is not None:  # begun by a call whose caller did not wait for it
+        """Start a transaction with this identity. Records that are accepted from now on belong to it."""
+        self._discard(TransactionStateError("no transaction was open when the record was sent"))
+        if self._open is not None:  # its caller did not wait for the response of begin
             self._open.close()
         self._accumulator.begin(identity)
         self._open = OpenTransaction(self._link, self._coordination, run, identity, changed=self._changed)
@@ -84,13 +93,15 @@ class SenderTransactions:
     async def add_offsets(
         self, group: str | GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float
     ) -> None:
-        """Raises as ``OpenTransaction.add_offsets``."""
+        """Add a group's offsets to the transaction. Raises as ``OpenTransaction.add_offsets``."""
         assert self._open is not None
         await self._open.add_offsets(group, offsets, timeout_s=timeout_s)
 
     async def end(self, *, commit: bool, timeout_s: float) -> None:
-        """Everything is acknowledged, or all of it is to go. Raises as ``transaction.end``; after
-        CommitOutcomeUnknown it may be called again."""
+        """End the transaction: commit, after all records are acknowledged, or discard all of them.
+
+        Raises as ``transaction_session.end``. After CommitOutcomeUnknown it may be called again.
+        """
         now = self._open or self._ended
         assert now is not None
         if not commit:

@@ -1,37 +1,37 @@
-"""Whether who waits for an answer stays awake for it: where that pays, and as long as it does.
+"""The decision whether a thread that waits for a response spins or sleeps.
 
-A processor that sleeps takes 0.05 ms to be awake again. On one that has nothing else to do, who stays awake gets a
-quick answer that much sooner. Where others want the processor, perhaps those who are to answer, he keeps it from them:
-then answers take longer, and he is found to have stayed awake for nothing.
+A sleeping processor takes 0.05 ms to wake up. On an otherwise idle processor, a spinning thread gets a quick response
+that much earlier. If other processes need the processor, perhaps the brokers themselves, the spinning delays them. Then
+responses take longer, and this class counts the spins as wasted.
 """
 
 from __future__ import annotations
 
 import os
 
-#: Answers that take longer are slept for: twice what a leader takes on the same host that waits for no follower.
+#: The maximum duration of a spin: twice the response time of a leader on the same host that waits for no follower.
 SOON_S = 0.000_25
-#: So many in a row that were stayed awake for make up for one in vain. Where more than one in 24 are, sleep prevails.
+#: The number of useful spins in a row that make up for a wasted one. If more than one in 24 is wasted, sleep prevails.
 _IN_A_ROW = 16
-#: In answers that come soon.
+#: The maximum length of a sleep phase, in quick responses.
 _LONGEST_SLEEP = 1024
 
 
 class SpinPolicy:
-    """Pure. Owner: who waits, for one answer after the other."""
+    """The spin policy of a thread that waits for one response after the other. Pure."""
 
     def __init__(self, *, processors: int) -> None:
-        #: How long to stay awake for the next answer; 0: sleep at once.
+        #: How long to spin for the next response; 0: sleep at once.
         self.awake_s = 0.0
-        # On the only processor nobody else would get to answer.
+        # On a single processor the spin would keep the broker from responding.
         self._soon_s = SOON_S if processors > 1 else 0.0
-        #: So many answers that come soon are slept for after one that did not; twice as many the next time.
+        #: The length of the next sleep phase in quick responses. It doubles with each wasted spin.
         self._sleep = 1
         self._left = 1
         self._in_a_row = 0
 
     def answered(self, took_s: float) -> None:
-        """An answer came, or has not come in so long."""
+        """Record that a response arrived, or has not arrived, within ``took_s``."""
         if took_s >= self._soon_s:
             if self.awake_s:
                 self.awake_s = 0.0
@@ -45,12 +45,12 @@ class SpinPolicy:
                 self._sleep = max(1, self._sleep // 2)
         else:
             self._left -= 1
-            if self._left <= 0:  # below where an interrupt came in between
+            if self._left <= 0:  # an interrupt may have left it below zero
                 self.awake_s = self._soon_s
 
 
 def processors() -> int:
-    """That this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Begin, commit and abort as the user of a producer calls them: which of them the state allows, and what it is after.
+"""The transaction methods of a producer: which calls each state allows, and the state after them.
 
-In the caller's thread; what is asked of brokers runs on the sender's. Nothing is committed unless all that was handed
-over since ``begin`` is acknowledged.
+The methods run in the caller's thread; requests to brokers run on the sender's. A commit requires that all records
+since ``begin`` are acknowledged.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from sparklog.errors import ConfigError, SparklogError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import GroupOffset
 
-#: What becomes of an open transaction when its producer is closed is waited for so long; then its time-out does it.
+#: How long ``close`` waits for the abort of an open transaction. After that, the transaction's timeout aborts it.
 _ABORT_AT_CLOSE_S = 5.0
 
 
 class State(Enum):
     NONE = auto()
     OPEN = auto()
-    #: A commit may or may not have been decided.
+    #: The commit may or may not have been decided.
     UNKNOWN = auto()
     FENCED = auto()
-    #: A sink's, which it does not end itself.
+    #: A sink's transaction, which this producer does not end.
     JOINED = auto()
 
 
 def producer_run(transactional_id: str, timeout_s: float) -> TransactionRun:
-    """One life of a transactional producer. Raises ConfigError."""
+    """Return a new run of a transactional producer. Raises ConfigError."""
     if not transactional_id or len(transactional_id.encode()) > MAX_ID_BYTES:
         raise ConfigError(f"transactional_id={transactional_id!r}: expected 1 to {MAX_ID_BYTES} bytes of text")
     if not 0 < timeout_s <= 86_400:
@@ -45,7 +45,10 @@ def producer_run(transactional_id: str, timeout_s: float) -> TransactionRun:
 
 
 class ProducerTransactions:
-    """Owned by a producer. ``begin``, ``commit``, ``abort`` and ``send_offsets`` are called by one thread at a time."""
+    """The transactions of one producer.
+
+    One thread at a time calls ``begin``, ``commit``, ``abort`` and ``send_offsets``.
+    """
 
     def __init__(
         self,
@@ -56,8 +59,11 @@ class ProducerTransactions:
         forget: Callable[[], None],
         timeout_s: float,
     ) -> None:
-        """``settle`` waits until all that was handed over has ended, and gives the first failure; ``forget`` drops
-        failures that nobody is to be told of again. ``timeout_s`` bounds each call to the coordinator."""
+        """Create the state, without an open transaction.
+
+        ``settle`` waits until all accepted records have ended, and returns the first failure. ``forget`` drops the
+        failures that ``flush`` must not raise. ``timeout_s`` bounds each call to the coordinator.
+        """
         assert sender.transactions is not None
         self.run = run
         self.state = State.NONE
@@ -67,7 +73,7 @@ class ProducerTransactions:
         self._forget = forget
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        #: The first failure of what was handed over since begin: there is nothing to do but to abort.
+        #: The first failure of a record since ``begin``. With a failure the transaction can only be aborted.
         self._failure: BaseException | None = None
 
     @property
@@ -75,16 +81,16 @@ class ProducerTransactions:
         return self.state in {State.OPEN, State.JOINED}
 
     def require_open(self) -> None:
-        """Raises TransactionStateError, ProducerFenced."""
+        """Raise TransactionStateError or ProducerFenced unless records can be written."""
         if not self.may_write:
             raise self._wrong("nothing can be written")
 
     def failed(self, error: BaseException) -> None:
-        """A part of what was handed over has failed. From any thread."""
+        """Record that a write has failed. Any thread may call it."""
         self._failure = self._failure or error
 
     def join(self, identity: ProducerIdentity) -> None:
-        """Take part in a transaction that others began and will end."""
+        """Take part in a transaction that another process begins and ends."""
         self._sender.call(lambda: self._transactions.take_part(self.run, identity))
         self.state = State.JOINED
 
@@ -112,7 +118,7 @@ class ProducerTransactions:
                     raise ProducerFenced(failure.detail) from failure
                 if failure is not None:
                     raise TransactionStateError(
-                        f"{self.run} can only be aborted: a part of what was written failed: {failure}"
+                        f"{self.run} can only be aborted: a write failed: {failure}"
                     ) from failure
             self._end(commit=True)
 
@@ -129,7 +135,7 @@ class ProducerTransactions:
         with self._lock:
             if self.state is not State.OPEN:
                 raise self._wrong("send_offsets")
-            if not offsets:  # as of a group's member that has no partitions yet: there is nothing to commit then
+            if not offsets:  # a group's member without partitions has nothing to commit
                 return
             ids = group.topic_ids if isinstance(group, GroupMetadata) else {}
             named = [GroupOffset(tp[0], tp[1], offset, ids.get(tp[0], "")) for tp, offset in offsets.items()]
@@ -140,7 +146,7 @@ class ProducerTransactions:
                 raise
 
     def close(self) -> None:
-        """The producer ends: what is open is aborted, as far as that is possible in short time."""
+        """Abort an open transaction within a short time if possible. The producer ends."""
         with self._lock:
             if self.state is State.OPEN:
                 self._abort(min(_ABORT_AT_CLOSE_S, self._timeout_s))
@@ -149,13 +155,13 @@ class ProducerTransactions:
         try:
             self._end(commit=False, timeout_s=timeout_s)
         except (ProducerFenced, TransactionStateError):
-            pass  # it is aborted; who is fenced learns so from the next begin
+            pass  # it is aborted; a fenced producer gets the error from its next begin
         finally:
             self._forget()
 
     def _end(self, *, commit: bool, timeout_s: float | None = None) -> None:
         wait_s = self._timeout_s if timeout_s is None else timeout_s
-        # Also when Ctrl-C ends the wait: the request is on its way.
+        # This also holds if Ctrl-C ends the wait, because the request was sent.
         after = State.UNKNOWN if commit else State.NONE
         asked = self.state is State.UNKNOWN
 
@@ -170,7 +176,7 @@ class ProducerTransactions:
         except CommitOutcomeUnknown:
             raise
         except ProducerClosed as error:
-            if commit and asked:  # the thread has ended, and the request may be on its way
+            if commit and asked:  # the thread has ended, and the request may have been sent
                 detail = f"{self.run} may be committed or aborted, as a whole: {error}"
                 raise CommitOutcomeUnknown(detail) from error
             after = State.NONE
@@ -189,13 +195,13 @@ class ProducerTransactions:
             case State.NONE:
                 return TransactionStateError(f"{wish}: no transaction of {self.run} is open: call begin() first")
             case State.OPEN:
-                return TransactionStateError(f"{wish}: {self.run} is open: commit or abort it first")
+                return TransactionStateError(f"{wish}: {self.run} is still open: commit or abort it first")
             case State.UNKNOWN:
                 return TransactionStateError(
-                    f"{wish}: whether {self.run} is committed is not known: call commit() again to ask, or make "
+                    f"{wish}: the outcome of the commit of {self.run} is unknown: call commit() again, or create "
                     "another producer with this id"
                 )
             case State.FENCED:
-                return ProducerFenced(f"{wish}: {self.run}: this producer is fenced: make another")
+                return ProducerFenced(f"{wish}: {self.run}: this producer is fenced: create another one")
             case State.JOINED:
-                return TransactionStateError(f"{wish}: {self.run} is ended by whoever began it")
+                return TransactionStateError(f"{wish}: {self.run} is ended by the process that began it")

@@ -1,6 +1,7 @@
-"""Whose a transaction is, and what is said of its end: what every client of transactions shares.
+"""The identity of a transaction and the errors of its end, which all clients of transactions share.
 
-Without a loop: a sink's driver commits from a process that does nothing else, and should not have to load one. Pure.
+It needs no event loop: a sink's driver commits from a process that does nothing else, and should not have to load one.
+Pure.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ from typing import NamedTuple
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, transaction_error
 from sparklog.errors import BrokerError, ErrorCode
 
-#: Of the name of a transactional producer or of a sink, which shares 255 bytes with what is put before it.
+#: The maximum length of the name of a transactional producer or a sink. With its prefix the limit is 255 bytes.
 MAX_ID_BYTES = 200
-#: A decided transaction's markers are waited for so long; after that readers see its records a little later.
+#: How long a client waits for the markers of a decided transaction. Readers see its records after the markers.
 MARKERS_WAIT_S = 30.0
-#: Of the patience for an answer, the part the coordinator may use.
+#: The part of a request's timeout that the coordinator may use.
 SERVER_SHARE = 0.8
-#: After these it is certain that the request has done nothing; after other retriable ones it may have.
+#: After these errors it is certain that the request had no effect. After other retriable ones it may have had one.
 _NOTHING_DONE = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS})
 
 
 class TransactionRun(NamedTuple):
-    """Whose transaction this is. ``version`` -1: a producer's, ``turn`` counts those of its run; else a sink's. See
-    ``messages.BeginTransaction``."""
+    """The identity of a transaction.
+
+    ``version`` is -1 for a producer's transaction, and ``turn`` is its number in the run. Other versions are a sink's.
+    See ``messages.BeginTransaction``.
+    """
 
     key: str
     run_id: str
@@ -35,8 +39,10 @@ class TransactionRun(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A part in a sink's transaction, for ``Producer(in_transaction=)``. ``number``: of the run, in order of
-    appearance."""
+    """A part in a sink's transaction, for ``Producer(in_transaction=)``.
+
+    ``number`` is the number of the run, in the order in which runs began.
+    """
 
     run: TransactionRun
     producer_id: int
@@ -45,7 +51,7 @@ class Joined(NamedTuple):
 
 
 def may_have_acted(error: BrokerError) -> bool:
-    """Whether a request that failed so, and may be repeated, can have taken effect all the same."""
+    """Return whether a request that failed with a retriable error may have had an effect."""
     return error.retriable and error.code not in _NOTHING_DONE
 
 
@@ -57,8 +63,11 @@ def end_error(
     uncertain: bool,
     asked_before: bool = False,
 ) -> BrokerError | ClientTimeout:
-    """What an end request that failed says. ``uncertain``: an earlier attempt may have taken effect; ``asked_before``:
-    or one of an earlier call, which the coordinator tells unless the next run has begun since."""
+    """Return the error for a failed end request.
+
+    ``uncertain``: an earlier attempt may have had an effect. ``asked_before``: an attempt of an earlier call may have
+    had one, which the coordinator reports unless the next run has begun since.
+    """
     code = getattr(error, "code", None)
     uncertain = uncertain or (asked_before and code == ErrorCode.UNKNOWN_PRODUCER_ID)
     uncertain = uncertain or code == ErrorCode.UNKNOWN_SERVER_ERROR  # the decision may be on its way into the log

@@ -1,8 +1,9 @@
-"""One open transaction on a producer's I/O thread: what is registered for it, and that it is still alive.
+"""One open transaction on a producer's I/O thread: the registration of its partitions, and its keep-alive.
 
-A batch may go to a partition once the coordinator has registered the partition for this producer id; registrations are
-collected: while one request is under way the next one gathers. Every registration is a sign of life, and where none
-was needed for a third of the transaction's time-out a touch is sent. Who may begin and end it is decided elsewhere.
+A batch may be sent to a partition once the coordinator has registered the partition for this producer id. While one
+registration request is in flight, new partitions are collected for the next one. Every registration keeps the
+transaction alive. If there was none for a third of the transaction's timeout, a touch request is sent. Other modules
+decide who may begin and end the transaction.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _log = logging.getLogger(__name__)
 
 
 async def begin(coordination: LoopCoordinator, run: TransactionRun, *, timeout_s: float) -> BeginTransactionReply:
-    """Begin a transaction, or join it. Each attempt gives a producer id; the answered one counts.
+    """Begin a transaction, or join it. Each attempt creates a producer id; the one of the response counts.
 
     Raises:
-        ProducerFenced: a later run has come.
-        ClientTimeout: the coordinator did not answer in time.
+        ProducerFenced: a later run has begun.
+        ClientTimeout: the coordinator did not respond in time.
     """
     request = BeginTransaction(0, run.key, run.run_id, run.version, max(1, int(run.timeout_s * 1000)), run.turn)
     try:
@@ -62,14 +63,15 @@ async def end(
     timeout_s: float,
     asked_before: bool = False,
 ) -> EndTransactionReply:
-    """Have it decided, and wait for the markers a while; a decision is durable when this returns. ``asked_before``: an
-    earlier call has asked for this commit.
+    """Ask the coordinator to commit or abort, and wait a limited time for the markers.
+
+    The decision is durable when this returns. ``asked_before``: an earlier call has requested this commit.
 
     Raises:
-        ProducerFenced, TransactionStateError: it is not committed, and will not be.
-        CommitOutcomeUnknown: nobody could be asked in time, the broker failed in a way it did not foresee, or it was
-            refused after an answer was lost.
-        ClientTimeout: as that, of an abort: the transaction's time-out does it.
+        ProducerFenced, TransactionStateError: the transaction is not committed, and will not be.
+        CommitOutcomeUnknown: no coordinator was reachable in time, the broker had an unexpected error, or it refused
+            the request after an earlier response was lost.
+        ClientTimeout: the same for an abort. The transaction's timeout aborts it.
     """
     attempts = Attempts(coordination, timeout_s=timeout_s)
     decided: EndTransactionReply | None = None
@@ -87,12 +89,15 @@ async def end(
         if time.monotonic() >= min(markers_by, attempts.deadline):
             break
     if not decided.complete:
-        _log.warning("%s: it is decided, but some partitions do not show it yet", run)
+        _log.warning("%s: the decision is durable, but some partitions have no marker yet", run)
     return decided
 
 
 class OpenTransaction:
-    """Owner: the sender's loop; ``close`` ends its tasks."""
+    """The registrations and the keep-alive of an open transaction.
+
+    Owner: the sender's loop. ``close`` ends its tasks.
+    """
 
     def __init__(
         self,
@@ -103,15 +108,15 @@ class OpenTransaction:
         *,
         changed: Callable[[], None],
     ) -> None:
-        """``changed`` is called when partitions have been registered, or the transaction was refused."""
+        """Start the keep-alive. ``changed`` is called after a registration, and when the transaction was refused."""
         self.run = run
         self.identity = identity
-        #: Why nothing more can be written in it.
+        #: The reason why no more records can be written in it, or None.
         self.refused: BrokerError | None = None
         self.registered: set[TopicPartition] = set()
-        #: It has asked for something to be registered: there may be something to commit.
+        #: True once a registration was requested: there may be records to commit.
         self.used = False
-        #: Somebody has asked for it to be committed.
+        #: True once a commit was requested.
         self.commit_asked = False
         self._link = link
         self._coordination = coordination
@@ -123,12 +128,12 @@ class OpenTransaction:
         link.start(self._stay_alive())
 
     def close(self) -> None:
-        """It is over, or left to its time-out."""
+        """End the tasks: the transaction has ended, or its timeout will abort it."""
         self._closed = True
         self._wake.set()
 
     def register(self, wanted: Callable[[], Iterable[TopicPartition]]) -> None:
-        """See that what ``wanted`` names comes to be registered; it is asked again before each request."""
+        """Register the partitions that ``wanted`` returns. It is called again before each request."""
         if not self._registering and self.refused is None and not self._closed and self._missing(wanted):
             self._registering = True
             self._link.start(self._register(wanted))
@@ -136,10 +141,10 @@ class OpenTransaction:
     async def add_offsets(
         self, group: str | GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float
     ) -> None:
-        """Let the group have these offsets when the transaction commits. Durable when this returns.
+        """Commit these offsets of the group with the transaction. The request is durable when this returns.
 
         Raises:
-            CommitRefused: they are not the member's to commit; the transaction must be aborted.
+            CommitRefused: the member may not commit these offsets. The transaction must be aborted.
             ProducerFenced, TransactionStateError, ClientTimeout.
         """
         self.used = True
@@ -147,7 +152,8 @@ class OpenTransaction:
         attempts = Attempts(self._coordination, timeout_s=timeout_s)
         try:
             await attempts.ask(self._addition(group=name, offsets=offsets), Ack)
-            if isinstance(group, GroupMetadata):  # its coordinator looks whether the transaction knows this producer
+            # the group's coordinator checks whether the transaction knows this producer
+            if isinstance(group, GroupMetadata):
                 await self._hold(group, offsets, timeout_s=attempts.left_s)
         except BrokerError as error:
             raise transaction_error(error, str(self.run)) from error
@@ -178,7 +184,7 @@ class OpenTransaction:
         )
 
     async def _register(self, wanted: Callable[[], Iterable[TopicPartition]]) -> None:
-        """Goes on until nothing is missing: what waits too long is given up by who wants it."""
+        """Register partitions until none is missing. Other code fails the batches that wait too long."""
         failures = 0
         try:
             while not self._closed and (partitions := self._missing(wanted)):

@@ -1,9 +1,9 @@
-"""The transactions of a sink, whose writers are many tasks and whose end is decided by one driver. Blocking.
+"""The transactions of a sink: many tasks write, and one driver decides. Blocking.
 
-A task joins (``join``) and writes with a ``Producer(in_transaction=...)``, which registers its partitions and shows
-that it is alive; the driver decides (``decide``) which of the producers that took part are committed. A version at or
-below the last committed one of its key is a replay: nobody writes, and deciding it again succeeds. Where versions
-count by topic (``by_topic``), everybody joins, and asks of each topic whether it has the version (``settled_version``).
+A task joins with ``join`` and writes with a ``Producer(in_transaction=...)``, which registers its partitions and keeps
+the transaction alive. The driver calls ``decide`` with the producers whose records are committed. A version at or below
+the last committed one of its key is a replay: no task writes, and the same decision succeeds again. If versions count
+by topic (``by_topic``), every task joins, and asks for each topic's version (``settled_version``).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _log = logging.getLogger(__name__)
 
 
 class AlreadyCommitted(NamedTuple):
-    """Nothing is to be written: ``last_version``, which is this version or a later one, is committed."""
+    """The response that this version or a later one, ``last_version``, is committed. The task writes nothing."""
 
     last_version: int
 
 
 class Decided(NamedTuple):
-    """The decision is durable. ``complete``: every partition shows it. ``replayed``: it had been made before."""
+    """A durable decision. ``complete``: every partition has its marker. ``replayed``: the decision existed before."""
 
     complete: bool
     replayed: bool
@@ -61,18 +61,18 @@ def join(
     max_block_s: float = 60.0,
     by_topic: bool = False,
 ) -> Joined | AlreadyCommitted:
-    """Take part in version ``version`` of ``key`` as run ``run_id``; many tasks of one run may.
+    """Take part in version ``version`` of ``key`` as run ``run_id``. Several tasks of one run may.
 
     Args:
-        version: 0 or more, growing from transaction to transaction.
-        run_id: a run that was not seen before fences the earlier ones, and aborts what they have open.
-        timeout_s: without a sign of life of any task for so long the transaction is aborted.
-        max_block_s: how long to try.
-        by_topic: versions count for each topic that is written to; then this is never AlreadyCommitted.
+        version: 0 or more, increasing from transaction to transaction.
+        run_id: the id of the run. A new run fences the earlier ones, and aborts their open transactions.
+        timeout_s: the coordinator aborts the transaction if all of its tasks are silent for this time.
+        max_block_s: how long to retry.
+        by_topic: versions count for each topic by itself. The result is never AlreadyCommitted.
 
     Raises:
-        ProducerFenced: a later run has come.
-        ClientTimeout: no coordinator answered.
+        ProducerFenced: a later run has begun.
+        ClientTimeout: no coordinator responded.
     """
     assert version >= 0, version
     run = TransactionRun(key, run_id, version, timeout_s)
@@ -97,13 +97,14 @@ def settled_version(
     topic_id: str = "",
     max_block_s: float = 60.0,
 ) -> int:
-    """The last committed version of ``key``, in the topic with this id if one is given; -1: none.
+    """Return the last committed version of ``key``, in the topic with this id if one is given; -1: none.
 
-    Settled: what any run but ``run_id`` has open under the key is aborted first, and can never be committed.
+    First, the coordinator aborts the open transactions of all runs but ``run_id`` under the key. They can never be
+    committed.
 
     Raises:
-        ProducerFenced: ``run_id`` may do nothing any more under this key.
-        ClientTimeout: no coordinator answered.
+        ProducerFenced: a later run has fenced ``run_id``.
+        ClientTimeout: no coordinator responded.
     """
     request = SettleVersion(0, key, run_id, topic_id)
     with _link(bootstrap, max_block_s) as link:
@@ -124,16 +125,16 @@ def decide(
     commit: bool = True,
     timeout_s: float = 60.0,
 ) -> Decided:
-    """Commit what the producer ids ``winners`` wrote and abort all else of this version; or abort all of it.
+    """Commit the records of the producer ids ``winners`` and abort the others of this version, or abort all.
 
-    Waits up to 30 s for the partitions to show it, so that who reads next finds the rows; a decision that some do not
-    show yet is as durable. Committing with no winners says that the version holds nothing.
+    Wait up to 30 s for the markers in all partitions, so that the next reader finds the rows. The decision is durable
+    also if some markers are missing. A commit without winners means that the version has no records.
 
     Raises:
-        ProducerFenced, TransactionStateError: it is not committed, and will not be.
-        CommitOutcomeUnknown: nobody could be asked within ``timeout_s``, the broker failed in a way it did not foresee,
-            or it was refused after an answer was lost.
-        ClientTimeout: as that, of an abort: the next run does it, or the transaction's time-out.
+        ProducerFenced, TransactionStateError: the version is not committed, and will not be.
+        CommitOutcomeUnknown: no coordinator was reachable within ``timeout_s``, the broker had an unexpected error, or
+            it refused the request after an earlier response was lost.
+        ClientTimeout: the same for an abort. The next run or the transaction's timeout aborts the version.
     """
     run = TransactionRun(key, run_id, version, timeout_s)
     began = time.monotonic()
@@ -165,13 +166,13 @@ def decide(
             if time.monotonic() - began >= min(MARKERS_WAIT_S, timeout_s):
                 break
     if not decided.complete:
-        _log.warning("%s: it is decided, but some partitions do not show it yet", run)
+        _log.warning("%s: the decision is durable, but some partitions have no marker yet", run)
     return Decided(decided.complete, decided.replayed)
 
 
 @contextmanager
 def _link(bootstrap: str | Iterable[str] | BlockingCluster, timeout_s: float) -> Iterator[BlockingCluster]:
-    """A link to share stays open, one made here does not."""
+    """Yield a cluster client. Close it only if it was created here."""
     if isinstance(bootstrap, BlockingCluster):
         yield bootstrap
         return
