@@ -22,3 +22,4 @@ class FirstPort(enum.IntEnum):
     CLUSTER_JOB_FAULTS = 29_992
     INCOMPLETE_STOPS = 30_092
     SPARK_ACCESS = 30_192
+    TUTORIAL = 30_292
