@@ -141,7 +141,7 @@ def test_a_cluster_is_started_looked_at_and_stopped(tmp_path: Path, monkeypatch:
         said = sparklog(stopped)
     assert said.startswith("stopped in ")
     gone = subprocess.run([*COMMAND, *status[1:]], capture_output=True, timeout=60, check=False)
-    assert (gone.returncode, b"no driver" in gone.stderr) == (1, True)
+    assert (gone.returncode, b"no cluster driver" in gone.stderr) == (1, True)
 
 
 def sparklog(words: list[str]) -> str:
