@@ -205,4 +205,4 @@ try:
 except ConfigError as error:
     print(error)
 """)
-    assert found == f"a ZooKeeper server of sparklog's own {ADVICE}\n"
+    assert found == f"the embedded ZooKeeper server {ADVICE}\n"

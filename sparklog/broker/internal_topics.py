@@ -81,7 +81,7 @@ def handle_find_coordinator(
         detail = f"coordinator of a {request.kind[:80]!r} asked for, expected one of {', '.join(TOPIC_OF_KIND)}"
         raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
     if not request.key:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{request.kind}: an empty name found")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{request.kind}: the name is empty")
     answer_later(broker, connection, request, _find(broker, request, topic))
 
 
@@ -126,7 +126,7 @@ async def make_topic(broker: BrokerState, name: str) -> None:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise
         if not await until_told(broker, lambda: broker.cache.topic(name) is not None, _WAIT_MS):
-            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"topic {name} was created, but is not there yet")
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"topic {name} was created, but is not ready yet")
 
 
 def _record(broker: BrokerState, name: str) -> TopicRecord:

@@ -130,7 +130,7 @@ class MetadataCache:
         if start is None:
             return named
         if start[1] < 0 or (names is not None and start[0] not in named):
-            raise BrokerError(ErrorCode.INVALID_REQUEST, f"metadata from {start[0]!r}, {start[1]} on: not asked for")
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"metadata from {start[0]!r}, {start[1]} on: not requested")
         return named[bisect_left(named, start[0]) if names is None else named.index(start[0]) :]
 
     def _describe(self, name: str, *, schemas: bool) -> TopicMetadata:

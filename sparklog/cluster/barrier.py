@@ -1,8 +1,9 @@
-"""The driver's side of the barrier job: one generation of tasks after the other, until the cluster stops.
+"""Driver side of the barrier job: it submits one generation of tasks after the other, until the cluster stops.
 
-A generation fails as a whole when one executor goes. The next one is submitted at once and sized to what is there; the
-brokers run on meanwhile and are adopted. When executors return and brokers are missing, the generation is asked to end
-and a larger one follows. Nothing here cancels a Spark job: Spark would kill the tasks without a word.
+A generation fails as a whole when an executor fails. The next one is submitted immediately, sized to the available
+slots; the brokers keep running and are adopted. When executors return and brokers are missing, the driver ends the
+generation and submits a larger one. This module never cancels a Spark job, because Spark would kill the tasks without
+notice.
 """
 
 from __future__ import annotations
@@ -36,20 +37,22 @@ T = TypeVar("T")
 
 POOL = "sparklog"
 _TICK_S = 0.2
-#: A generation that lived shorter than this failed for a reason that another try at once would not mend.
+#: Minimum life of a generation after which the next is submitted immediately; shorter ones need a pause.
 _SHORT_LIFE_S = 5.0
 _LONGEST_PAUSE_S = 10.0
-#: Spark ends its jobs when it stops. It forgets one that waits for slots, whose thread then waits for ever.
+#: Maximum wait for a job after Spark has stopped: Spark forgets a job that waits for slots, whose thread then never
+#: ends.
 _FAREWELL_S = 5.0
-#: Generations that may fail, and seconds without any slot, before the brokers of this host are stopped from here.
+#: Failed generations, and seconds without any slot, after which the driver stops the brokers of this host itself.
 _STOP_ATTEMPTS = 2
 _SLOTS_FOR_STOP_S = 5.0
-#: ZooKeeper ends a session with a tick or two more than its time-out.
+#: ZooKeeper ends a session one or two ticks after its time-out.
 _EXPIRY_S = 2.0
 
 
 class Generations:
-    """Owner: the driver. Life cycle: ``start``, ``wait_ready``, ``stop``. Its thread submits the jobs."""
+    """Sequence of generations. Owner: the driver. Life cycle: ``start``, ``wait_ready``, ``stop``. A thread submits
+    jobs."""
 
     def __init__(
         self, context: SparkContext, seat: DriverRegistration, spec: GenerationSpec, *, sizing: Sizing
@@ -63,34 +66,34 @@ class Generations:
         self._report: GenerationReport | None = None
         self._known: dict[int, ServingBroker] = {}
         self._failure: BaseException | None = None
-        #: Number of the generation submitted last.
+        #: Number of the last submitted generation.
         self.generation = 0
-        #: Number of the newest generation that the directive has named.
+        #: Number of the newest generation named in a directive.
         self._called_for = 0
-        #: The brokers were stopped in order by a generation's tasks.
+        #: Whether a generation's tasks have stopped the brokers cleanly.
         self._stopped_in_order = False
 
     @property
     def report(self) -> GenerationReport | None:
-        """What the newest generation that has formed reported."""
+        """Return the report of the newest generation that has formed."""
         return self._report
 
     @property
     def brokers(self) -> tuple[ServingBroker, ...]:
-        """Every broker that has served under this driver, as it was when last reported; some may be down."""
+        """Return every broker that has served under this driver, as last reported; some may be down."""
         return tuple(broker for _, broker in sorted(self._known.items()))
 
     @property
     def failure(self) -> BaseException | None:
-        """Why no more generations are submitted, though nobody asked for a stop: the brokers run on without a
-        supervisor."""
+        """Return why no further generations are submitted although no stop was requested: the brokers then run without
+        a supervisor."""
         return self._failure
 
     def start(self) -> None:
         self._thread.start()
 
     def wait_ready(self, *, timeout_s: float, given_up: Callable[[], bool] = never) -> GenerationReport | None:
-        """The first report; None when the start was given up.
+        """Return the first report; None if the start was cancelled.
 
         Raises:
             ClusterError: no generation formed in time, or the thread ended.
@@ -107,9 +110,9 @@ class Generations:
         return self._report
 
     def stop(self, *, timeout_s: float = 60.0) -> str:
-        """Stop all brokers in order and end the thread. Without Spark, those of this host are stopped from here.
+        """Stop all brokers cleanly and end the thread. Without Spark, the driver stops the brokers of this host itself.
 
-        Returns which brokers run on, and why, for the user; empty when none does.
+        Return which brokers keep running, and why, as a text for the user; empty if none does.
         """
         self._stopping.set()
         if self._thread.is_alive():
@@ -117,39 +120,40 @@ class Generations:
         if self._stopped_in_order:
             return self._missed_by_tasks()
         if self._seat.lost.is_set():
-            return "another driver has the brokers, and they run on"
+            return "another driver controls the brokers, and they keep running"
         return self._stop_from_here()
 
     def _missed_by_tasks(self) -> str:
-        """A task stops the brokers of the host that it is on, and Spark may have put none on some host."""
+        """Return brokers on hosts without a task: a task only stops the brokers of its host, and Spark may have placed
+        none on some host."""
         try:
             left = self._still_there()
         except ClusterError as error:
-            return f"brokers may run on where no task of the stop was: {error}"
-        return f"brokers run on where no task of the stop was: {', '.join(map(str, left))}" if left else ""
+            return f"brokers may still run on hosts where Spark placed no task: {error}"
+        return f"brokers still run on hosts where Spark placed no task: {', '.join(map(str, left))}" if left else ""
 
     def _stop_from_here(self) -> str:
         self.generation += 1
         if not self._say(Phase.STOP):
-            return "the brokers could not be told to stop, as ZooKeeper is away, and run on"
+            return "the brokers keep running: they could not be stopped because ZooKeeper is not available"
         try:
             ended = in_loop(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
             left = self._still_there()
-        except ClusterError as error:  # it was there when they were told
-            return f"the stop was broken off, and brokers may run on: {error}"
+        except ClusterError as error:  # ZooKeeper was available when the brokers were told to stop
+            return f"the stop was interrupted, and brokers may still run: {error}"
         if left:
-            return f"brokers run on that could not be stopped from here: {', '.join(map(str, left))}"
+            return f"brokers that the driver could not stop keep running: {', '.join(map(str, left))}"
         if ended != Phase.STOP.value:
-            return "brokers of this host run on, as they could not be stopped"
+            return "brokers of this host could not be stopped and keep running"
         self._stopped_in_order = True
         return ""
 
     def _still_there(self) -> list[int]:
-        """Ids of the brokers that a stop has left. One that had to be killed on another host stays registered until its
-        session ends: that long it is waited for, and for ZooKeeper to answer.
+        """Return the ids of brokers that still run after a stop. A broker that was killed on another host stays
+        registered until its session ends: wait that long, and for ZooKeeper to respond.
 
         Raises:
-            ClusterError: it does not.
+            ClusterError: ZooKeeper does not respond.
         """
         deadline = time.monotonic() + self._spec.session_timeout_ms / 1000 + _EXPIRY_S
         while True:
@@ -170,16 +174,16 @@ class Generations:
             self._submit_until_stopped()
         except ClusterError as error:
             self._failure = error
-            log.error("no more generations are submitted: %s", error)
+            log.error("no further generations are submitted: %s", error)
         except BaseException as error:
             self._failure = error
-            log.exception("no more generations are submitted")
+            log.exception("no further generations are submitted")
 
     def _submit_until_stopped(self) -> None:
-        """Return when the brokers were stopped in order, or when no generation can do that any more.
+        """Submit generations until the brokers are stopped cleanly, or no generation can do that.
 
         Raises:
-            ClusterError: Spark has ended, though nobody asked for a stop; or its workers cannot run brokers.
+            ClusterError: Spark stopped although no stop was requested, or its workers cannot run brokers.
         """
         pause_s = 0.0
         failed_stops = 0
@@ -189,7 +193,7 @@ class Generations:
                 stop_by = stop_by or time.monotonic() + _SLOTS_FOR_STOP_S
             if not self._spark_is_alive():
                 if stop_by is None:
-                    raise ClusterError("Spark has ended")
+                    raise ClusterError("Spark has stopped")
                 return
             tasks = self._tasks()
             if tasks < 1:
@@ -208,7 +212,8 @@ class Generations:
             self._stopping.wait(pause_s)
 
     def _call_for_next_generation(self) -> None:
-        """While no slot is free, brokers without a supervisor must know that one is on its way."""
+        """Announce the next generation, so that brokers without a supervisor know while no slot is free that one
+        follows."""
         if self._called_for <= self.generation:
             directive = Directive(self._seat.epoch, self.generation + 1, Phase.RUN)
             with contextlib.suppress(ClusterError):
@@ -216,16 +221,17 @@ class Generations:
                 self._called_for = directive.generation
 
     def _tasks(self) -> int:
-        """Tasks of the next generation.
+        """Return the number of tasks of the next generation.
 
-        Spark starts a barrier stage only when all of its tasks fit at once, and gives slots that become free one by one
-        to other jobs meanwhile. The first generation finds slots; a later one may meet user jobs that hold them all.
+        Spark starts a barrier stage only if all of its tasks fit at once, and assigns slots that become free one by one
+        to other jobs. The first generation finds slots; later, user jobs may occupy all of them.
         """
         wanted = self._sizing.tasks_later if self._report is not None else 0
         return min(wanted or self._sizing.tasks, self._slots())
 
     def _one_generation(self, tasks: int) -> bool:
-        """Submit a job of ``tasks`` and steer it until it ends. True when it failed, or has not stopped all brokers."""
+        """Submit a job of ``tasks`` and direct it until it ends. Return whether it failed or did not stop all
+        brokers."""
         self.generation += 1
         told = Phase.STOP if self._stopping.is_set() else Phase.RUN
         if not self._say(told):
@@ -238,7 +244,7 @@ class Generations:
             if self._spark_is_alive():
                 alive_at = time.monotonic()
             elif time.monotonic() - alive_at > _FAREWELL_S:
-                log.warning("generation %d: Spark has ended and has not ended the job", self.generation)
+                log.warning("generation %d: Spark has stopped without ending the job", self.generation)
                 return True
             self._look_for_report()
             wanted = self._wanted(tasks, told)
@@ -251,7 +257,7 @@ class Generations:
                 log.warning("generation %d ended: %s", self.generation, cause_of(job.error))
             return True
         if STOPPED_IN_PART in job.endings:
-            log.warning("generation %d has not stopped all brokers", self.generation)
+            log.warning("generation %d did not stop all brokers", self.generation)
             return True
         if Phase.STOP.value in job.endings:
             self._stopped_in_order = True
@@ -262,17 +268,19 @@ class Generations:
             return Phase.STOP
         if told is Phase.RUN and self._should_grow(tasks):
             log.info(
-                "generation %d: %d brokers are missing and there are slots for them", self.generation, self._missing
+                "generation %d: %d brokers are missing, and slots are available for them",
+                self.generation,
+                self._missing,
             )
             return Phase.REGROUP
-        return told  # a generation that regroups is let end; a stop then takes one of its own
+        return told  # let a regrouping generation end; a stop then needs another generation
 
     def _say(self, course: Phase) -> bool:
-        """False when ZooKeeper is away: to be tried again, as the tasks could not hear it either."""
+        """Send the phase to the tasks. Return False if ZooKeeper is not available; the caller retries."""
         try:
             self._seat.direct(Directive(self._seat.epoch, self.generation, course))
         except ClusterError as error:
-            log.warning("generation %d cannot be told to %s: %s", self.generation, course.value, error)
+            log.warning("generation %d: could not send %s: %s", self.generation, course.value, error)
             return False
         return True
 
@@ -299,14 +307,15 @@ class Generations:
         return self._spec.brokers - len(report.brokers) if report and report.generation == self.generation else 0
 
     def _should_grow(self, tasks: int) -> bool:
-        """Only where the tasks were too few: a broker that fails for its own reasons is not mended by another task."""
+        """Return whether a larger generation would help: only if there were too few tasks, not if a broker itself
+        fails."""
         return self._missing > 0 and self._tasks() > tasks
 
     def _slots(self) -> int:
         try:
             return concurrent_tasks(self._context)
         except Exception:
-            # py4j's errors share no base class with anything; a dead JVM has no slots.
+            # py4j's errors have no common base class; a dead JVM has no slots.
             if self._spark_is_alive():
                 raise
             return 0
@@ -320,8 +329,8 @@ class Generations:
 
 
 def in_loop(work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` returns or raises, from a loop of its own: in a notebook this thread has one that runs already, and
-    another thread's has to do."""
+    """Run ``work`` in a new event loop and return its result. In a notebook this thread already runs a loop, so a loop
+    in another thread is used."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -333,14 +342,14 @@ def in_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _has_ended_here(broker: BrokerRegistration) -> bool:
-    """One that had to be killed stays registered until its session ends. Of one in another container of this machine,
-    or where nobody knows in which, its pid tells nothing here."""
+    """Return whether the process of a registered broker has ended: a killed broker stays registered until its session
+    ends. The pid says nothing about a broker in another or unknown container of this machine."""
     is_here = (broker.boot_id, broker.pid_namespace) == (boot_id(), pid_namespace()) and broker.pid_namespace != 0
     return is_here and identify(broker.pid) is None
 
 
 class _Job(threading.Thread):
-    """One barrier job, in a thread of its own because ``collect`` blocks for as long as the generation lives."""
+    """One barrier job, in its own thread because ``collect`` blocks for the life of the generation."""
 
     def __init__(self, context: SparkContext, spec: GenerationSpec, tasks: int) -> None:
         super().__init__(name=f"sparklog-generation-{spec.generation}", daemon=True)

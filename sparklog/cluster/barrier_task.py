@@ -1,11 +1,11 @@
-"""One task of the barrier job: what runs in an executor's Python worker.
+"""One task of the barrier job, which runs in an executor's Python worker.
 
-All tasks of a generation take the same steps at the same gathers: survey the host, share out the directories, adopt or
-start the brokers, report, then follow the driver's directive. Stopping is a step of all tasks together, because a
-broker may only go when no other still needs it as leader or follower.
+All tasks of a generation take the same steps at the same gathers: survey the host, share the directories, adopt or
+start the brokers, report, then follow the driver's directive. All tasks stop together, because a broker may only stop
+when no other broker needs it as leader or follower.
 
-This module and what it imports is loaded before the first gather: an executor's temporary directories, and with them
-a shipped environment, vanish with the application.
+This module and its imports are loaded before the first gather, because an executor's temporary directories, including a
+shipped environment, disappear with the application.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from sparklog.zk.session import Node, ZkSession
 
 log = logging.getLogger(__name__)
 
-#: Until every broker of a generation serves or has failed.
+#: Maximum wait until every broker of a generation serves or has failed.
 SETTLE_TIMEOUT_S = 60.0
-#: For followers to reach their leaders' ends once writes are refused.
+#: Maximum wait for followers to catch up once writes are refused.
 CATCH_UP_S = 3.0
-#: For a broker to flush and mark its directory clean.
+#: Maximum wait for a broker to flush and mark its directory as clean.
 FINISH_S = 20.0
-#: How a stop ends that has left brokers of the task's host running.
+#: Result of a stop that left brokers of the task's host running.
 STOPPED_IN_PART = "stopped in part"
 
 Gather = Callable[[str], Awaitable[list[str]]]
@@ -63,7 +63,7 @@ class _TaskReport(msgspec.Struct, frozen=True):
 
 
 def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
-    """The function of the barrier stage: yields how the task ended, see ``supervise``."""
+    """Run a task of the barrier stage and yield how it ended, see ``supervise``."""
     context = BarrierTaskContext.get()
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -77,15 +77,16 @@ def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
 
 
 async def alone(message: str) -> list[str]:
-    """The gather of a generation of one task, outside Spark."""
+    """Gather in a generation of one task, outside Spark."""
     return [message]
 
 
 async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
-    """A generation as one task sees it. Returns how it ended: a course, ``STOPPED_IN_PART`` or "superseded".
+    """Run one task's part of a generation. Return how it ended: a phase, ``STOPPED_IN_PART`` or "superseded".
 
     Raises:
-        ClusterError: ZooKeeper is away; the job then fails and is submitted again, while the brokers serve on.
+        ClusterError: ZooKeeper is not available; the job then fails and is submitted again, while the brokers keep
+            serving.
     """
     session = await ZkSession.open(
         spec.zookeeper, session_timeout_ms=spec.session_timeout_ms, keys=KeyRing(spec.secrets)
@@ -101,7 +102,7 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
         ending = await course.changed(party)
         log.info("generation %d/%d: %s", spec.driver_epoch, spec.generation, ending)
         if ending == Phase.STOP.value and (left := await party.stop(gather)):
-            log.warning("brokers run on that could not be stopped, in %s", ", ".join(left))
+            log.warning("brokers that could not be stopped are still running in %s", ", ".join(left))
             return STOPPED_IN_PART
         return ending
     finally:
@@ -111,7 +112,7 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
 
 
 def retire_through(store: ClusterStore) -> Retire:
-    """Told as often as the connection breaks, until ZooKeeper has it."""
+    """Return a function that retires a registration, retrying until ZooKeeper has it."""
 
     async def retire(broker_id: int, process: ProcessIdentity) -> bool:
         return await store.session.patiently(
@@ -122,7 +123,7 @@ def retire_through(store: ClusterStore) -> Retire:
 
 
 class _PhaseWatch:
-    """The driver's directive as this generation sees it."""
+    """Watcher of the driver's directive for this generation."""
 
     def __init__(self, session: ZkSession, spec: GenerationSpec) -> None:
         self._own = (spec.driver_epoch, spec.generation)
@@ -150,7 +151,8 @@ class _PhaseWatch:
         await self._event.wait()
 
     async def changed(self, party: _TaskGroup) -> str:
-        """How the generation ends: by directive, or because brokers follow a newer one."""
+        """Wait for the end of the generation, and return its cause: a directive, or a newer generation of the
+        brokers."""
         waiting = {asyncio.create_task(self.wait()), asyncio.create_task(party.superseded())}
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +169,7 @@ class _PhaseWatch:
 
 
 class _TaskGroup:
-    """A task's supervisors, their claims and their common steps."""
+    """Supervisors of a task, their directory locks and their common steps."""
 
     def __init__(self, spec: GenerationSpec, store: ClusterStore, *, host: str) -> None:
         self._spec = spec
@@ -177,7 +179,7 @@ class _TaskGroup:
         self._supervisors: list[BrokerSupervisor] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._problems: list[str] = []
-        #: Directories whose brokers a stop has to end: this task's share, and what else has a broker on this host.
+        #: Directories whose brokers a stop must end: this task's share, and others with a broker on this host.
         self._to_stop: list[str] = []
 
     async def form(self, *, task: int, gather: Gather) -> None:
@@ -187,7 +189,7 @@ class _TaskGroup:
         surveys = [msgspec.json.decode(text, type=HostSurvey) for text in await gather(_text(survey))]
         if survey.problem and task == min(other.task for other in surveys if other.host == survey.host):
             self._problems.append(survey.problem)
-        if spec.adopt_only:  # of whatever runs; a cluster may have been larger
+        if spec.adopt_only:  # adopt all running brokers; the cluster may have been larger
             shares = share_slots(surveys, brokers=sum(len(other.slots) for other in surveys), per_task=0)
         else:
             shares = share_slots(surveys, brokers=spec.brokers, per_task=spec.brokers_per_task)
@@ -204,7 +206,7 @@ class _TaskGroup:
         self._tasks = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
 
     async def settle(self, course: _PhaseWatch) -> None:
-        """Wait until each broker serves or has failed once, or the generation is to end."""
+        """Wait until each broker serves or has failed once, or the generation must end."""
 
         async def all_settled() -> None:
             for supervisor in self._supervisors:
@@ -217,7 +219,7 @@ class _TaskGroup:
         await asyncio.gather(*pending, return_exceptions=True)
 
     async def report(self, gather: Gather) -> GenerationReport:
-        """What all tasks found, the same in each of them."""
+        """Return the report of all tasks, equal in each of them."""
         own = _TaskReport(
             brokers=tuple(broker for supervisor in self._supervisors if (broker := supervisor.serving) is not None),
             problems=(*self._problems, *(s.problem for s in self._supervisors if s.problem)),
@@ -231,22 +233,22 @@ class _TaskGroup:
         )
 
     async def superseded(self) -> None:
-        """Return when every broker of this task follows a newer supervisor; a task without brokers waits for ever."""
+        """Wait until every broker of this task has a newer supervisor; a task without brokers waits forever."""
         if self._tasks:
-            # Not gather: when this is cancelled, it would cancel the supervisors.
+            # Not asyncio.gather, which would cancel the supervisors if this is cancelled.
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
-                task.result()  # a supervisor that fails, fails the generation: the next one adopts its broker
+                task.result()  # a failed supervisor fails the generation; the next one adopts its broker
         if not self._supervisors or not all(supervisor.superseded for supervisor in self._supervisors):
             await asyncio.Event().wait()
 
     async def stop(self, gather: Gather) -> list[str]:
-        """Refuse writes everywhere; let followers reach the leaders' ends; only then end the brokers, at once.
+        """Refuse writes on all brokers, let followers catch up, and only then stop the brokers, all at once.
 
-        Stopped one after the other, each would leave the in-sync sets of the rest, and the last one out would be the
-        only one in sync.
+        If brokers stopped one after the other, each would leave the in-sync sets of the rest, and the last one would be
+        the only one in sync.
 
-        Returns the directories of this host whose brokers run on: nobody has claimed them, or who did is superseded.
+        Return the directories of this host whose brokers keep running: no task locked them, or that task is superseded.
         """
         await asyncio.gather(*(supervisor.quiesce() for supervisor in self._supervisors))
         await asyncio.gather(*(supervisor.caught_up(timeout_s=CATCH_UP_S) for supervisor in self._supervisors))
@@ -256,7 +258,7 @@ class _TaskGroup:
         return [path for path in self._to_stop if await is_live(Path(path))]
 
     async def disband(self) -> None:
-        """End supervision; the brokers that run go on."""
+        """End supervision; running brokers keep running."""
         for supervisor, task in zip(self._supervisors, self._tasks, strict=True):
             await supervisor.leave(task)
         for claim in self._claims:

@@ -1,6 +1,6 @@
-"""The controller's connections to brokers: one each, opened when there is something to say, dropped when it fails.
+"""Controller's connections to brokers: one per broker, opened on demand and dropped on failure.
 
-Nothing is queued here: the core has at most one update under way per broker and decides when to try again.
+This module queues nothing: the core has at most one update in flight per broker and decides when to retry.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sparklog.protocol.messages import Reply, Request
 log = logging.getLogger(__name__)
 
 
-#: For one answer. Long: a broker may have thousands of logs to create first.
+#: Time-out of a response; long, because a broker may have to create thousands of logs first.
 _ANSWER_TIMEOUT_S = 30.0
 
 
 class BrokerConnections:
-    """Owner: one controller term, on its loop. ``close`` ends all."""
+    """Connections to brokers. Owner: one controller term, on its loop. ``close`` closes all."""
 
     def __init__(
         self, *, client_id: str, cluster_id: str, connect_timeout_s: float, credentials: Credentials | None = None
@@ -35,10 +35,11 @@ class BrokerConnections:
         self._opening: dict[int, asyncio.Lock] = {}
 
     async def request(self, broker: BrokerEndpoint, message: Request) -> Reply:
-        """Ask this incarnation of the broker.
+        """Send a request to this incarnation of the broker and return the reply.
 
         Raises:
-            BrokerError: not reached, connection lost, or no answer in time; the connection is dropped.
+            BrokerError: the broker is unreachable, the connection is lost, or the request timed out; the connection is
+                dropped.
         """
         connection = await self._connection(broker)
         try:
@@ -46,7 +47,7 @@ class BrokerConnections:
         except (TimeoutError, asyncio.TimeoutError):
             self._drop(broker.broker_id, connection)
             raise BrokerError(
-                ErrorCode.REQUEST_TIMED_OUT, f"broker {broker.broker_id} did not answer within {_ANSWER_TIMEOUT_S:g} s"
+                ErrorCode.REQUEST_TIMED_OUT, f"broker {broker.broker_id} did not respond within {_ANSWER_TIMEOUT_S:g} s"
             ) from None
         except BrokerError:
             self._drop(broker.broker_id, connection)
@@ -60,7 +61,8 @@ class BrokerConnections:
                 endpoint, connection = known
                 if endpoint == broker and not connection.closed:
                     return connection
-                # Another incarnation may be another process on the same port: its hello decides, not an old socket.
+                # Another incarnation may be another process on the same port: open a new connection and check its
+                # hello.
                 self._drop(broker.broker_id, connection)
             connection = await AsyncConnection.open(
                 broker.host,
@@ -73,11 +75,11 @@ class BrokerConnections:
             )
             found = connection.hello.broker_id if connection.hello is not None else None
             if found != broker.broker_id:
-                # A dead broker's port may be another one's by now, and incarnations are counted for each alone.
+                # Another broker may now use a dead broker's port, and each broker counts its own incarnations.
                 connection.close()
                 raise BrokerError(
                     ErrorCode.NETWORK_EXCEPTION,
-                    f"{host_and_port(broker.host, broker.port)}: broker {found} found, {broker.broker_id} expected",
+                    f"{host_and_port(broker.host, broker.port)}: expected broker {broker.broker_id}, found {found}",
                 )
             self._open[broker.broker_id] = (broker, connection)
             return connection

@@ -1,4 +1,4 @@
-"""Starting a broker's process so that nothing ties it to the task that starts it."""
+"""Start of a broker's process, independent of the task that starts it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from sparklog.errors import ClusterError
 from sparklog.protocol.proof import KeyRing
 from sparklog.storage.disk import private_opener
 
-#: What is run for each slot, with ``--config <file>`` after it.
+#: Command for each slot, followed by ``--config <file>``.
 BROKER_PROGRAM = (sys.executable, "-m", "sparklog.broker")
 
 
 def spawn_broker(
     slot: Slot, spec: GenerationSpec, *, host: str, words: LastWords, program: tuple[str, ...] = BROKER_PROGRAM
 ) -> ProcessIdentity:
-    """Start a process for ``slot`` and note it. Blocks for as long as a fork takes.
+    """Start a process for ``slot`` and record its identity. Blocks for the time of a fork.
 
     Raises:
-        ClusterError: it ended at once.
+        ClusterError: the process ended immediately.
         OSError: the host's copy of the secret, or the configuration, cannot be written.
     """
     socket = runtime_directory.control_socket(slot.path)
@@ -52,9 +52,9 @@ def spawn_broker(
     config_file = runtime_directory.process_config(slot.path)
     config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
     with open(words.out, "wb", opener=private_opener) as output:
-        # Its own session: no terminal's signals, no part in the fate of the executor's process group. Its own files:
-        # a pipe to the executor would block the broker once the executor is gone. Not in the executor's working
-        # directory, which goes with the application.
+        # A new session, so that signals of a terminal or to the executor's process group do not reach the broker. Its
+        # own output files, because a pipe to the executor would block the broker once the executor ends. Another
+        # working directory than the executor's, which is deleted with the application.
         child = subprocess.Popen(
             [*program, "--config", str(config_file)],
             start_new_session=True,
@@ -64,17 +64,17 @@ def spawn_broker(
             cwd="/",
             env=broker_environment(os.environ),
         )
-    # Popen's finalizer would warn of a child that still runs, which is the purpose here; ``reap`` collects it.
+    # Popen's finalizer would warn of a running child, which is intended here; ``reap`` collects it.
     child.returncode = 0
     process = identify(child.pid)
     if process is None:
-        raise ClusterError(f"broker {slot.broker_id} ended with code {reap(child.pid)} at once: {words}")
+        raise ClusterError(f"broker {slot.broker_id} exited immediately with code {reap(child.pid)}: {words}")
     runtime_directory.note_process(slot.path, process)
     return process
 
 
 def reap(pid: int) -> int | None:
-    """Collect what is left of a process that has ended. Its exit code (negative: the signal); None: not our child."""
+    """Collect an ended process and return its exit code (negative: the signal); None if it is not our child."""
     try:
         _, status = os.waitpid(pid, 0)
     except ChildProcessError:
@@ -83,7 +83,7 @@ def reap(pid: int) -> int | None:
 
 
 def broker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """A worker's environment without Spark's part in it, and with this very package importable."""
+    """Return a worker's environment without Spark's variables, in which this package is importable."""
     keep = {key: value for key, value in inherited.items() if not key.startswith(("PYSPARK_", "SPARK_", "_SPARK"))}
     paths = [str(Path(__file__).parents[2])]
     paths += [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path and not _is_sparks(path)]
@@ -97,8 +97,8 @@ def _is_sparks(path: str) -> bool:
 
 
 class LastWords:
-    """Why a process of ``log_dir`` ended: what it wrote to its standard error, else the gravest line it logged since
-    this was made."""
+    """Explanation of the end of a process of ``log_dir``: its output on stderr, otherwise the most severe line that it
+    logged since this object was created."""
 
     def __init__(self, log_dir: Path) -> None:
         #: Standard output and error: empty unless Python itself failed.
@@ -115,7 +115,7 @@ class LastWords:
             grave = [line for line in logged if level in line]
             if grave:
                 return grave[-1].partition(level)[2].partition(": ")[2]
-        return f"nothing was said in {self.log}"
+        return f"no error in {self.log}"
 
 
 def _lines(path: Path, *, skip_bytes: int = 0) -> list[str]:

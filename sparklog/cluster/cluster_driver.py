@@ -1,7 +1,7 @@
-"""The driver's part of a cluster, in one place: ZooKeeper, the seat, the controller, the generations of brokers.
+"""Driver's part of a cluster: ZooKeeper, the driver's registration, the controller, the generations of brokers.
 
-The order is the point. Up: ZooKeeper, seat, controller, brokers. Down: the controller first, so that it takes no
-stopping broker for a dead one; the brokers all together; ZooKeeper last, as they need it to the end.
+The order matters. Start: ZooKeeper, registration, controller, brokers. Stop: the controller first, so that it does not
+treat a stopping broker as dead; then all brokers together; ZooKeeper last, because brokers need it until their end.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from sparklog.zk.session import ZkSession
 
 log = logging.getLogger(__name__)
 
-#: Executors of a busy machine have been seen to take over a minute.
+#: On a busy machine, executors may take over a minute.
 SLOTS_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 120.0
 _AGAIN = "start the cluster again to adopt or stop them"
 
 
 class ClusterDriver:
-    """Life cycle: ``take_seat`` (needs no Spark), ``start_brokers``, then ``stop``. Owner: one thread."""
+    """Driver of a cluster. Life cycle: ``take_seat`` (needs no Spark), ``start_brokers``, then ``stop``. Owner: one
+    thread."""
 
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options.checked()
@@ -47,7 +48,7 @@ class ClusterDriver:
         self._seat: DriverRegistration | None = None
         self._controller: ControllerLoop | None = None
         self._generations: Generations | None = None
-        #: What the last stop has left and why; and the ZooKeeper of the cluster's own that it has left with that.
+        #: What the last stop left running and why; and the embedded ZooKeeper that it left running.
         self._left = ""
         self._left_zookeeper: EmbeddedZookeeper | None = None
         #: The cluster's secret, from when the seat is taken.
@@ -68,12 +69,12 @@ class ClusterDriver:
         return self._generations.report if self._generations is not None else None
 
     def take_seat(self, *, zookeeper_host: str = LOOPBACK) -> None:
-        """Start or adopt ZooKeeper where none was given, and become the cluster's driver.
+        """Start or adopt ZooKeeper unless one was given, and register as the cluster's driver.
 
         Raises:
-            ClusterError: ZooKeeper does not answer; another driver runs the cluster.
+            ClusterError: ZooKeeper does not respond, or another driver runs the cluster.
         """
-        self._left = ""  # whoever starts again has it back
+        self._left = ""  # a new start takes it over again
         if not self._options.zookeeper:
             server = EmbeddedZookeeper.start(
                 self.data_dir.resolve() / "zookeeper", host=zookeeper_host, settings=self._options.zookeeper_settings
@@ -94,14 +95,15 @@ class ClusterDriver:
             raise
 
     def start_brokers(self, context: SparkContext, *, given_up: Callable[[], bool] = never) -> GenerationReport | None:
-        """Start or adopt the brokers; return when each serves, or None when ``given_up`` says that nobody waits.
+        """Start or adopt the brokers. Return once all of them serve, or None once ``given_up`` returns true.
 
         Raises:
-            ClusterError: too few task slots; a broker that does not come up: says why. Call ``stop`` then as well.
+            ClusterError: there are too few task slots, or a broker does not start (with the reason). Call ``stop`` even
+                then.
         """
         options, master = self._options, master_of(context)
         choose_worker_python(context)
-        # For a controller that stands by on this host.
+        # For a standby controller on this host.
         keep_on_host(self.seat.cluster_id, self._keys)
         spec = self._spec(master)
         size = sizing(options, master)
@@ -124,8 +126,8 @@ class ClusterDriver:
         self._controller.wait_ready(READY_TIMEOUT_S)
         if len(report.brokers) < options.brokers:
             raise ClusterError(
-                f"{options.brokers} brokers were asked for, and there are log directories for {len(report.brokers)}:"
-                " name more log directories, or ask for fewer brokers"
+                f"{options.brokers} brokers were requested, but there are log directories for {len(report.brokers)}:"
+                " add log directories, or request fewer brokers"
             )
         return report
 
@@ -143,7 +145,7 @@ class ClusterDriver:
             data_dir=str(self.data_dir.resolve()),
             port=options.port,
             advertised_host=LOOPBACK if here else options.advertised_host,
-            # Clients do not log in yet: what needs no other machine is not offered to any.
+            # Clients do not authenticate yet, so a cluster on one machine must not be reachable from others.
             bind_host=LOOPBACK if here else "0.0.0.0",
             settings=options.settings,
             session_timeout_ms=self._session_timeout_ms,
@@ -152,29 +154,29 @@ class ClusterDriver:
 
     @property
     def bootstrap(self) -> str:
-        """Addresses of the brokers, for clients."""
+        """Return the addresses of the brokers for clients."""
         return ",".join(host_and_port(broker.host, broker.port) for broker in self.brokers)
 
     @property
     def brokers(self) -> tuple[ServingBroker, ...]:
-        """Brokers that have served under this driver; see ``Generations.brokers``."""
+        """Return the brokers that have served under this driver; see ``Generations.brokers``."""
         return self._generations.brokers if self._generations is not None else ()
 
     @property
     def failure(self) -> str:
-        """Why this driver can do no more for its brokers, which run on; empty while it can."""
+        """Return why this driver can no longer manage its brokers, which keep running; empty while it can."""
         if self._seat is not None and self._seat.lost.is_set():
-            return "another driver has taken the cluster over"
+            return "another driver has taken over the cluster"
         if self._controller is not None and (status := self._controller.status).state == "failed":
             return f"the controller failed: {status.detail}"
         failure = self._generations.failure if self._generations is not None else None
         return str(failure or type(failure).__name__) if failure is not None else ""
 
     def stop(self) -> str:
-        """Stop everything in order. Idempotent. When another driver took the cluster over, only let go of it.
+        """Stop everything cleanly. Idempotent. If another driver took over the cluster, only release it.
 
-        Returns what runs on, and why, for the user; empty when nothing does. What one stop has left the next does not
-        try again: it may be another driver's by then. It says so again, until that has ended.
+        Return what keeps running, and why, as a text for the user; empty if nothing does. A later call does not retry
+        to stop the rest, because another driver may own it by then; it returns the same text until the rest has ended.
         """
         if self._left:
             self._left = self._left if self._runs_on() else ""
@@ -191,9 +193,9 @@ class ClusterDriver:
         self._end_seat()
         self._end_zookeeper(leave=is_lost or is_needed or bool(left))
         if is_lost:
-            return "another driver has taken the cluster over: its brokers and ZooKeeper run on"
+            return "another driver has taken over the cluster: its brokers and ZooKeeper keep running"
         if is_needed:
-            return f"ZooKeeper, and brokers where there are any, run on as they were found: {_AGAIN}"
+            return f"ZooKeeper and any running brokers were left unchanged: {_AGAIN}"
         return f"{left}: {_AGAIN}" if left else ""
 
     def _brokers_may_run(self) -> bool:
@@ -217,7 +219,7 @@ class ClusterDriver:
             return True
 
     def let_go(self) -> None:
-        """End this driver's part; brokers and ZooKeeper run on, for the next driver to adopt."""
+        """End this driver's part; brokers and ZooKeeper keep running, and the next driver adopts them."""
         self._end_controller()
         self._generations = None
         self._end_seat()
@@ -245,7 +247,7 @@ class ClusterDriver:
 
 
 async def _registered(zookeeper: str, *, session_timeout_ms: int) -> tuple[BrokerRegistration, ...]:
-    """Raises ClusterError when ZooKeeper does not answer for as long as a session lasts."""
+    """Return the registered brokers. Raises ClusterError if ZooKeeper does not respond for a session time-out."""
     session = await ZkSession.open(
         zookeeper, session_timeout_ms=session_timeout_ms, connect_timeout_ms=session_timeout_ms
     )

@@ -1,11 +1,11 @@
-"""The cluster's secret on its way from the driver to the brokers.
+"""Distribution of the cluster's secret from the driver to the brokers.
 
-The driver makes it on the first start and keeps it as ``cluster.secret`` in its data directory, beside the log
-directories and in none of them. It hands it to the barrier tasks within the pickled ``GenerationSpec``, through Spark's
-own channel: on no command line, in no environment, in no log. Each host keeps a copy in the runtime directory of the
-brokers' user, where its broker processes read it; brokers that run already are told it over their control sockets.
+The driver creates the secret at the first start and stores it as ``cluster.secret`` in its data directory, outside the
+log directories. It passes the secret to the barrier tasks in the pickled ``GenerationSpec``, through Spark's own
+channel: it is in no command line, environment or log. Each host has a copy in the runtime directory of the brokers'
+user, which its broker processes read. Running brokers receive the secret over their control sockets.
 
-A driver that finds no file makes a new secret, and the brokers that it adopts learn it the same way.
+A driver without the file creates a new secret, and sends it to the brokers that it adopts in the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def driver_secret_file(data_dir: Path) -> Path:
 
 
 def driver_keys(data_dir: Path) -> KeyRing:
-    """Return the secret that the driver keeps in ``data_dir``, made now if there is none.
+    """Return the driver's secret in ``data_dir``, and create it if there is none.
 
     Raises:
         ConfigError: the file cannot be read, or other users may read it.
@@ -37,7 +37,7 @@ def driver_keys(data_dir: Path) -> KeyRing:
     if not path.exists():
         made = path.with_name(f".{_NAME}.{secrets.token_hex(8)}")
         write_secret_file(made, KeyRing([new_secret()]))
-        with contextlib.suppress(FileExistsError):  # of a driver that was faster
+        with contextlib.suppress(FileExistsError):  # another driver was faster
             os.link(made, path)
         made.unlink()
     return read_secret_file(path)
@@ -51,6 +51,6 @@ def keep_on_host(cluster_id: str, keys: KeyRing) -> Path:
 
 
 def found_on_host(cluster_id: str) -> KeyRing:
-    """Return the secrets in this host's copy, none where there is no copy. Raises ConfigError as ``driver_keys``."""
+    """Return the secrets in this host's copy; empty if there is no copy. Raises ConfigError as ``driver_keys``."""
     path = runtime_directory.secret_file(cluster_id)
     return read_secret_file(path) if path.exists() else KeyRing()

@@ -1,7 +1,7 @@
-"""The supervisor's end of a broker's control socket: one JSON line out, one JSON line back.
+"""Supervisor's end of a broker's control socket: one JSON line per request, one per response.
 
-The connection that has said hello is the supervisor's lease on the broker; it is kept open for as long as the lease is
-meant to hold. See ``broker.control_socket`` for the other end.
+A connection that has sent hello is the supervisor's lease on the broker, which lasts while the connection is open. The
+broker's control socket is the other end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LINE_BYTES = 1024 * 1024
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
-    """A broker's answer. Fields it does not send keep their defaults: brokers of other versions are adopted too."""
+    """Response of a broker. Missing fields have defaults, because brokers of other versions are adopted too."""
 
     ok: bool
     broker_id: int = -1
@@ -28,7 +28,7 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     pid: int = -1
     port: int = -1
     state: str = ""
-    #: Led partitions whose in-sync followers have not yet all of the leader's log.
+    #: Led partitions whose in-sync followers have not caught up yet.
     lagging: int = 0
     leading: int = 0
     superseded_by: tuple[int, int] | None = None
@@ -36,11 +36,12 @@ class BrokerStatus(msgspec.Struct, frozen=True):
 
 
 class Superseded(ClusterError):
-    """The broker obeys a newer generation of supervisors."""
+    """Refusal of a broker that has a newer generation of supervisors."""
 
 
 class ControlConnection:
-    """Owner: one task of a supervisor's loop; calls do not overlap. ``peer`` is told by the kernel."""
+    """Connection to a broker. Owner: one task of a supervisor's loop; calls do not overlap. The kernel reports
+    ``peer``."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: ProcessIdentity) -> None:
         self._reader = reader
@@ -50,25 +51,25 @@ class ControlConnection:
 
     @classmethod
     async def open(cls, path: Path, *, timeout_s: float = 2.0) -> ControlConnection | None:
-        """None when nobody listens there."""
+        """Connect. Return None if no process listens at ``path``."""
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_unix_connection(path, limit=_LINE_BYTES), timeout_s)
         except (FileNotFoundError, ConnectionRefusedError, asyncio.TimeoutError):
             return None
         peer = peer_of(writer.get_extra_info("socket"))
-        if peer is None:  # it died between listening and now
+        if peer is None:  # the process died after it began to listen
             writer.close()
             return None
         return cls(reader, writer, peer)
 
     async def call(self, op: str, *, timeout_s: float, **fields: Any) -> BrokerStatus:
-        """Send one command, return the broker's status after it.
+        """Send one command, and return the broker's status after it.
 
         Raises:
-            asyncio.TimeoutError: no answer in time; the connection is of no further use.
-            ConnectionError: the broker closed it.
-            Superseded: a newer generation holds the broker.
-            ClusterError: the broker refused.
+            asyncio.TimeoutError: no response in time; the connection can no longer be used.
+            ConnectionError: the broker closed the connection.
+            Superseded: a newer generation supervises the broker.
+            ClusterError: the broker refused the command.
         """
         async with self._busy:
             self._writer.write(msgspec.json.encode({"op": op, **fields}) + b"\n")

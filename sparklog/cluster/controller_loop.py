@@ -1,7 +1,8 @@
-"""The controller as the driver runs it: a thread with a loop that stands for election, term after term.
+"""Controller in the driver: a thread with an event loop that takes part in elections, term after term.
 
-Whoever creates the ephemeral ``/controller`` is it; all others stand by and try when it goes. After an expiry of its
-own session it stands again: a driver that slept must not leave the cluster without a controller.
+The process that creates the ephemeral ``/controller`` is the active controller; all others stand by until the node
+disappears. After its session expires, the controller takes part again, because a driver that was suspended must not
+leave the cluster without a controller.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from sparklog.zk.session import SessionState, ZkSession
 
 log = logging.getLogger(__name__)
 
-#: Between attempts that failed for a reason that may pass; longer each time when they fail at once.
+#: Pause after a transient failure; it grows with consecutive immediate failures.
 _RETRY_S = 0.2
-#: A term of this length has not failed at once.
+#: Minimum length of a term that does not count as an immediate failure.
 _LASTING_S = 30.0
 _STOP_TIMEOUT_S = 20.0
 
 
 class _OtherCluster(ClusterError):
-    """ZooKeeper holds another cluster than this controller was started for."""
+    """Mismatch between the cluster in ZooKeeper and the one that this controller was started for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerStatus:
-    """What this controller is doing. ``state``: connecting, standby, active, stopped or failed (see ``detail``)."""
+    """State of this controller: connecting, standby, active, stopped or failed (see ``detail``)."""
 
     state: str = "connecting"
     controller_epoch: int = -1
@@ -55,7 +56,8 @@ class ControllerStatus:
 
 
 class ControllerLoop:
-    """Thread-safe outside, one loop inside. ``on_change`` is called in the controller's thread: be quick there."""
+    """Controller in its own thread, with a thread-safe interface. ``on_change`` is called in the controller's thread
+    and must return quickly."""
 
     def __init__(
         self,
@@ -67,8 +69,8 @@ class ControllerLoop:
         on_change: Callable[[ControllerStatus], None] | None = None,
         keys: KeyRing | None = None,
     ) -> None:
-        """``cluster_id`` empty: whatever cluster is there, or a new one. ``settings`` are Kafka's keys. ``keys``: the
-        cluster's secrets, without which brokers that have them refuse this controller.
+        """``cluster_id`` empty: use the existing cluster, or create one. ``settings`` have Kafka's keys. ``keys``: the
+        cluster's secrets; brokers that have them refuse a controller without them.
 
         Raises:
             ConfigError: a setting is unknown or out of range.
@@ -79,7 +81,7 @@ class ControllerLoop:
         self._keys = keys
         self._session_timeout_ms = session_timeout_ms or config.session_timeout_ms
         self._connect_timeout_ms = config.zk_connection_timeout_ms
-        #: Of every term's core.
+        #: Settings of every term's core.
         self.settings = ControllerSettings(
             session_timeout_ms=self._session_timeout_ms,
             unclean_recovery_timeout_ms=config.unclean_recovery_timeout_ms,
@@ -92,13 +94,13 @@ class ControllerLoop:
         self._on_change = on_change
         self.controller_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._status = ControllerStatus()
-        #: ZooKeeper had the expected cluster.
+        #: Whether ZooKeeper had the expected cluster before.
         self._found = False
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
-        #: The session in use; for tests that end it.
+        #: The current session, which tests end.
         self.session: ZkSession | None = None
 
     @property
@@ -106,16 +108,16 @@ class ControllerLoop:
         return self._status
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread and return immediately."""
         assert self._thread is None, "started twice"
         self._thread = threading.Thread(target=self._run, name="sparklog-controller", daemon=True)
         self._thread.start()
 
     def wait_ready(self, timeout_s: float = 30.0) -> ControllerStatus:
-        """Wait until a controller is at work: this one is active, or stands by for another.
+        """Wait until a controller is active: this one, or another one for which this one stands by.
 
         Raises:
-            ClusterError: it failed, or it took longer.
+            ClusterError: the controller failed, or the wait timed out.
         """
 
         def ready() -> bool:
@@ -124,7 +126,7 @@ class ControllerLoop:
         with self._changed:
             if not self._changed.wait_for(ready, timeout_s):
                 raise ClusterError(
-                    f"no controller within {timeout_s:g} s at {self._zookeeper}: {self._status.detail or 'no answer'}"
+                    f"no controller within {timeout_s:g} s at {self._zookeeper}: {self._status.detail or 'no response'}"
                 )
             status = self._status
         if status.state in {"failed", "stopped"}:
@@ -132,7 +134,7 @@ class ControllerLoop:
         return status
 
     def stop(self) -> None:
-        """Give the election up and end the thread; another controller can follow at once. Idempotent."""
+        """Resign and end the thread; another controller can be elected immediately. Idempotent."""
         thread = self._thread
         if thread is None:
             return
@@ -186,26 +188,27 @@ class ControllerLoop:
             pauses = growing_pauses(_RETRY_S)
             while True:
                 await session.connected()
-                # A session that is not the first one: the last expired, and brokers' sessions may have, too.
+                # Not the first session: the last one expired, and brokers' sessions may have expired too.
                 cautious = generation not in (0, session.generation)
                 generation = session.generation
                 began = time.monotonic()
                 try:
                     failed = await self._one_round(store, cautious=cautious)
                 except ZkUnreachable as error:
-                    log.warning("the controller starts over: %s", error)
+                    log.warning("the controller restarts: %s", error)
                     self._set(replace(self._status, state="connecting", detail=str(error)))
                     await asyncio.sleep(_RETRY_S)
                     continue
                 except _OtherCluster:
                     raise
                 except Exception as error:
-                    # Whatever it is: a cluster without a controller needs somebody to mend it and to start one.
+                    # Retry after any error: otherwise the cluster would have no controller until an operator starts
+                    # one.
                     unforeseen = not isinstance(error, ClusterError)
-                    log.error("the controller starts over: %s", error, exc_info=unforeseen)
+                    log.error("the controller restarts: %s", error, exc_info=unforeseen)
                     detail = f"{type(error).__name__}: {error}" if unforeseen else str(error)
                     self._set(replace(self._status, state="connecting", detail=detail))
-                    await self._resign(store)  # another controller may know what to do
+                    await self._resign(store)  # another controller may succeed
                     failed = True
                 if time.monotonic() - began > _LASTING_S:
                     pauses = growing_pauses(_RETRY_S)
@@ -229,17 +232,18 @@ class ControllerLoop:
                 keys=self._keys,
             )
         except ClusterError as error:
-            log.warning("%s; trying on", error)
+            log.warning("%s; retrying", error)
             self._set(replace(self._status, detail=str(error)))
             return None
 
     async def _one_round(self, store: ControllerStore, *, cautious: bool) -> bool:
-        """Be elected and serve one term, or stand by until ``/controller`` goes. Return whether the term has failed."""
+        """Be elected and serve one term, or stand by until ``/controller`` disappears. Return whether the term
+        failed."""
         await store.cluster.prepare()
         found = await store.cluster.cluster_id()
         if self._cluster_id and found != self._cluster_id:
             detail = f"ZooKeeper at {self._zookeeper} has cluster {found!r}; expected {self._cluster_id}"
-            # Of one that was right before somebody has changed the id: it may be put back.
+            # If the cluster was the expected one before, its id was changed, and may be restored.
             raise ClusterError(detail) if self._found else _OtherCluster(detail)
         self._found = True
         epoch = await store.elect(self.controller_id)
@@ -260,15 +264,15 @@ class ControllerLoop:
             on_change=lambda: self._term_changed(term),
             keys=self._keys,
         )
-        log.info("controller %s begins term %d", self.controller_id, epoch)
+        log.info("controller %s starts term %d", self.controller_id, epoch)
         reason = await term.run(cautious=cautious)
-        log.warning("term %d is over: %s", epoch, reason)
+        log.warning("term %d ended: %s", epoch, reason)
         self._set(replace(self._status, state="connecting", detail=reason))
         await self._resign(store)
         return term.failed
 
     async def _resign(self, store: ControllerStore) -> None:
-        """A node of our own must not keep others, or our next term, from being elected."""
+        """Delete our own node, which would prevent the election of others and our next term."""
         if store.session.state is not SessionState.CONNECTED:
             return
         try:
@@ -276,7 +280,7 @@ class ControllerLoop:
             if store.owns(node):
                 await store.session.delete(paths.CONTROLLER, node.version)
         except ZkError as error:
-            log.info("could not give /controller up: %s", error)
+            log.info("could not delete /controller: %s", error)
 
     async def _until_free(self, session: ZkSession) -> None:
         gone = asyncio.Event()

@@ -157,7 +157,7 @@ class ControllerTerm:
             self._advance(await self._load(cautious=cautious))
             self._unwatch.append(self._session.add_listener(self._session_moved))
             if self._session.state is not SessionState.CONNECTED or self._session.generation != self._generation:
-                raise ZkUnreachable("ZooKeeper was lost while the cluster's state was read")
+                raise ZkUnreachable("the connection to ZooKeeper was lost while reading the cluster's state")
             self._follow()
             return await self._over
         finally:
@@ -560,7 +560,7 @@ class ControllerTerm:
         try:
             reply = await self._connections.request(effect.broker, effect.update)
         except BrokerError as error:
-            log.info("broker %d could not be told: %s", broker_id, error)
+            log.info("could not notify broker %d: %s", broker_id, error)
             self._step(UpdateLost(broker_id, effect.update_id))
             return
         assert isinstance(reply, ControlUpdateReply)
@@ -570,7 +570,7 @@ class ControllerTerm:
         try:
             reply = await self._connections.request(effect.broker, DescribeBroker(0))
         except BrokerError as error:
-            log.info("broker %d could not be asked for its log ends: %s", effect.broker.broker_id, error)
+            log.info("could not query broker %d for its log end offsets: %s", effect.broker.broker_id, error)
             return
         assert isinstance(reply, DescribeBrokerReply)
         wanted = set(effect.partitions)
@@ -614,10 +614,10 @@ class ControllerTerm:
                 await operation()
                 return
             except ZkUnreachable as error:
-                log.info("repeating after %s", error)
+                log.info("retrying after %s", error)
                 pause_s = PAUSE_S
             except (ZkError, ZkFormatError) as error:
-                log.warning("repeating after %s", error)
+                log.warning("retrying after %s", error)
                 self.counters["controller.requests.repeated"] += 1
             await asyncio.sleep(pause_s)
 

@@ -1,7 +1,7 @@
-"""Taking a log directory for one broker of this host: its supervision lock, its id, its port.
+"""Assignment of a log directory to one broker of this host: its supervision lock, broker id and port.
 
-A new directory gets an id from ZooKeeper and the first free port, both written to its ``meta.json`` before anything is
-started; from then on they are what they are, so that clients find the broker again.
+A new directory gets an id from ZooKeeper and the first free port. Both are written to its ``meta.json`` before the
+broker starts, and never change, so that clients find the broker again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PORTS_TRIED = 1000
 
 
 async def survey_host(spec: GenerationSpec, *, task: int, host: str) -> HostSurvey:
-    """What stands on this host. ``problem`` names a directory that may not be used at all."""
+    """Return the log directories of this host. ``problem`` names a directory that cannot be used."""
     found, empty, problem = [], [], ""
     standing, possible = candidates(spec)
     for path in standing:
@@ -47,7 +47,7 @@ async def survey_host(spec: GenerationSpec, *, task: int, host: str) -> HostSurv
 
 
 async def is_live(log_dir: Path) -> bool:
-    """Whether a broker process has this directory, answering or about to."""
+    """Return whether a broker process uses this directory, or is starting to."""
     connection = await ControlConnection.open(runtime_directory.control_socket(log_dir))
     if connection is not None:
         await connection.close()
@@ -59,20 +59,20 @@ async def is_live(log_dir: Path) -> bool:
 async def claim_slot(
     found: FoundSlot, spec: GenerationSpec, *, next_broker_id: Callable[[], Awaitable[int]]
 ) -> tuple[Slot, Claim]:
-    """Become the supervisor of a directory, and make it a broker's if it is new.
+    """Lock a directory for supervision, and assign it to a broker if it is new.
 
     Raises:
-        ClusterError: another process supervises it for longer than any ending generation would; its kept port is
-            taken by another process (names it); no port is free.
-        StorageError: the directory cannot hold a broker's data.
+        ClusterError: another process supervises it for longer than an ending generation would; another process uses its
+            port; no port is free.
+        StorageError: the directory cannot be used for a broker's data.
     """
     claim = await _claim(Path(found.path), spec)
     try:
         meta = claim.meta or await _make_broker(claim, spec, next_broker_id=next_broker_id)
         if meta is claim.meta and not found.live and port_taken(spec.bind_host, meta.port):
             raise ClusterError(
-                f"port {meta.port} of broker {meta.broker_id} is taken by another process: end that one, or set"
-                f" another port in {claim.path / META_FILE} (clients that know this broker by its port then lose it)"
+                f"port {meta.port} of broker {meta.broker_id} is used by another process: stop it, or set"
+                f" another port in {claim.path / META_FILE} (clients that use this broker's port then lose it)"
             )
     except BaseException:
         claim.release()
@@ -97,12 +97,12 @@ async def _make_broker(
         runtime_directory.forget_vanished()
         meta = DirectoryMeta(cluster_id=spec.cluster_id, broker_id=broker_id, port=_free_port(spec))
         claim.write_meta(meta)
-    log.info("%s is broker %d's from now on, port %d", claim.path, broker_id, meta.port)
+    log.info("assigned %s to broker %d, port %d", claim.path, broker_id, meta.port)
     return meta
 
 
 def _free_port(spec: GenerationSpec) -> int:
-    """Called inside the host's lock: what other tasks have just taken stands in their ``meta.json``."""
+    """Return a free port. Call with the host's lock: ports that other tasks just took are in their ``meta.json``."""
     standing, _ = candidates(spec)
     metas = [read_meta(RealDisk(), path, cluster_id=spec.cluster_id) for path in standing]
     kept = {meta.port for meta in metas if meta is not None}

@@ -1,7 +1,7 @@
-"""``driver.json`` in the data directory: which process runs the cluster there, and where its brokers listen.
+"""``driver.json`` in the data directory: the process that runs the cluster there, and the addresses of its brokers.
 
-Written once the cluster is ready, and removed by the driver that wrote it. What a killed driver leaves names a process
-that is gone, and is told from a living one by its start time.
+The driver writes it once the cluster is ready, and removes it. The file of a killed driver names an ended process,
+which the start time distinguishes from a running one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DriverPidfile(msgspec.Struct, frozen=True):
 
 
 def note_driver(data_dir: Path, bootstrap: str, zookeeper: str) -> None:
-    """Write this process to the data directory as the cluster's driver."""
+    """Record this process in the data directory as the cluster's driver."""
     own = identify(os.getpid())
     assert own is not None
     new = data_dir / f"{_NAME}.{os.getpid()}"
@@ -34,14 +34,15 @@ def note_driver(data_dir: Path, bootstrap: str, zookeeper: str) -> None:
 
 
 def forget_driver(data_dir: Path) -> None:
-    """Remove the note, if it is this process's."""
+    """Remove the file if this process wrote it."""
     found = _read(data_dir)
     if found is not None and found.process.pid == os.getpid():
         (data_dir / _NAME).unlink(missing_ok=True)
 
 
 def noted_driver(data_dir: Path) -> DriverPidfile | None:
-    """The driver that runs the cluster of this data directory on this host; None: there is none, or it is not ready."""
+    """Return the driver that runs the cluster of this data directory on this host; None if there is none, or it is not
+    ready."""
     found = _read(data_dir)
     return found if found is not None and is_alive(found.process) else None
 

@@ -1,8 +1,8 @@
-"""The driver's seat: its claim on the cluster in ZooKeeper, and its voice there.
+"""Registration of the driver in ZooKeeper, which it also uses to direct generations.
 
-One driver at a time: it holds the ephemeral ``/driver`` and a driver epoch that no driver before had. Through the seat
-it says what a generation is to do and reads what its tasks report. Owner: the driver; any of its threads may call,
-the work is done in one thread with an event loop of its own.
+A cluster has one driver at a time: it holds the ephemeral ``/driver`` and a new driver epoch. Through the registration
+it writes directives for a generation and reads the reports of its tasks. Owner: the driver. Any of its threads may
+call; one thread with its own event loop does the work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 
 class DriverRegistration:
-    """Life cycle: ``take``, use, ``close``. ``lost`` once another driver has the cluster."""
+    """Driver's registration. Life cycle: ``take``, use, ``close``. ``lost`` is set once another driver has the
+    cluster."""
 
     def __init__(
         self, zookeeper: str, *, session_timeout_ms: int, keys: KeyRing | None = None, owns_zookeeper: bool = False
@@ -62,11 +63,11 @@ class DriverRegistration:
         keys: KeyRing | None = None,
         owns_zookeeper: bool = False,
     ) -> DriverRegistration:
-        """Connect, and become the driver. ``keys``: the cluster's secrets. A ZooKeeper that this driver owns is closed
-        to those that do not know them, unless brokers of release 0.1.0 may need it.
+        """Connect, and become the driver. ``keys``: the cluster's secrets. A ZooKeeper that this driver owns refuses
+        clients that do not know them, unless brokers of release 0.1.0 may need it.
 
         Raises:
-            ClusterError: no ZooKeeper answers; another driver lives (names it).
+            ClusterError: ZooKeeper does not respond, or another driver is alive (with its address).
         """
         seat = cls(zookeeper, session_timeout_ms=session_timeout_ms, keys=keys, owns_zookeeper=owns_zookeeper)
         try:
@@ -77,7 +78,7 @@ class DriverRegistration:
         return seat
 
     def close(self) -> None:
-        """Give the seat up. Idempotent."""
+        """Delete the registration. Idempotent."""
         if self._loop.is_closed():
             return
         self._call(self._end())
@@ -86,14 +87,15 @@ class DriverRegistration:
         self._loop.close()
 
     def direct(self, directive: Directive) -> None:
-        """Say what a generation is to do. Raises ZkError when ZooKeeper is away."""
+        """Write a directive for a generation. Raises ZkError if ZooKeeper is not available."""
         self._call(self._direct(directive))
 
     def live_brokers(self) -> tuple[BrokerRegistration, ...]:
         return self._call(self._store.live_brokers())
 
     def report(self, generation: int) -> GenerationReport | None:
-        """What this driver's ``generation`` reported; None while it has not, or ZooKeeper is away."""
+        """Return the report of this driver's ``generation``; None if there is none yet, or ZooKeeper is not
+        available."""
         return self._call(self._report(generation))
 
     # --- in the loop ---------------------------------------------------------------------------------------------
@@ -124,12 +126,12 @@ class DriverRegistration:
     async def _protect(self) -> None:
         if not self._keys or not self._owns_zookeeper:
             return
-        # While brokers of 0.1.0 take part they write there, too, and know no secret.
+        # Brokers of release 0.1.0 write to ZooKeeper too, and do not know the secret.
         if await self._zk.exists(paths.PROOF_REQUIRED) or await is_fresh(self._zk):
             await protect(self._zk, self._keys)
 
     async def _claim(self) -> int:
-        """Outlast the node of a driver that was killed: its session ends by itself, and sooner if it ran here."""
+        """Claim the node, waiting for the end of a killed driver's session; it ends sooner if the driver ran here."""
         deadline = time.monotonic() + self._session_timeout_ms / 1000 + 2
         own = _own_process()
         while True:
@@ -147,8 +149,8 @@ class DriverRegistration:
             await asyncio.sleep(0.1)
 
     async def _holder_is_alive_here(self) -> bool:
-        """True: a living driver on this host holds the seat. A dead one's node is removed. A pid alone would be another
-        process's by now: after a boot, or in a container, often the new driver's own."""
+        """Return whether a running driver on this host holds the registration. A dead driver's node is removed. The pid
+        alone is not enough: after a boot, or in a container, another process may have it, often the new driver."""
         try:
             node = await self._zk.get(paths.DRIVER)
         except ZkNoNode:
@@ -157,9 +159,9 @@ class DriverRegistration:
         if holder.host != socket.gethostname():
             return False
         if holder.boot_id and holder.boot_id != boot_id():
-            return False  # of an earlier boot, or of another host that has the name: its session will tell
+            return False  # an earlier boot, or another host with the same name: wait for its session to end
         if holder.pid_namespace and holder.pid_namespace != pid_namespace():
-            return False  # in another container its pid says nothing: as above
+            return False  # the pid of another container has no meaning here: wait for its session to end
         found = identify(holder.pid)
         noted = ProcessIdentity(holder.pid, holder.start_time, holder.boot_id) if holder.boot_id else found
         if found is not None and found == noted:
@@ -173,7 +175,7 @@ class DriverRegistration:
             self._reclaiming = self._loop.create_task(self._reclaim())
 
     async def _reclaim(self) -> None:
-        """After a new session the seat's node is gone; take it again, unless a newer driver has been there."""
+        """Create the node again after the session expired, unless a newer driver has registered meanwhile."""
         own = _own_process()
         holder = codecs.DriverNode(
             self.epoch,
@@ -189,7 +191,7 @@ class DriverRegistration:
                 await self._zk.connected()
                 counter = await self._zk.get(paths.DRIVER_EPOCH)
                 if codecs.decode(paths.DRIVER_EPOCH, counter.data, codecs.CounterNode).value != self.epoch:
-                    log.error("another driver has taken the cluster over; this one lets go of it")
+                    log.error("another driver has taken over the cluster; this driver releases it")
                     self.lost.set()
                     return
                 await self._zk.multi(
@@ -202,12 +204,12 @@ class DriverRegistration:
             except ZkMultiFailed as error:
                 if isinstance(error.cause, ZkNodeExists) and await self._holds_it():
                     return
-            except ZkError as error:  # nothing else would try again, and without its node anybody may take the seat
-                log.error("cannot take the driver's seat again, trying on: %s", error)
+            except ZkError as error:  # no other code retries, and without the node any driver could register
+                log.error("could not register the driver again, retrying: %s", error)
             await asyncio.sleep(0.2)
 
     async def _holds_it(self) -> bool:
-        """Whether the node is of the present session. False as well when it went meanwhile, or ZooKeeper did."""
+        """Return whether the node belongs to the current session. False also if the node or ZooKeeper disappeared."""
         try:
             return (await self._zk.get(paths.DRIVER)).ephemeral_owner == self._zk.session_id
         except (ZkNoNode, ZkUnreachable):

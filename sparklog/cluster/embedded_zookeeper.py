@@ -1,9 +1,9 @@
-"""A ZooKeeper server of our own, from the jars that pyspark brings: one Java process beside the driver.
+"""Embedded ZooKeeper server from pyspark's jars: one Java process beside the driver.
 
-Detached: it outlives the driver, so brokers keep their sessions, and the next driver adopts it on the port it has
-kept since its first start. What runs is told by a note (pid, start time, boot) and asked over ZooKeeper's ``srvr``
-command; starting is done under a lock, so two drivers never start two servers on one directory.
-Not for ensembles: whoever has one names it by ``zookeeper.connect``.
+It is detached and outlives the driver, so brokers keep their sessions, and the next driver adopts it on the port of its
+first start. A file (pid, start time, boot) identifies the running server, which is checked with ZooKeeper's ``srvr``
+command. A lock protects the start, so two drivers never start two servers in one directory.
+It does not support ensembles: use ``zookeeper.connect`` for an existing one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from sparklog.model import host_and_port
 from sparklog.storage.disk import PRIVATE_DIRECTORY, RealDisk, read_file, replace_file
 
 FORMAT_VERSION = 1
-#: ZooKeeper ends a session at the first tick after its time-out: with the usual tick of a second or two, that much of
-#: the time in which a lost host is missed would be rounding.
+#: ZooKeeper ends a session at the first tick after its time-out. The usual tick of one or two seconds would add that
+#: much to the detection of a lost host.
 TICK_MS = 200
 _SHORTEST_SESSION_MS = 1000
 START_TIMEOUT_S = 30.0
-#: For the kernel to end a killed process.
+#: Maximum wait for the kernel to end a killed process.
 _KILL_S = 5.0
-#: What the server needs out of pyspark's jars. All 300 on the class path would triple the start-up time.
+#: The jars of pyspark that the server needs. All 300 on the class path would triple the start-up time.
 _JARS = re.compile(
     r"(zookeeper|zookeeper-jute|slf4j-api|log4j-(api|core|slf4j2-impl)|metrics-core|snappy-java|commons-(io|cli|lang3)"
     r"|netty-(handler|buffer|common|transport|codec|codec-base|resolver|transport-native-unix-common"
@@ -55,7 +55,7 @@ _SYSTEM_PROPERTIES = (
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """``server.json``: the server started last in this directory, and the address it keeps."""
+    """``server.json``: the last server started in this directory, and its permanent address."""
 
     version: int
     host: str
@@ -64,8 +64,8 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 class EmbeddedZookeeper:
-    """A running server. Made by ``start``; ``stop`` ends it, ``leave`` lets it run on without us, ``start_again``
-    follows one that has died."""
+    """Running server. ``start`` creates it, ``stop`` ends it, ``leave`` leaves it running, and ``start_again`` replaces
+    a dead one."""
 
     def __init__(
         self, directory: Path, host: str, port: int, process: ProcessIdentity, *, settings: Mapping[str, str]
@@ -74,7 +74,7 @@ class EmbeddedZookeeper:
         self.connect = host_and_port(host, port)
         self.process = process
         self._settings = settings
-        #: True when it was found running.
+        #: Whether it was already running.
         self.adopted = True
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -82,16 +82,17 @@ class EmbeddedZookeeper:
     def start(
         cls, directory: Path, *, host: str = "127.0.0.1", port: int = 0, settings: Mapping[str, str] | None = None
     ) -> EmbeddedZookeeper:
-        """Start the server of ``directory``, or adopt the one that runs. Blocks until it answers.
+        """Start the server of ``directory``, or adopt the running one. Blocks until it responds.
 
-        ``host`` is where it listens and what clients are told. ``port`` 0: the kept one, or any free one the first
-        time. ``settings`` are lines of zoo.cfg over those made here.
+        ``host`` is the address to listen on and for clients. ``port`` 0: the recorded one, or any free one at the first
+        start. ``settings`` are lines of zoo.cfg that override the defaults.
 
         Raises:
-            ClusterError: no Java; the kept port is taken by something else; it did not come up (with its last words).
-            ConfigError: Spark, which brings the server, is not installed.
+            ClusterError: Java is missing, another program uses the recorded port, or the server did not start (with the
+                end of its output).
+            ConfigError: Spark, whose jars include the server, is not installed.
         """
-        # For this user alone: another one who may read the lock file may hold the lock, and no cluster would start.
+        # Private to this user: another user who can read the lock file could hold the lock and prevent a start.
         directory.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         with contextlib.suppress(PermissionError):
             directory.chmod(PRIVATE_DIRECTORY)
@@ -105,8 +106,8 @@ class EmbeddedZookeeper:
             return server
 
     def start_again(self) -> EmbeddedZookeeper | None:
-        """The server that follows this one, which has ended: started on the same port and data, or adopted where
-        somebody else was faster. None when this one was stopped on purpose.
+        """Return the successor of this server, which has ended: started on the same port and data, or adopted if
+        another driver was faster. None if this server was stopped deliberately.
 
         Raises:
             ClusterError: as ``start``.
@@ -129,7 +130,7 @@ class EmbeddedZookeeper:
     def _launch(cls, directory: Path, host: str, port: int, settings: Mapping[str, str]) -> EmbeddedZookeeper:
         if port and port_taken(host, port):
             raise ClusterError(
-                f"port {port} on {host}, which the ZooKeeper of {directory} keeps, is taken by another program"
+                f"port {port} on {host}, which belongs to the ZooKeeper of {directory}, is used by another program"
             )
         port = port or _free_port(host)
         data = directory / "data"
@@ -154,7 +155,7 @@ class EmbeddedZookeeper:
         try:
             _write_note(directory, _Note(FORMAT_VERSION, host, port, process))
         except BaseException:
-            # On a full disk, say. Nobody would know it for this directory's, and its port would be taken from then on.
+            # For example on a full disk: the server could not be identified later, and would keep its port in use.
             child.kill()
             child.wait()
             raise
@@ -174,31 +175,32 @@ class EmbeddedZookeeper:
             if not is_alive(self.process):
                 if self._child is not None:
                     self._child.wait()
-                raise ClusterError(f"ZooKeeper ended while starting: {_last_words(self.directory)}")
+                raise ClusterError(f"ZooKeeper stopped while starting: {_last_words(self.directory)}")
             if answers(host, int(port)):
                 return
             time.sleep(0.02)
-        found = f"ZooKeeper (pid {self.pid}) did not answer at {self.connect} within {START_TIMEOUT_S:g} s"
+        found = f"ZooKeeper (pid {self.pid}) did not respond at {self.connect} within {START_TIMEOUT_S:g} s"
         if not self.adopted:
             self._end(timeout_s=0.0)
         raise ClusterError(f"{found}: {_last_words(self.directory)}")
 
     def leave(self) -> None:
-        """Let it run on. This process keeps no claim on it."""
+        """Leave the server running, and release it."""
         if self._child is not None:
-            # Popen's finalizer would warn of a child that still runs, which is the purpose here.
+            # Popen's finalizer would warn of a running child, which is intended here.
             self._child.returncode = 0
             self._child = None
 
     def stop(self, *, timeout_s: float = 5.0) -> None:
-        """End it: SIGTERM, and SIGKILL after ``timeout_s``. Its data is safe with either."""
+        """Stop the server with SIGTERM, and SIGKILL after ``timeout_s``. Its data is safe in both cases."""
         if not self.directory.is_dir():
             self._end(timeout_s=timeout_s)
             return
         with _lock(self.directory):
             self._end(timeout_s=timeout_s)
             note = _read_note(self.directory)
-            # Only now, and under the lock: a driver that has slept must not take this for a crash and start it again.
+            # Recorded under the lock, so that another driver does not mistake the stop for a crash and restart the
+            # server.
             if note is not None and note.process == self.process:
                 _write_note(self.directory, msgspec.structs.replace(note, process=None))
 
@@ -220,11 +222,11 @@ class EmbeddedZookeeper:
 
     @property
     def has_been_stopped(self) -> bool:
-        """By whoever: ended on purpose, or gone with its directory. One that has died, or that another has been started
-        in the place of, has not.
+        """Return whether any process stopped the server deliberately or deleted its directory. False if it crashed or
+        was replaced by another server.
 
         Raises:
-            ClusterError: its note cannot be read.
+            ClusterError: its file cannot be read.
         """
         if not self.directory.is_dir():
             return not self.is_alive
@@ -241,10 +243,10 @@ class EmbeddedZookeeper:
 
 
 def find_java() -> str:
-    """Path of the java program: JAVA_HOME's, else PATH's.
+    """Return the path of the java program, from JAVA_HOME or PATH.
 
     Raises:
-        ClusterError: there is none.
+        ClusterError: Java was not found.
     """
     home = os.environ.get("JAVA_HOME")
     if home and (found := shutil.which("java", path=str(Path(home) / "bin"))):
@@ -255,7 +257,7 @@ def find_java() -> str:
 
 
 def answers(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
-    """Whether a ZooKeeper server that serves requests listens there."""
+    """Return whether a ZooKeeper server at this address serves requests."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             connection.sendall(b"srvr")
@@ -299,15 +301,15 @@ def _class_path() -> str:
         jars = [str(jar) for jar in names if _JARS.match(jar.name)]
         if any("zookeeper-3" in jar for jar in jars):
             return ":".join(jars)
-    require_spark("a ZooKeeper server of sparklog's own")
+    require_spark("the embedded ZooKeeper server")
     raise ClusterError(
-        f"no ZooKeeper jar in {', '.join(map(str, directories))}; name a server by zookeeper.connect instead"
+        f"no ZooKeeper jar in {', '.join(map(str, directories))}; pass an existing server as zookeeper.connect instead"
     )
 
 
 def _jar_directories() -> list[Path]:
-    """Where Spark's jars may be. In ``--deploy-mode cluster`` pyspark is a zip file without jars: they are in Spark's
-    home, or on YARN in the container's working directory."""
+    """Return directories that may have Spark's jars. In ``--deploy-mode cluster`` pyspark is a zip file without jars:
+    they are in Spark's home, or on YARN in the container's working directory."""
     spec = find_spec("pyspark")
     found = [Path(spec.origin).parent / "jars"] if spec is not None and spec.origin is not None else []
     if home := os.environ.get("SPARK_HOME"):
@@ -333,7 +335,7 @@ def _lock(directory: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise ClusterError(
-                        f"another process has been starting or stopping ZooKeeper in {directory} too long"
+                        f"another process has been starting or stopping ZooKeeper in {directory} for too long"
                     ) from None
                 time.sleep(0.05)
         yield
@@ -348,12 +350,14 @@ def _read_note(directory: Path) -> _Note | None:
     except msgspec.DecodeError as error:
         raise ClusterError(f"{path}: {error}") from None
     if note.version > FORMAT_VERSION:
-        raise ClusterError(f"{path} has format version {note.version}; this sparklog reads up to {FORMAT_VERSION}")
+        raise ClusterError(
+            f"{path} has format version {note.version}; this version of sparklog supports up to {FORMAT_VERSION}"
+        )
     return note
 
 
 def _write_note(directory: Path, note: _Note) -> None:
-    """Durable on return: without the port that is in it the server could not be found where it has been."""
+    """Write the file durably, because clients find the server again only by the port in it."""
     replace_file(_DISK, directory / "server.json", msgspec.json.encode(note))
 
 

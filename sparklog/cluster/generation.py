@@ -1,8 +1,8 @@
-"""What driver and barrier tasks tell each other about one generation of the barrier job. Values only.
+"""Messages between driver and barrier tasks about one generation of the barrier job. Values only.
 
-``GenerationSpec`` travels pickled with the job. While it runs, the driver speaks through one ZooKeeper node (a
-directive: go on, regroup, stop) and the tasks answer through another (who serves where), so that neither needs a
-connection to the other and nothing depends on Spark's cancel, which kills without a word.
+``GenerationSpec`` is pickled with the job. While the job runs, the driver writes directives (continue, regroup, stop)
+to one ZooKeeper node, and the tasks write reports (the serving brokers) to another. So neither needs a connection to
+the other, and nothing depends on Spark's cancel, which kills without notice.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ REPORT = paths.GENERATION
 
 
 class Phase(Enum):
-    """What the tasks of a generation are to do."""
+    """Phase of a generation, which its tasks carry out."""
 
     RUN = "run"
-    #: End the job, leave the brokers alone: the next generation has another size.
+    #: End the job but not the brokers: the next generation has another size.
     REGROUP = "regroup"
-    #: Stop all brokers of the cluster in order, then end the job.
+    #: Stop all brokers of the cluster cleanly, then end the job.
     STOP = "stop"
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """The driver's word. A task whose own generation is older than this one's ends at once."""
+    """Directive of the driver. A task of an older generation ends immediately."""
 
     driver_epoch: int
     generation: int
@@ -38,36 +38,36 @@ class Directive(msgspec.Struct, frozen=True):
 
 
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation: what each of its tasks has to know."""
+    """Specification of one generation for its tasks."""
 
     cluster_id: str
     zookeeper: str
     driver_epoch: int
     generation: int
-    #: Brokers wanted in the whole cluster.
+    #: Target number of brokers of the whole cluster.
     brokers: int
-    #: New log directories a task may open; those that exist are supervised however many they are.
+    #: Maximum number of new log directories per task; existing ones are always supervised.
     brokers_per_task: int
-    #: Log directories of every host, one broker each; empty: ``slot-0``, ``slot-1``, ... below ``data_dir``.
+    #: Log directories on every host, one broker per directory; empty: ``slot-0``, ``slot-1``, ... in ``data_dir``.
     log_dirs: tuple[str, ...]
     data_dir: str
     #: First port to try for a new log directory.
     port: int
-    #: Address given to clients; empty: the task's host finds its own name.
+    #: Advertised address; empty: the host name of the task.
     advertised_host: str
     #: Address to listen on.
     bind_host: str
-    #: Broker and topic settings by Kafka's keys.
+    #: Broker and topic settings with Kafka's keys.
     settings: dict[str, str]
     session_timeout_ms: int
     #: The cluster's secrets, the newest first; see ``cluster_secret``. They are never shown.
     secrets: tuple[Secret, ...] = ()
-    #: Start nothing: only take hold of what runs, for a stop.
+    #: Start no broker: only adopt running ones, for a stop.
     adopt_only: bool = False
 
 
 class ServingBroker(msgspec.Struct, frozen=True):
-    """A broker that answered its supervisor."""
+    """Broker that responded to its supervisor."""
 
     broker_id: int
     host: str
@@ -75,16 +75,16 @@ class ServingBroker(msgspec.Struct, frozen=True):
     pid: int
     incarnation: int
     log_dir: str
-    #: It ran already when this generation began.
+    #: Whether it was already running when this generation began.
     adopted: bool
 
 
 class GenerationReport(msgspec.Struct, frozen=True):
-    """What a generation's tasks found, once each of their brokers serves or has failed."""
+    """Report of a generation's tasks, once each of their brokers serves or has failed."""
 
     driver_epoch: int
     generation: int
     brokers: tuple[ServingBroker, ...]
-    #: One sentence each: why a broker is not there.
+    #: Reasons why brokers are missing, one sentence each.
     problems: tuple[str, ...]
     version: int = 1

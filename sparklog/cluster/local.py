@@ -1,7 +1,7 @@
-"""``sparklog.LocalCluster``: brokers inside a Spark session that is there, for as long as a ``with`` block lasts.
+"""``sparklog.LocalCluster``: brokers in an existing Spark session, for the duration of a ``with`` block.
 
-The same parts as the cluster job's, in the user's own application: a barrier job supervises the brokers while the
-user's jobs run beside it, so it leaves them a task slot.
+It uses the same parts as the cluster job, in the user's own application: a barrier job supervises the brokers beside
+the user's jobs, so it leaves a task slot for them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ log = logging.getLogger(__name__)
 
 
 class LocalCluster:
-    """A cluster of ``brokers`` in ``spark``, which may run on ``local[N]``, ``local-cluster`` or a real cluster.
+    """Cluster of ``brokers`` in ``spark``, which may run on ``local[N]``, ``local-cluster`` or a Spark cluster.
 
-    Without ``data_dir`` its data lies in a temporary directory and goes with it; with one, the next cluster there has
-    all of it. ``zookeeper`` names a server that is there; else one is started. ``settings`` are broker settings and
-    topic defaults by Kafka's keys. Inside the block ``spark.read.format("sparklog")`` needs no bootstrap servers.
+    Without ``data_dir`` the data is in a temporary directory that is deleted at the end; otherwise the next cluster in
+    ``data_dir`` keeps it. ``zookeeper`` is an existing server; by default the cluster starts one. ``settings`` are
+    broker settings and topic defaults with Kafka's keys. Inside the block ``spark.read.format("sparklog")`` needs no
+    bootstrap servers.
 
-    Owner: the thread that made it. Usable once.
+    Owner: the thread that created it. Usable once.
     """
 
     def __init__(
@@ -76,12 +77,13 @@ class LocalCluster:
         self._stop(is_ended_otherwise=error is not None)
 
     def start(self) -> LocalCluster:
-        """Return when every broker serves.
+        """Start the cluster, and return once every broker serves.
 
         Raises:
-            ClusterError: too few task slots (says how many, and what to change); a broker that does not come up.
+            ClusterError: there are too few task slots (with their number, and what to change), or a broker does not
+                start.
         """
-        # Brokers outlive their supervisors on purpose; a program that just ends must not leave them behind.
+        # Brokers outlive their supervisors by design; a program that ends without a stop must not leave them running.
         _when_python_ends(lambda: self._stop(is_ended_otherwise=True))
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -96,20 +98,20 @@ class LocalCluster:
         return self
 
     def stop(self) -> None:
-        """Stop all of it in order; the Spark session goes on. Idempotent.
+        """Stop the cluster cleanly; the Spark session continues. Idempotent.
 
         Raises:
-            ClusterError: brokers run on, which could not be stopped (says why), and with them their ZooKeeper and
-                ``data_dir``, a temporary one as well; the next cluster there adopts them. Called again, this does not
-                try again, and raises until they have been ended.
+            ClusterError: brokers could not be stopped (with the reason) and keep running, with their ZooKeeper and
+                ``data_dir``, even a temporary one; the next cluster there adopts them. A further call does not retry,
+                and raises until they have ended.
         """
         self._stop(is_ended_otherwise=False)
 
     def _stop(self, *, is_ended_otherwise: bool) -> None:
-        """``is_ended_otherwise``: by an error, which must not be hidden, or with the program."""
+        """Stop the cluster. ``is_ended_otherwise``: an error, which must not be hidden, or the end of the program."""
         left = self._driver.stop()
         if left:
-            self._temporary = False  # brokers that run have their data in it
+            self._temporary = False  # running brokers have their data in it
             left = f"the cluster in {self.data_dir}: {left}"
             if not is_ended_otherwise:
                 raise ClusterError(left)
@@ -119,7 +121,7 @@ class LocalCluster:
 
     @property
     def bootstrap(self) -> str:
-        """Addresses for clients, ``host:port,host:port``."""
+        """Return the addresses for clients, ``host:port,host:port``."""
         return self._driver.bootstrap
 
     @property
@@ -127,11 +129,11 @@ class LocalCluster:
         return self._driver.zookeeper
 
     def admin(self) -> Admin:
-        """A new client for topics and cluster state; the caller closes it."""
+        """Return a new admin client; the caller closes it."""
         return Admin(self.bootstrap)
 
     def broker_pids(self) -> dict[int, int]:
-        """Processes of the brokers that run on this machine, by broker id."""
+        """Return the process ids of the brokers on this machine, by broker id."""
         found = {}
         for broker in self._driver.brokers:
             process = noted_process(Path(broker.log_dir))
@@ -140,10 +142,10 @@ class LocalCluster:
         return found
 
     def kill_broker(self, broker_id: int) -> int:
-        """End a broker of this machine by SIGKILL, as a crash would; its supervisor starts it again. Returns the pid.
+        """Kill a broker of this machine with SIGKILL, like a crash; its supervisor restarts it. Return its pid.
 
         Raises:
-            ClusterError: no such broker runs here.
+            ClusterError: the broker does not run on this machine.
         """
         for broker in self._driver.brokers:
             if broker.broker_id == broker_id:

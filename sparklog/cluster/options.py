@@ -1,4 +1,4 @@
-"""What whoever starts a cluster may choose, and what follows from it for a given Spark master."""
+"""Options for the start of a cluster, and the values derived from them for a given Spark master."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from sparklog.config import broker_config
 from sparklog.errors import ConfigError
 
 DEFAULT_PORT = 9092
-#: Where everything listens that no other machine needs.
+#: Listen address of everything that no other machine needs.
 LOOPBACK = "127.0.0.1"
-#: Of a cluster with a ZooKeeper of its own, where nothing is said of it: that one is near, and answers within moments.
+#: Default session time-out with the embedded ZooKeeper, which is near and responds quickly.
 EMBEDDED_SETTINGS = {"zookeeper.session.timeout.ms": "2000"}
-#: Of topics created without one, where there are so many brokers.
+#: Default replication factor of topics, if there are that many brokers.
 DEFAULT_REPLICATION_FACTOR = 3
 
 
 class Sizing(NamedTuple):
-    """How many tasks the barrier job wants."""
+    """Number of tasks of the barrier job."""
 
     tasks: int
-    #: Slots left for the jobs of others in the same application.
+    #: Slots left for other jobs of the same application.
     spare: int
-    #: Tasks of a generation that follows another; 0: as many.
+    #: Tasks of later generations; 0: the same number.
     tasks_later: int = 0
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster as asked for; checked by ``checked``."""
+    """Options of a cluster; ``checked`` validates them."""
 
     data_dir: Path
     brokers: int = 3
-    #: New brokers a barrier task may start; 0: one, or one for each log directory.
+    #: Maximum new brokers per barrier task; 0: one, or one per log directory.
     brokers_per_executor: int = 0
-    #: Log directories of each host, one broker each; empty: made below ``data_dir``.
+    #: Log directories on each host, one broker per directory; empty: created in ``data_dir``.
     log_dirs: tuple[Path, ...] = ()
     #: First port to try for a new log directory.
     port: int = DEFAULT_PORT
-    #: Address clients are given; empty: this machine's loopback under a local master, else each host's name.
+    #: Advertised address; empty: loopback with a local master, otherwise each host's name.
     advertised_host: str = ""
-    #: ``host:port[,host:port][/chroot]``; empty: a ZooKeeper of the cluster's own.
+    #: ``host:port[,host:port][/chroot]``; empty: the embedded ZooKeeper.
     zookeeper: str = ""
     settings: dict[str, str] = {}
-    #: Lines of zoo.cfg for a ZooKeeper of the cluster's own.
+    #: Lines of zoo.cfg for the embedded ZooKeeper.
     zookeeper_settings: dict[str, str] = {}
     #: Task slots that must remain for other jobs of the same Spark application.
     spare_slots: int = 0
 
     def checked(self) -> ClusterOptions:
-        """With the settings that follow from the others; checking twice is as good as once.
+        """Return the options with derived settings. Idempotent.
 
         Raises:
-            ConfigError: names what is out of range; settings as ``config.broker_config``.
+            ConfigError: a value is out of range; settings as ``config.broker_config``.
         """
         if self.brokers < 1:
             raise ConfigError(f"brokers={self.brokers}: expected at least 1")
@@ -76,7 +76,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_one_machine(master: str) -> bool:
-    """Every executor runs on the driver's machine: local, local[N], local-cluster[...]."""
+    """Return whether every executor runs on the driver's machine: local, local[N], local-cluster[...]."""
     return master.startswith("local")
 
 
@@ -90,7 +90,7 @@ def brokers_per_task(options: ClusterOptions, master: str) -> int:
 
 
 def is_in_driver(master: str) -> bool:
-    """local and local[N]: one JVM, so one task supervises all brokers."""
+    """Return whether the master is local or local[N]: with one JVM, one task supervises all brokers."""
     return is_one_machine(master) and not master.startswith("local-cluster")
 
 
@@ -101,10 +101,10 @@ def sizing(options: ClusterOptions, master: str) -> Sizing:
 
 
 def read_settings(path: Path) -> dict[str, str]:
-    """A file of ``key = value`` lines; # begins a comment line.
+    """Read a file of ``key = value`` lines; # begins a comment line.
 
     Raises:
-        ConfigError: the file cannot be read; a line without a value, or a key given twice, named with its line.
+        ConfigError: the file cannot be read, or a line has no value or repeats a key (with the line number).
     """
     settings: dict[str, str] = {}
     try:
@@ -120,10 +120,10 @@ def read_settings(path: Path) -> dict[str, str]:
 
 
 def add_setting(settings: dict[str, str], text: str, *, where: str) -> None:
-    """Raises ConfigError when ``text`` is not ``key=value`` or its key is there already."""
+    """Add a setting. Raises ConfigError if ``text`` is not ``key=value`` or repeats a key."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (key and equals and value):
-        raise ConfigError(f"{where}: {text!r} found, expected key = value")
+        raise ConfigError(f"{where}: expected key = value, found {text!r}")
     if key in settings:
         raise ConfigError(f"{where}: {key} is set twice")
     settings[key] = value

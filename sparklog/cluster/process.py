@@ -1,7 +1,7 @@
-"""Processes told apart for certain: a pid alone may be someone else's by the time it is used.
+"""Reliable identification of processes: another process may have the pid by the time it is used.
 
-An identity is a pid with the start time the kernel noted, on one boot. Everything here works for processes that are
-not our children, because an adopted broker is the child of nobody. Linux only: it reads /proc and uses pidfds.
+An identity is a pid with the kernel's start time, on one boot. All functions work for processes that are not our
+children, because an adopted broker is not a child of its supervisor. Linux only: it reads /proc and uses pidfds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """One process, for ever."""
+    """Unique identity of one process."""
 
     pid: int
     #: Clock ticks after boot. Source: proc_pid_stat(5), field 22.
@@ -31,12 +31,12 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """The process that has ``pid`` now; None when there is none, or only its unreaped remains."""
+    """Return the process that currently has ``pid``; None if there is none, or only a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command's name stands in brackets and may hold anything, brackets included.
+    # The command's name is in parentheses and may contain anything, including parentheses.
     fields = stat[stat.rindex(b")") + 2 :].split()
     if fields[0] in {b"Z", b"X"}:
         return None
@@ -48,7 +48,7 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 
 def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
-    """Signal exactly this process. False when it is gone.
+    """Send a signal to exactly this process. Return False if it has ended.
 
     The pidfd is opened before the identity is compared: a pid reused in between would fail the comparison.
     """
@@ -68,7 +68,7 @@ def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
 
 
 async def exited(identity: ProcessIdentity) -> None:
-    """Return when the process has ended, whoever its parent is."""
+    """Wait until the process has ended, whatever its parent is."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -86,16 +86,16 @@ async def exited(identity: ProcessIdentity) -> None:
 
 
 def peer_of(connection: socket.socket) -> ProcessIdentity | None:
-    """Who listens at the other end of a connected Unix socket, told by the kernel and not by the peer."""
+    """Return the process at the other end of a connected Unix socket, as reported by the kernel."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, _uid, _gid = struct.unpack("3i", raw)
     return identify(pid) if pid > 0 else None
 
 
 def port_taken(host: str, port: int) -> bool:
-    """Whether something listens on ``port`` of the address ``host``."""
+    """Return whether a process listens on ``port`` of the address ``host``."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: a port whose last connections are still fading is free.
+        # As servers do: a port with connections only in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -107,7 +107,7 @@ def port_taken(host: str, port: int) -> bool:
 
 
 def host_name() -> str:
-    """A name by which other hosts may know this one: the full one, where the resolver knows more than loopback."""
+    """Return a name of this host for other hosts: the full name if it resolves to more than loopback."""
     for name in (socket.getfqdn(), socket.gethostname()):
         if name.split(".")[0] == "localhost":
             continue

@@ -1,8 +1,8 @@
-"""When the time of brokers without a proof is over: a mark in ZooKeeper, which is never taken back.
+"""Mark in ZooKeeper after which every broker must prove that it knows the cluster's secret; it is never removed.
 
-Brokers of release 0.1.0 that a driver adopts take part without a proof. Once every broker that lives, or that may
-come back to replicas of its own, has registered as one that proves itself, the controller makes the mark. From then on
-a registration without a proof is none: its broker leads nothing and is named to no other.
+Adopted brokers of release 0.1.0 take part without a proof. Once every broker that is alive, or that has replicas and
+may return, has registered with a proof, the controller sets the mark. From then on a registration without a proof does
+not count: its broker leads no partition, and other brokers do not learn of it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 
 class RequiredProofs:
-    """Owner: one controller term, on its loop. ``enabled`` false: this controller knows no secret, and leaves the
-    matter alone."""
+    """Check of required proofs. Owner: one controller term, on its loop. ``enabled`` false: this controller knows no
+    secret, and ignores proofs."""
 
     def __init__(self, session: ZkSession, *, enabled: bool) -> None:
         self._session = session
         self._enabled = enabled
         self._refused: set[tuple[int, int]] = set()
         self._awaited: frozenset[int] = frozenset()
-        #: Every broker has to prove itself.
+        #: Whether every broker must prove itself.
         self.required = False
 
     async def load(self) -> None:
@@ -48,8 +48,8 @@ class RequiredProofs:
             elif (broker.broker_id, broker.incarnation) not in self._refused:
                 self._refused.add((broker.broker_id, broker.incarnation))
                 log.error(
-                    "broker %d at %s:%d, incarnation %d, does not prove the cluster's secret and takes no part: start"
-                    " it again by a driver of this release",
+                    "broker %d at %s:%d, incarnation %d, does not prove the cluster's secret and is excluded: start"
+                    " it again with a driver of this release",
                     broker.broker_id,
                     broker.host,
                     broker.port,
@@ -60,8 +60,8 @@ class RequiredProofs:
     async def settle(
         self, live: Collection[BrokerRegistration], *, retired: Collection[int], hosting: Callable[[], set[int]]
     ) -> None:
-        """Make the mark if no broker without a proof is left. ``retired``: brokers whose end was seen; ``hosting``
-        returns the brokers that partitions name as replicas: they may come back. Raises ZkError."""
+        """Set the mark if no broker without a proof is left. ``retired``: brokers whose end was seen; ``hosting``
+        returns the brokers that have replicas, which may return. Raises ZkError."""
         if not self._enabled or self.required or not live:
             return
         awaited = {broker.broker_id for broker in live if not broker.proves}
@@ -70,19 +70,19 @@ class RequiredProofs:
         if awaited:
             if frozenset(awaited) != self._awaited:
                 self._awaited = frozenset(awaited)
-                log.warning("brokers %s have yet to register with a proof of the cluster's secret", sorted(awaited))
+                log.warning("brokers %s have not yet registered with a proof of the cluster's secret", sorted(awaited))
             return
         with contextlib.suppress(ZkNodeExists):
             await self._session.create(paths.PROOF_REQUIRED)
         self.required = True
-        log.info("every broker proves the cluster's secret: from now on each of them has to")
+        log.info("every broker proves the cluster's secret: from now on the proof is required")
 
     async def _absent_without_proof(self, brokers: Collection[int]) -> set[int]:
         found = await asyncio.gather(*map(self._last_registration, brokers))
         return {broker_id for broker_id, last in zip(brokers, found, strict=True) if last is None or not last.proves}
 
     async def _last_registration(self, broker_id: int) -> BrokerRegistration | None:
-        """None where there is none that can be read."""
+        """Return a broker's last registration; None if there is none that can be read."""
         path = paths.incarnation(broker_id)
         try:
             node = await self._session.get(path)

@@ -1,8 +1,8 @@
-"""Where a host's brokers meet their supervisors: sockets and process notes, by log directory.
+"""Directory of a host with the control sockets and process files of brokers, by log directory.
 
-A Unix socket's path ends at 108 bytes, so these cannot stand in the log directories themselves. The names follow from
-the log directory alone: a supervisor of any generation, started by any driver, finds the same ones. /tmp and not
-TMPDIR, which cluster managers set to something that goes with the container.
+The path of a Unix socket has at most 108 bytes, so these files cannot be in the log directories. The log directory
+alone determines their names, so a supervisor of any generation and driver finds them. The directory is in /tmp, not
+TMPDIR, which cluster managers set to a directory that is deleted with the container.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ def control_socket(log_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def host_lock(*, timeout_s: float = 10.0) -> Iterator[None]:
-    """Only one process of this user on this host is inside: new log directories take their ports one by one.
+    """Hold this user's lock of the host, so that new log directories get their ports one by one.
 
     Raises:
-        ClusterError: not free within ``timeout_s``.
+        ClusterError: the lock is not available within ``timeout_s``.
     """
     with _lock(runtime_directory() / "claims.lock", timeout_s=timeout_s, what="claims on this host"):
         yield
 
 
 def note_process(log_dir: Path, identity: ProcessIdentity) -> None:
-    """Write down which process was started for ``log_dir``, for a supervisor that finds its socket silent."""
+    """Record the process started for ``log_dir``, for a supervisor that gets no response from its socket."""
     target = runtime_directory() / f"{_stem(log_dir)}.json"
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
         file.write(msgspec.json.encode(identity))
@@ -79,7 +79,7 @@ def noted_process(log_dir: Path) -> ProcessIdentity | None:
 
 
 def process_config(log_dir: Path) -> Path:
-    """The configuration file of the broker process of ``log_dir``."""
+    """Return the configuration file of the broker process of ``log_dir``."""
     return runtime_directory() / f"{_stem(log_dir)}.config.json"
 
 
@@ -90,14 +90,14 @@ def secret_file(cluster_id: str) -> Path:
 
 
 def forget(log_dir: Path) -> None:
-    """Remove what was kept for a process that has ended in order."""
+    """Remove the files of a process that has stopped cleanly."""
     process_config(log_dir).unlink(missing_ok=True)
     (runtime_directory() / f"{_stem(log_dir)}.json").unlink(missing_ok=True)
 
 
 def forget_vanished() -> None:
-    """Remove what was kept for processes that are gone with their log directories: nobody else would. What belongs to
-    a directory that stands is used again, or overwritten, by its next process."""
+    """Remove the files of processes whose log directories were deleted. The next process of an existing directory
+    reuses or overwrites its files."""
     for config in runtime_directory().glob("*.config.json"):
         try:
             log_dir = Path(msgspec.json.decode(config.read_bytes(), type=_Configured).log_dir)
@@ -110,7 +110,7 @@ def forget_vanished() -> None:
 
 
 class _Configured(msgspec.Struct):
-    """What a broker's configuration file says of its place."""
+    """Location in a broker's configuration file."""
 
     log_dir: str
 
@@ -126,7 +126,7 @@ def _lock(path: Path, *, timeout_s: float, what: str) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise ClusterError(
-                        f"{what}: {path} is locked by another process for over {timeout_s:g} s"
+                        f"{what}: {path} has been locked by another process for over {timeout_s:g} s"
                     ) from None
                 time.sleep(0.05)
         yield

@@ -1,8 +1,8 @@
-"""Broker slots: which log directory belongs to which task of a generation.
+"""Broker slots: the assignment of log directories to the tasks of a generation.
 
-One directory is one disk is one broker. Executors come and go and two tasks may share a host, so nothing hangs on a
-task's index: every task surveys its host, all surveys are gathered, and ``share_slots`` gives the same answer in every
-task. What a broker is (id, port) stands in its directory's ``meta.json`` and nowhere else.
+One log directory belongs to one broker. Executors change and two tasks may share a host, so the assignment does not
+depend on a task's index: every task surveys its host, all surveys are gathered, and ``share_slots`` returns the same
+result in every task. Only the directory's ``meta.json`` stores a broker's id and port.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from sparklog.cluster.generation import GenerationSpec
 
 
 class FoundSlot(msgspec.Struct, frozen=True):
-    """A log directory of a host. ``broker_id`` and ``port`` are -1 while it has never held a broker."""
+    """Log directory of a host. ``broker_id`` and ``port`` are -1 if it never belonged to a broker."""
 
     path: str
     broker_id: int = -1
     port: int = -1
-    #: A broker process answers there now.
+    #: Whether a broker process currently responds there.
     live: bool = False
 
 
 class HostSurvey(msgspec.Struct, frozen=True):
-    """What one task sees of its host. ``host`` is equal exactly for tasks that see the same directories."""
+    """Survey of a host by one task. ``host`` is equal exactly for tasks that see the same directories."""
 
     task: int
     host: str
     slots: tuple[FoundSlot, ...]
-    #: Directories that could be made for new brokers, best first.
+    #: Directories that could be created for new brokers, best first.
     vacancies: tuple[str, ...]
     problem: str = ""
 
 
 class Slot(NamedTuple):
-    """A claimed log directory: the place of one broker."""
+    """Locked log directory of one broker."""
 
     path: Path
     broker_id: int
@@ -48,17 +48,17 @@ class Slot(NamedTuple):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One task's part: the directories whose brokers it supervises."""
+    """Directories whose brokers one task supervises."""
 
     slots: tuple[FoundSlot, ...]
 
 
 def share_slots(surveys: Sequence[HostSurvey], *, brokers: int, per_task: int) -> dict[int, Share]:
-    """Deal the directories out. Pure, and independent of the order of ``surveys``.
+    """Assign the directories to tasks. Pure, and independent of the order of ``surveys``.
 
-    Directories with a broker come first, live ones before others, lower ids before higher: a broker that runs keeps a
-    supervisor, and one with data comes back before an empty one is made. They may exceed ``per_task``, as executors
-    may be fewer than before. New directories fill tasks up to ``per_task``, least loaded first.
+    Directories with a broker come first, live ones before others, lower ids before higher ones: a running broker keeps
+    a supervisor, and a broker with data restarts before an empty one is created. Their number may exceed ``per_task``,
+    because there may be fewer executors than before. New directories fill tasks up to ``per_task``, least loaded first.
     """
     hosts: dict[str, list[HostSurvey]] = defaultdict(list)
     for survey in sorted(surveys, key=lambda survey: survey.task):
@@ -93,7 +93,7 @@ def _least_loaded(tasks: Sequence[HostSurvey], load: dict[int, list[FoundSlot]])
 
 
 def candidates(spec: GenerationSpec) -> tuple[list[Path], list[Path]]:
-    """Log directories of this host: those that stand, and those that could be made."""
+    """Return the log directories of this host: existing ones, and ones that could be created."""
     if spec.log_dirs:
         paths = [Path(path) for path in spec.log_dirs]
         return [path for path in paths if path.is_dir()], [path for path in paths if not path.is_dir()]

@@ -58,7 +58,7 @@ def _running_master() -> str:
         SparkContext._ensure_initialized()
         return SparkConf().get("spark.master") or _SPARKS_OWN_MASTER
     except (Py4JError, OSError) as error:
-        raise ClusterError(f"the JVM that has started this process does not answer: {error}") from error
+        raise ClusterError(f"the JVM that started this process does not respond: {error}") from error
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str]]:

@@ -90,7 +90,7 @@ def _run(
         tell(_ready(cluster, options))
         while not stop.asked.wait(1.0):
             if cluster.failure:
-                tell(f"error: {escaped(cluster.failure)}; the brokers run on: start the cluster again to adopt them")
+                tell(f"error: {escaped(cluster.failure)}; brokers keep running: start the cluster again to adopt them")
                 cluster.let_go()
                 return 1
         return 0
@@ -196,7 +196,7 @@ def _ready(cluster: ClusterDriver, options: ClusterOptions) -> str:
     adopted = sum(broker.adopted for broker in report.brokers)
     lines = [
         f"sparklog is ready after {_process_age_s():.1f} s"
-        + (f" ({adopted} of {len(report.brokers)} brokers were running already)" if adopted else ""),
+        + (f" ({adopted} of {len(report.brokers)} brokers were already running)" if adopted else ""),
         "",
         f"  bootstrap servers  {cluster.bootstrap}",
         f"  ZooKeeper          {cluster.zookeeper}",

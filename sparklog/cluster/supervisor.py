@@ -1,9 +1,9 @@
-"""Watching over one broker process: adopt it or start it, notice its end, start it again.
+"""Supervisor of one broker process: it adopts or starts the process, detects its end, and restarts it.
 
-Runs in a barrier task, but does not need Spark. The broker is no child in any sense that matters: it has its own
-session and its own output files, it outlives this supervisor, and the next one adopts it over its control socket.
+It runs in a barrier task, but does not need Spark. The broker is independent of it: it has its own session and output
+files and outlives this supervisor, and the next supervisor adopts it over its control socket.
 
-Invariants: only the process that holds the directory's claim runs this. A process is signalled only after its
+Invariants: only the process that holds the directory's lock runs a supervisor. A process is signalled only after its
 start time was compared. A registration is retired only for a process whose end was seen.
 """
 
@@ -27,25 +27,27 @@ from sparklog.errors import ClusterError
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at a broker's status.
+#: Interval of checks of a broker's status.
 STATUS_INTERVAL_S = 1.0
-#: A process that has neither a socket nor an end after this is hung in its start.
+#: Time after which a running process without a socket counts as hung in its start.
 START_TIMEOUT_S = 60.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
-#: A broker that served so long starts again without a pause.
+#: Minimum service time after which a broker restarts without a pause.
 STEADY_S = 60.0
-#: A broker is started again after this even if ZooKeeper has not taken note of its end.
+#: Time after which a broker restarts even if its end is not recorded in ZooKeeper yet.
 RETIRE_WAIT_S = 1.0
-#: Between two attempts to tell a broker that does not listen yet.
+#: Interval of attempts to reach a broker that does not listen yet.
 ASK_AGAIN_S = 0.1
 
-#: Tells ZooKeeper that this process of the broker has ended, however long that takes. False: another has registered.
+#: Records in ZooKeeper that this process of the broker has ended, retrying as needed. False: another one has
+#: registered.
 Retire = Callable[[int, ProcessIdentity], Awaitable[bool]]
 
 
 class BrokerSupervisor:
-    """Owner: one barrier task's loop. Life cycle: ``run`` as a task; ``settled`` once it serves or has failed first;
-    then ``quiesce``, ``caught_up``, ``finish`` for a stop of the cluster, or ``leave`` for another supervisor."""
+    """Supervisor of a broker. Owner: one barrier task's loop. Life cycle: ``run`` as a task; ``settled`` once the
+    broker serves or has failed once; then ``quiesce``, ``caught_up``, ``finish`` for a stop of the cluster, or
+    ``leave`` for another supervisor."""
 
     def __init__(
         self,
@@ -64,18 +66,18 @@ class BrokerSupervisor:
         self._connection: ControlConnection | None = None
         self._reaching = asyncio.Lock()
         self._status: BrokerStatus | None = None
-        #: The broker's process, from when it is found or started: a stop has to end it also while it is starting.
+        #: The broker's process, once found or started: a stop must end it even while it is starting.
         self._process: ProcessIdentity | None = None
         self._spawning: asyncio.Task[ProcessIdentity] | None = None
         self._retiring: asyncio.Task[bool] | None = None
         self._ending = False
         self._adopted = False
-        #: The process ended because it is to be started again: no crash, and no reason to wait.
+        #: Whether the process ended for a requested restart: not a crash, so no pause is needed.
         self._restart_asked = False
         self._delay_s = 0.0
         self.settled = asyncio.Event()
         self.superseded = False
-        #: Why the broker does not serve; empty while it does.
+        #: Why the broker does not serve; empty while it serves.
         self.problem = "the broker has not started yet"
 
     @property
@@ -98,7 +100,7 @@ class BrokerSupervisor:
         )
 
     async def run(self) -> None:
-        """Until the generation ends, or a newer one has the broker."""
+        """Supervise the broker until the generation ends, or a newer one supervises it."""
         try:
             while not self._ending:
                 began = time.monotonic()
@@ -115,20 +117,20 @@ class BrokerSupervisor:
                 else:
                     await asyncio.sleep(self._next_delay(time.monotonic() - began))
         except Superseded as newer:
-            log.info("broker %d follows a newer supervisor: %s", self._slot.broker_id, newer)
+            log.info("broker %d has a newer supervisor: %s", self._slot.broker_id, newer)
             self.superseded = True
         finally:
             self._stop_retiring()
             self.settled.set()
 
     def _next_delay(self, served_s: float) -> float:
-        """At once after a steady life, then doubling."""
+        """Return the pause before a restart: none after a long life, otherwise doubling."""
         delay_s = 0.0 if served_s >= STEADY_S else self._delay_s
         self._delay_s = min(max(delay_s * 2, FIRST_DELAY_S), LONGEST_DELAY_S)
         return delay_s
 
     async def _one_life(self) -> None:
-        """Adopt or start the broker and return when it is dead."""
+        """Adopt or start the broker, and return once it has ended."""
         self._adopted = await self._adopt()
         if self._connection is None:
             if self._spec.adopt_only or self._ending:
@@ -136,7 +138,7 @@ class BrokerSupervisor:
             await self._start()
         assert self._connection is not None
         self._process = self._connection.peer
-        self._stop_retiring()  # a new registration tells more
+        self._stop_retiring()  # the new registration replaces the old one
         self.problem = ""
         log.info(
             "broker %d %s: pid %d, port %d",
@@ -155,8 +157,7 @@ class BrokerSupervisor:
     # --- adopting and starting -----------------------------------------------------------------------------------
 
     async def _adopt(self) -> bool:
-        """Take over a process that runs already. False when there is none, or none that can be used: then it is
-        dead by the time this returns."""
+        """Adopt a running process. Return False if there is none, or if it was unusable and has been killed."""
         path = runtime_directory.control_socket(self._slot.path)
         noted = runtime_directory.noted_process(self._slot.path)
         if noted is not None and is_alive(noted):
@@ -169,7 +170,7 @@ class BrokerSupervisor:
                 if await self._greet(connection, connection.peer):
                     return True
                 continue
-            # No socket. A broker that another supervisor has just started will have one soon.
+            # No socket: a broker that another supervisor has just started will have one soon.
             if noted is None or not is_alive(noted):
                 return False
             if time.monotonic() > deadline:
@@ -178,7 +179,7 @@ class BrokerSupervisor:
             await asyncio.sleep(0.1)
 
     async def _start(self) -> None:
-        """Raises ClusterError with the broker's last words when it ends before it serves."""
+        """Start the broker. Raises ClusterError with its last output if it ends before it serves."""
         words = LastWords(self._slot.path)
         self._spawning = asyncio.create_task(
             asyncio.to_thread(spawn_broker, self._slot, self._spec, host=self._host, words=words, program=self._program)
@@ -195,18 +196,18 @@ class BrokerSupervisor:
                 if await self._greet(connection, process):
                     return
             elif connection is not None:
-                await connection.close()  # the socket of a process that is about to lose it to ours
+                await connection.close()  # the socket of another process, which our process is about to replace
             if time.monotonic() > deadline:
                 await self._kill(process, f"did not serve within {START_TIMEOUT_S:g} s")
                 break
             await asyncio.sleep(0.05)
         raise ClusterError(
-            f"broker {self._slot.broker_id} ended with code {reap(process.pid)} before it served: {words}"
+            f"broker {self._slot.broker_id} exited with code {reap(process.pid)} before it was ready: {words}"
         )
 
     async def _greet(self, connection: ControlConnection, process: ProcessIdentity) -> bool:
-        """Say hello until the broker serves, and keep the connection: it is the lease. False when the process ended
-        or had to be killed."""
+        """Send hello until the broker serves, and keep the connection as the lease. Return False if the process ended
+        or was killed."""
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
             status = await self._hello(connection)
@@ -232,7 +233,7 @@ class BrokerSupervisor:
         async with self._reaching:
             if self._connection is None:
                 self._connection = connection
-            else:  # a stop was faster and has one of its own
+            else:  # a stop was faster and has its own connection
                 await connection.close()
         self._status = status
         return True
@@ -241,11 +242,12 @@ class BrokerSupervisor:
 
     @property
     def _hung_after_s(self) -> float:
-        """Twice what ZooKeeper waits: by then its partitions have other leaders and its own watchdog has failed."""
+        """Return twice ZooKeeper's session time-out: by then other brokers lead its partitions, and its watchdog
+        failed."""
         return 2 * self._spec.session_timeout_ms / 1000 + 2
 
     async def _watch(self) -> None:
-        """Return when the process has ended; a hung one is ended first."""
+        """Wait until the process has ended; kill it if it hangs."""
         assert self._connection is not None
         process = self._connection.peer
         end = asyncio.create_task(exited(process))
@@ -271,7 +273,7 @@ class BrokerSupervisor:
             await self._disconnect()
 
     async def _reach(self) -> ControlConnection | None:
-        """The connection to the broker; a new one where the last was lost. None: nobody listens at the moment."""
+        """Return the connection to the broker, a new one if the last was lost; None if the broker does not listen."""
         async with self._reaching:
             if self._connection is None:
                 connection = await ControlConnection.open(runtime_directory.control_socket(self._slot.path))
@@ -281,7 +283,7 @@ class BrokerSupervisor:
             return self._connection
 
     async def _hello(self, connection: ControlConnection) -> BrokerStatus:
-        """Closes the connection when it is of no use."""
+        """Send hello; close the connection if that fails."""
         try:
             return await connection.call(
                 "hello",
@@ -295,16 +297,16 @@ class BrokerSupervisor:
             raise
 
     async def _bury(self) -> None:
-        """Say at once that the broker is dead: its partitions get new leaders without waiting for its session. While
-        ZooKeeper is away that goes on until it is back, or another process of the broker serves."""
+        """Record immediately that the broker is dead, so that its partitions get new leaders before its session ends.
+        If ZooKeeper is not available, retry until it is back, or another process of the broker serves."""
         status, process, self._status = self._status, self._process, None
-        # The code of an adopted process cannot be had: no child of ours. Its first end costs no wait either way.
+        # An adopted process is not our child, so its exit code is unknown. Its first end needs no pause in any case.
         code = reap(process.pid) if process is not None else None
         if code == EXIT_RESTART and not self._ending:
             self._restart_asked = True
-            self.problem = f"broker {self._slot.broker_id} restarts as it was asked to"
+            self.problem = f"broker {self._slot.broker_id} is restarting on request"
             log.info("%s", self.problem)
-            return  # in an orderly stop it has ended its registration itself
+            return  # after a clean stop the broker has removed its registration itself
         if status is None or process is None:
             return
         self._stop_retiring()
@@ -318,8 +320,8 @@ class BrokerSupervisor:
     async def _tell_of_the_end(self, process: ProcessIdentity) -> bool:
         try:
             return await self._retire(self._slot.broker_id, process)
-        except ClusterError as error:  # its session ends the registration later
-            log.warning("broker %d: its registration could not be retired: %s", self._slot.broker_id, error)
+        except ClusterError as error:  # the end of its session removes the registration later
+            log.warning("broker %d: could not retire its registration: %s", self._slot.broker_id, error)
             return False
 
     def _stop_retiring(self) -> None:
@@ -345,23 +347,23 @@ class BrokerSupervisor:
     # --- ending --------------------------------------------------------------------------------------------------
 
     async def quiesce(self) -> None:
-        """Let the broker refuse writes. A broker that cannot be told has no part in the ordered stop."""
+        """Make the broker refuse writes. A broker that does not respond takes no part in the clean stop."""
         self._ending = True
         await self._tell("quiesce")
 
     async def caught_up(self, *, timeout_s: float) -> bool:
-        """Wait until every in-sync follower has all that this broker leads."""
+        """Wait until every in-sync follower has caught up with the partitions that this broker leads."""
         deadline = time.monotonic() + timeout_s
         while (status := await self._tell("status")) is not None and status.lagging > 0:
             if time.monotonic() > deadline:
-                log.warning("broker %d: %d partitions still lag", self._slot.broker_id, status.lagging)
+                log.warning("broker %d: followers of %d partitions still lag", self._slot.broker_id, status.lagging)
                 return False
             await asyncio.sleep(0.05)
         return True
 
     async def finish(self, *, timeout_s: float) -> None:
-        """Let the broker flush, mark its directory clean and end; kill it when it does not. One that follows a newer
-        supervisor is left to that."""
+        """Make the broker flush, mark its directory as clean and exit; kill it if it does not. A broker with a newer
+        supervisor is left to that supervisor."""
         self._ending = True
         if self._spawning is not None:
             with contextlib.suppress(OSError, ClusterError):
@@ -376,7 +378,7 @@ class BrokerSupervisor:
         runtime_directory.forget(self._slot.path)
 
     async def _finished(self, process: ProcessIdentity, *, timeout_s: float) -> bool:
-        """Tell the broker to finish and wait for its end. One that is just starting can be told only a moment later."""
+        """Tell the broker to finish and wait for its end; retry while the broker is still starting."""
         deadline = time.monotonic() + timeout_s
         end = asyncio.create_task(exited(process))
         told = False
@@ -394,7 +396,7 @@ class BrokerSupervisor:
         """End ``run`` without touching the broker."""
         self._ending = True
         while not run.done():
-            # More than once: ``asyncio.wait_for`` loses a cancellation that comes together with its result.
+            # Repeat: ``asyncio.wait_for`` loses a cancellation that arrives together with its result.
             run.cancel()
             await asyncio.wait({run}, timeout=0.1)
         await asyncio.gather(run, return_exceptions=True)
@@ -406,5 +408,5 @@ class BrokerSupervisor:
             return await connection.call(op, timeout_s=self._hung_after_s) if connection is not None else None
         except (asyncio.TimeoutError, OSError, ClusterError) as error:
             self.superseded = self.superseded or isinstance(error, Superseded)
-            log.warning("broker %d was not told to %s: %s", self._slot.broker_id, op, error or type(error).__name__)
+            log.warning("broker %d: could not send %s: %s", self._slot.broker_id, op, error or type(error).__name__)
             return None

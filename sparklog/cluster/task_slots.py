@@ -99,6 +99,6 @@ def require_fitting_python(error: BaseException) -> None:
     cause = cause_of(error)
     if _NO_FITTING_PYTHON.search(cause):
         raise ClusterError(
-            f"Spark's workers run a Python without what brokers need ({cause}): set PYSPARK_PYTHON to one that has "
-            "sparklog installed, on every host, before Spark is started"
+            f"Spark's workers run a Python without the packages that brokers need ({cause}): set PYSPARK_PYTHON"
+            " to one that has sparklog installed, on every host, before Spark is started"
         )

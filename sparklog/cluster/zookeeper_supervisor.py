@@ -71,11 +71,11 @@ class ZookeeperSupervisor:
         try:
             follower = ended.start_again()
         except (ClusterError, OSError) as error:
-            log.error("ZooKeeper (pid %d) has ended and could not be started again: %s", ended.pid, error)
+            log.error("ZooKeeper (pid %d) stopped and could not be restarted: %s", ended.pid, error)
             return True
         if follower is None:
             log.info("ZooKeeper (pid %d) was stopped by another driver", ended.pid)
             return False
         self._server = follower
-        log.warning("ZooKeeper (pid %d) had ended; it runs again: pid %d", ended.pid, follower.pid)
+        log.warning("ZooKeeper (pid %d) stopped and was restarted as pid %d", ended.pid, follower.pid)
         return True

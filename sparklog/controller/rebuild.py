@@ -61,15 +61,15 @@ def rebuild_cluster(inventories: Sequence[DirectoryInventory]) -> RebuiltCluster
         ClusterError: the directories are of several clusters, or two are of one broker.
     """
     if not inventories:
-        raise ClusterError("no log directory was given")
+        raise ClusterError("no log directory given")
     clusters = {found.cluster_id: found.path for found in inventories}
     if len(clusters) > 1:
         named = ", ".join(f"{path} of {cluster_id}" for cluster_id, path in clusters.items())
-        raise ClusterError(f"log directories of {len(clusters)} clusters were given, one expected: {named}")
+        raise ClusterError(f"expected log directories of one cluster, found {len(clusters)}: {named}")
     by_broker: dict[int, str] = {}
     for found in inventories:
         if found.broker_id in by_broker:
-            raise ClusterError(f"{found.path} and {by_broker[found.broker_id]} are both of broker {found.broker_id}")
+            raise ClusterError(f"{found.path} and {by_broker[found.broker_id]} both belong to broker {found.broker_id}")
         by_broker[found.broker_id] = found.path
     findings = [problem for found in inventories for problem in found.problems]
     topics = rebuild_topics(

@@ -99,12 +99,12 @@ class ConnectionSlots:
             self.leave(connection)
             connection.abort()
         if silent:
-            _log.warning("%d connections closed: no hello, or no proof, came within %g s", len(silent), self._hello_s)
+            _log.warning("closed %d connections without a hello or proof within %g s", len(silent), self._hello_s)
         idle = list(self._idle(self._clients, now_s))
         for connection in idle:
             connection.close()
         if idle:
-            _log.info("%d connections closed: no request came within %g s", len(idle), self._idle_s)
+            _log.info("closed %d connections that were idle for %g s", len(idle), self._idle_s)
 
     def _idle(self, connections: Iterable[Connected], now_s: float) -> Iterable[Connected]:
         for connection in connections:

@@ -99,7 +99,7 @@ class DescriptorServer:
                     os.close(descriptor)
         except OSError as error:
             if not isinstance(error, BlockingIOError):
-                _log.info("a local reader was dropped: %s", error)
+                _log.info("closed the connection of a local reader: %s", error)
             self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:

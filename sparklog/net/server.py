@@ -229,12 +229,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         return come - before if self._reading else -1
 
     def give_up(self, reason: str) -> None:
-        _log.warning("connection of %s closed: %s", self.peer, reason)
+        _log.warning("closed the connection of %s: %s", self.peer, reason)
         self.abort()
 
     def _turn_away(self, cid: int, limit: int) -> None:
         if not self.within_host:  # who has a connection by TCP, and goes on with that
-            _log.warning("connection of %s refused: %d are open, at most %d accepted", self.peer, limit, limit)
+            _log.warning("refused a connection of %s: %d are open, the maximum is %d", self.peer, limit, limit)
         detail = f"{limit} connections are open, at most {limit} accepted"
         reply = ErrorReply(cid, ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
         assert self._transport is not None
@@ -509,7 +509,7 @@ async def serve(
                     undo.pop_all()
                 limits.unix_socket = name
         except OSError as error:
-            _log.warning("no connections by Unix sockets: %s", error)
+            _log.warning("Unix sockets are not available: %s", error)
     try:
         server = await loop.create_server(make, host, port, backlog=_BACKLOG, reuse_address=True)
     except BaseException:

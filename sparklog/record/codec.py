@@ -184,7 +184,7 @@ def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int
     kind = None if index < 0 else batch.schema.field(index).type
     if kind is None or not (types.is_timestamp(kind) or types.is_date(kind)):
         raise BrokerError(
-            ErrorCode.INVALID_RECORD, f"event-time column {event_time!r} is {kind}, expected a timestamp or a date"
+            ErrorCode.INVALID_RECORD, f"event-time column {event_time!r}: expected a timestamp or a date, found {kind}"
         )
     extremes = _extremes(batch.column(index))
     if extremes is None:

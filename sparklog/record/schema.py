@@ -133,7 +133,7 @@ def check_event_time(schema: pa.Schema, event_time: str | None) -> None:
     kind = _column_type(schema, event_time, "event-time column")
     if not (types.is_timestamp(kind) or types.is_date(kind)):
         raise BrokerError(
-            ErrorCode.SCHEMA_MISMATCH, f"event-time column {event_time!r} is {kind}, expected a timestamp or a date"
+            ErrorCode.SCHEMA_MISMATCH, f"event-time column {event_time!r}: expected a timestamp or a date, found {kind}"
         )
 
 

@@ -155,7 +155,7 @@ def _sound_records(header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, ma
     try:
         records.validate(full=True)
     except MemoryError:
-        raise out_of_memory("a batch cannot be checked") from None
+        raise out_of_memory("cannot validate a batch") from None
     except (pa.ArrowException, ValueError) as error:
         raise _corrupt(str(error).partition("\n")[0][:200]) from None
     _check_nulls(records, schema)

@@ -487,7 +487,7 @@ class LogDirectory:
         except OSError as failure:
             self.fail(f"setting {tp} aside: {failure}")
             raise StorageError(f"log directory {self.path}: setting {tp} aside: {failure}") from failure
-        logger.warning("%s: log of topic id %s is kept as %s/%s: %s", tp, log.topic_id, SET_ASIDE, name, reason)
+        logger.warning("%s: set aside the log of topic id %s as %s/%s: %s", tp, log.topic_id, SET_ASIDE, name, reason)
 
     def put_back(self, tp: TopicPartition, topic_id: str) -> Log | None:
         """Serve the newest intact set-aside log of this topic's partition again, if there is one. The partition has no

@@ -117,7 +117,7 @@ def recover_swaps(disk: Disk, directory: Path) -> None:
                 rename(disk, directory, decided.bases[0])
                 finish(disk, directory, decided.bases)
             else:  # not a state that a crash leaves: nothing is deleted, and what is there is looked at as it is
-                _log.error("%s: the new segment is not there; the old ones stay", path)
+                _log.error("%s: the new segment does not exist; keeping the old ones", path)
                 disk.remove(path)
                 disk.sync_directory(directory)
     for name in disk.names(directory):

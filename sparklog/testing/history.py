@@ -197,7 +197,8 @@ def read_history(path: Path) -> Iterator[Entry]:
                 raise ConfigError(f"{path}, line 1: expected the beginning of a history")
             if isinstance(entry, Began) and entry.version > FORMAT_VERSION:
                 raise ConfigError(
-                    f"{path} has format version {entry.version}; this sparklog reads up to {FORMAT_VERSION}"
+                    f"{path} has format version {entry.version}; this version of sparklog supports up to"
+                    f" {FORMAT_VERSION}"
                 )
             yield entry
 

@@ -133,7 +133,9 @@ class StandaloneSpark:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not condition(state := self.state()):
             if time.monotonic() > deadline:
-                raise ClusterError(f"{self.url}: no {what} within {_START_TIMEOUT_S:g} s; found {state or 'no answer'}")
+                raise ClusterError(
+                    f"{self.url}: no {what} within {_START_TIMEOUT_S:g} s; found {state or 'no response'}"
+                )
             time.sleep(0.1)
 
     def stop(self) -> None:

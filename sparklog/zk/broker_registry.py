@@ -239,7 +239,7 @@ class BrokerRegistry:
                     continue
                 self.incarnation = incarnation
                 why = "its registration was taken away" if taken else "a session expiry"
-                log.warning("registered again as incarnation %d after %s", self.incarnation, why)
+                log.warning("re-registered as incarnation %d after %s", self.incarnation, why)
                 if self._on_registered is not None:
                     self._on_registered(self.incarnation)
                 if self._stopping:
@@ -252,7 +252,7 @@ class BrokerRegistry:
                     self._on_failed(error)
                 return
             except ClusterError as error:
-                log.error("cannot register again, trying on: %s", error)
+                log.error("could not register again, retrying: %s", error)
                 if self._on_failed is not None:
                     self._on_failed(error)
                 self._taken_away = self._taken_away or taken
@@ -269,7 +269,7 @@ class BrokerRegistry:
                 await self._session.connected()
                 continue
             except ZkMultiFailed as error:
-                log.info("registration of broker %d: %s; looking again", self._registration.broker_id, error)
+                log.info("registration of broker %d: %s; reading it again", self._registration.broker_id, error)
                 if asyncio.get_running_loop().time() > deadline:
                     raise await self._who_holds_it() from None
                 continue
@@ -322,7 +322,7 @@ class BrokerRegistry:
         trusted = mine.trusted or (self.incarnation != NO_EPOCH and not marked)
         doubted = () if trusted else mine.doubted
         if self._behind(version):
-            log.error("broker %d: the log directory is not the one of incarnation %d", mine.broker_id, version)
+            log.error("broker %d: the log directory does not belong to incarnation %d", mine.broker_id, version)
             trusted, doubted = False, ()
         if trusted:
             # Before: a process that ends in between must not find its directory behind. An untrusted one notes it
@@ -360,10 +360,10 @@ class BrokerRegistry:
         older = f"ZooKeeper is older than broker {mine}: it counts incarnation {version}, and {counted} was registered"
         if counted - version > _MOST_RAISED:
             raise ClusterError(
-                f"{older}; more than {_MOST_RAISED} are not made up for: put a newer copy of ZooKeeper's data back, or"
+                f"{older}; a gap above {_MOST_RAISED} is not corrected: restore a newer copy of ZooKeeper's data, or"
                 " run `sparklog zookeeper rebuild`"
             )
-        log.error("%s; the number is raised", older)
+        log.error("%s; raising the number", older)
         while version < counted:
             end = min(counted, version + _RAISED_AT_ONCE)
             await self._session.multi([SetData(path, node.data, at) for at in range(version, end)])
@@ -375,7 +375,7 @@ class BrokerRegistry:
         try:
             return codecs.decode_broker(path, node.data, self._registration.broker_id)
         except codecs.ZkFormatError as error:
-            log.error("what is registered as this broker cannot be read: %s", error)
+            log.error("could not read this broker's registration: %s", error)
             return None
 
     async def _mark(self, path: str) -> Node | None:
@@ -396,7 +396,7 @@ class BrokerRegistry:
         try:
             await asyncio.to_thread(directory.note_incarnation, incarnation)
         except OSError as error:  # a full disk: the next process counts as untrusted
-            log.warning("incarnation %d is not noted in the log directory: %s", incarnation, error)
+            log.warning("could not record incarnation %d in the log directory: %s", incarnation, error)
 
     async def _note_counted(self, incarnation: int) -> None:
         if self._directory is None or self._directory.counted >= incarnation:
@@ -404,7 +404,7 @@ class BrokerRegistry:
         try:
             await asyncio.to_thread(self._directory.note_counted, incarnation)
         except OSError as error:  # a full disk: an older ZooKeeper may not be noticed
-            log.warning("that incarnation %d is counted is not noted in the log directory: %s", incarnation, error)
+            log.warning("could not record in the log directory that incarnation %d is counted: %s", incarnation, error)
 
     async def _changed(self, path: str, deadline: float) -> None:
         """Wait for the node to change, at most until ``deadline``."""
@@ -444,7 +444,7 @@ def _both(path: str, mark: Node, doubted: tuple[TopicPartition, ...], *, trusted
     try:
         found = codecs.decode(path, mark.data, codecs.UntrustedNode).partitions
     except codecs.ZkFormatError as error:
-        log.error("%s; all logs of this broker are doubted", error)
+        log.error("%s; all logs of this broker are untrusted", error)
         return ()
     marked = tuple(TopicPartition(*pair) for pair in found)
     if trusted or not marked:

@@ -118,7 +118,7 @@ class ClusterStore:
             except ZkNoNode:
                 if not create:
                     raise ClusterError(
-                        f"no sparklog cluster is known to ZooKeeper at {self.session.connect_string}"
+                        f"there is no sparklog cluster in ZooKeeper at {self.session.connect_string}"
                     ) from None
             try:
                 await self.session.create(paths.CLUSTER_ID, uuid.uuid4().hex.encode())

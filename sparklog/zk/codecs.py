@@ -223,7 +223,8 @@ def decode(path: str, data: bytes, kind: type[T]) -> T:
         raise ZkFormatError(f"ZooKeeper node {path}: not a value of sparklog ({error}): {data[:80]!r}") from None
     if version > VERSION:
         raise ZkFormatError(
-            f"ZooKeeper node {path} has format version {version}; this sparklog reads up to {VERSION}: upgrade it",
+            f"ZooKeeper node {path} has format version {version}; this version of sparklog supports up to {VERSION}:"
+            " upgrade it",
             newer=True,
         )
     try:
@@ -283,7 +284,7 @@ def decode_topic(path: str, data: bytes, name: str) -> TopicRecord:
     found = decode(path, data, _Topic)
     problem = check_topic_name(name) or check_topic_name(found.topic_id) or _misassigned(found)
     if problem:
-        raise ZkFormatError(f"ZooKeeper node {path!r} is no topic: {problem}")
+        raise ZkFormatError(f"ZooKeeper node {path!r} is not a topic: {problem}")
     return TopicRecord(
         name=name,
         topic_id=found.topic_id,

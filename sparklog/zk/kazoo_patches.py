@@ -92,7 +92,7 @@ class Connections(ConnectionHandler):  # type: ignore[misc]
         except ForceRetryError:
             raise
         except Exception as error:
-            _log.warning("connecting to ZooKeeper again after %s: %s", type(error).__name__, error)
+            _log.warning("reconnecting to ZooKeeper after %s: %s", type(error).__name__, error)
             # Requests that were under way on this connection get no answer, and whoever waits is told so.
             self.client._session_callback(KeeperState.CONNECTING)
             raise ForceRetryError("Reconnecting") from error

@@ -53,8 +53,8 @@ async def protect(session: ZkSession, keys: KeyRing) -> None:
         await session.set(paths.PROTECTED, wanted)
     except ZkNoAuth:
         raise ClusterError(
-            f"ZooKeeper at {session.connect_string} is closed by another cluster secret than {wanted.decode()}, the one"
-            " of this driver: put its file cluster.secret back, or start once with skipACL=yes in zoo.cfg"
+            f"ZooKeeper at {session.connect_string} is protected by a cluster secret other than {wanted.decode()},"
+            " the one of this driver: restore its file cluster.secret, or start once with skipACL=yes in zoo.cfg"
         ) from None
 
 

@@ -36,13 +36,13 @@ class RebuildStore:
         topics = await self._session.children(paths.TOPICS)
         if topics:
             raise ClusterError(
-                f"ZooKeeper at {where} has {len(topics)} topics, {topics[0]!r} among them, and none was expected:"
-                " name an empty chroot, or move that ZooKeeper's data away"
+                f"ZooKeeper at {where} has {len(topics)} topics, such as {topics[0]!r}, but must be empty:"
+                " pass an empty chroot, or move ZooKeeper's data away"
             )
         brokers = await self._session.children(paths.BROKER_IDS)
         if brokers or await self._session.exists(paths.CONTROLLER):
             running = f"brokers {', '.join(brokers)}" if brokers else "a controller"
-            raise ClusterError(f"{running} of ZooKeeper at {where} run: stop the cluster first")
+            raise ClusterError(f"{running} of ZooKeeper at {where} are running: stop the cluster first")
         try:
             node = await self._session.get(paths.CLUSTER_ID)
         except ZkNoNode:

@@ -155,7 +155,7 @@ class ZkSession:
                 await session._begin_protection(timeout_ms=connect_timeout_ms)
         except ZkUnreachable:
             await session.close()
-            raise ClusterError(f"no ZooKeeper answered at {connect} within {connect_timeout_ms} ms") from None
+            raise ClusterError(f"no ZooKeeper responded at {connect} within {connect_timeout_ms} ms") from None
         except BaseException:
             await session.close()
             raise
@@ -179,7 +179,7 @@ class ZkSession:
             self._client.close()
         except Exception as error:
             # Its thread hangs on a dead connection and is a daemon; the session will expire by itself.
-            log.warning("kazoo could not be closed: %s", error)
+            log.warning("could not close kazoo: %s", error)
 
     @property
     def client_id(self) -> tuple[int, bytes] | None:
@@ -229,7 +229,7 @@ class ZkSession:
         try:
             await asyncio.wait_for(looked.wait(), timeout_ms / 1000)
         except asyncio.TimeoutError:
-            raise ZkUnreachable(f"ZooKeeper did not answer within {timeout_ms} ms") from None
+            raise ZkUnreachable(f"ZooKeeper did not respond within {timeout_ms} ms") from None
 
     async def _follow_protection(self, looked: asyncio.Event) -> None:
         while True:
@@ -245,7 +245,7 @@ class ZkSession:
                     return
                 continue
             except ZkError as error:
-                log.warning("asking ZooKeeper again whether it is protected, after %s", error)
+                log.warning("checking again whether ZooKeeper is protected, after %s", error)
                 await asyncio.sleep(PAUSE_S)
                 continue
             looked.set()
@@ -345,7 +345,7 @@ class ZkSession:
             except (ZkNoNode, ZkNodeExists, ZkBadVersion, ZkMultiFailed):
                 raise
             except ZkError as error:
-                log.warning("asking ZooKeeper again after %s", error)
+                log.warning("retrying a ZooKeeper request after %s", error)
                 await asyncio.sleep(PAUSE_S)
 
     # --- watches -------------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ class ZkSession:
                 except ZkUnreachable:
                     continue
                 except ZkError as error:
-                    log.warning("watching %s: asking ZooKeeper again after %s", path, error)
+                    log.warning("watching %s: retrying a ZooKeeper request after %s", path, error)
                     await asyncio.sleep(PAUSE_S)
                     continue
                 report(value)
@@ -475,7 +475,7 @@ class ZkSession:
             try:
                 started = start()
             except Exception as error:  # a path that kazoo does not take: never begun, so it must not count as such
-                future.set_exception(ZkError(f"not asked of ZooKeeper: {type(error).__name__} {error}"))
+                future.set_exception(ZkError(f"could not send a request to ZooKeeper: {type(error).__name__} {error}"))
                 return
             self._in_flight += 1
             started.rawlink(lambda result: self._from_kazoo(lambda: self._finish(result, future, convert)))
@@ -503,7 +503,7 @@ class ZkSession:
         except ZkError as failed:
             future.set_exception(failed)
         except Exception as failed:  # an answer of another shape: whoever waits must hear of it
-            future.set_exception(ZkError(f"ZooKeeper: not understood: {type(failed).__name__} {failed}"))
+            future.set_exception(ZkError(f"unexpected error of ZooKeeper: {type(failed).__name__} {failed}"))
 
 
 _NAMED: tuple[tuple[type[Exception], type[ZkError]], ...] = (

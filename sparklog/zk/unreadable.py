@@ -30,7 +30,7 @@ class Unreadable:
         if self._reported.pop(path, None) != reason:
             # Whoever chose the node's name must not forge lines.
             shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason)
-            log.error("%s; the node is skipped until it is mended or removed", shown)
+            log.error("%s; skipping the node until it is repaired or removed", shown)
         self._reported[path] = reason
         if len(self._reported) > _REMEMBERED:
             del self._reported[next(iter(self._reported))]

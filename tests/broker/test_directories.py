@@ -46,7 +46,7 @@ def change_meta(tmp_path: Path, **changes: object) -> None:
 def used(tmp_path: Path) -> Path:
     """A directory that a broker has had."""
     code, said = start(tmp_path)
-    assert code == CANNOT_START and "no ZooKeeper answered" in said
+    assert code == CANNOT_START and "no ZooKeeper responded" in said
     return tmp_path
 
 

@@ -181,7 +181,7 @@ def test_what_a_member_owns_is_committed_by_a_broker_that_is_the_last_to_hear_of
     cache.forgotten["gone"] = None
     broker = cast(BrokerState, SimpleNamespace(cache=cache))
     found = [_unknown(broker, GroupOffset("t", 0, 5, topic_id), member=True) for topic_id in ("new", "gone", "")]
-    assert found == ["", *["no partition t-0 is known here"] * 2]
+    assert found == ["", *["this broker does not know partition t-0"] * 2]
     assert _unknown(broker, GroupOffset("t", 0, 5, "new"), member=False)
     below_zero = _refusal(broker, GroupOffset("t", 0, -1, "new"), member=True)
     assert below_zero is not None and below_zero.code == ErrorCode.INVALID_REQUEST

@@ -129,7 +129,7 @@ def test_what_ends_while_coordinators_are_asked_does_not_hang() -> None:
 def test_an_operator_cannot_cut_one_that_a_coordinator_knows() -> None:
     async def story() -> None:
         stage = staged(Coordinators({7: "id:live"}))
-        for producer_id, told in ((7, "id:live"), (9, "nothing open")):
+        for producer_id, told in ((7, "id:live"), (9, "no open transaction")):
             replies = ask(stage, handle_abort_hanging, AbortHanging(0, *TP, producer_id))
             await until(lambda: replies)  # noqa: B023
             assert replies[0].code == ErrorCode.INVALID_TXN_STATE and told in replies[0].detail

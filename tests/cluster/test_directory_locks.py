@@ -66,7 +66,7 @@ def test_a_kept_port_that_is_taken_is_named(tmp_path: Path, taken_port: int) -> 
     path.mkdir()
     write_meta(RealDisk(), path, DirectoryMeta(cluster_id="test-cluster", broker_id=5, port=taken_port))
     found = asyncio.run(survey_host(spec(tmp_path), task=0, host="here")).slots
-    with pytest.raises(ClusterError, match=rf"port {taken_port} of broker 5 is taken .*meta\.json"):
+    with pytest.raises(ClusterError, match=rf"port {taken_port} of broker 5 is used .*meta\.json"):
         claim_all(list(found), spec(tmp_path))
 
 

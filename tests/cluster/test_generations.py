@@ -52,6 +52,6 @@ def test_a_driver_notices_that_spark_has_stopped_while_a_generation_waits_for_sl
     )
     generations = WithoutSpark(cast(Any, None), cast(Any, seat), cast(Any, None), sizing=Sizing(2, 0))
     generations.start()
-    with pytest.raises(ClusterError, match="Spark has ended"):
+    with pytest.raises(ClusterError, match="Spark has stopped"):
         generations.wait_ready(timeout_s=60)
-    assert str(generations.failure) == "Spark has ended"
+    assert str(generations.failure) == "Spark has stopped"

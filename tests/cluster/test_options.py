@@ -70,7 +70,7 @@ def test_the_shipped_settings_are_valid_and_overridden() -> None:
 def test_a_line_that_is_no_setting_is_named(tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("# fine\nnum.partitions 3\n")
-    with pytest.raises(ConfigError, match=r"broker\.conf, line 2: 'num\.partitions 3' found, expected key = value"):
+    with pytest.raises(ConfigError, match=r"broker\.conf, line 2: expected key = value, found 'num\.partitions 3'"):
         read_settings(file)
 
 

@@ -91,7 +91,7 @@ def test_every_broker_restarts_and_clients_notice_nothing(
             traffic.end()
         out = capsys.readouterr()
         assert code == 0, out.err
-        assert out.out.splitlines()[-1] == "3 brokers restarted, every replica in sync"
+        assert out.out.splitlines()[-1] == "restarted 3 brokers, every replica is in sync"
         assert traffic.errors == []
         assert [future.exception() for future in traffic.acknowledged if future.exception() is not None] == []
         for partition in range(PARTITIONS):
@@ -116,7 +116,7 @@ def test_a_drained_broker_holds_nothing(cluster: SupervisedCluster, capsys: pyte
         admin.create_topic("two", partitions=6, replication_factor=2, config={"min.insync.replicas": 2})
         sent = [producer.send("two", b"x", partition=number % 6) for number in range(60)]
         assert run(["brokers", "-b", cluster.bootstrap, "drain", "0", "--yes", "--wait", "--timeout", "30"]) == 0
-        assert capsys.readouterr().out == "broker 0: 4 partitions move\nbroker 0: holds no replica any more\n"
+        assert capsys.readouterr().out == "broker 0: 4 partitions are being moved\nbroker 0: holds no replicas\n"
         assert all(set(part.replicas) == {1, 2} for part in admin.describe_topic("two").partitions)
         sent += [producer.send("two", b"x", partition=number % 6) for number in range(60)]
         assert sorted(future.result(PATIENCE_S).offset for future in sent) == sorted([*range(20)] * 6)

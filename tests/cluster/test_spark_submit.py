@@ -57,5 +57,5 @@ def test_zookeepers_jar_is_found_where_spark_has_its_jars(
 
 def test_where_there_is_no_jar_the_error_names_each_place(zipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/nowhere")
-    with pytest.raises(ClusterError, match=rf"pyspark\.zip/pyspark/jars, /nowhere/jars, {zipped}/__spark_libs__; name"):
+    with pytest.raises(ClusterError, match=rf"pyspark\.zip/pyspark/jars, /nowhere/jars, {zipped}/__spark_libs__; pass"):
         embedded_zookeeper._class_path()

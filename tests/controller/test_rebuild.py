@@ -110,9 +110,11 @@ def test_a_directory_that_was_not_given_is_missed() -> None:
 
 
 def test_directories_that_do_not_belong_together_are_refused() -> None:
-    with pytest.raises(ClusterError, match=r"2 clusters were given, one expected: /log-1 of cluster, /log-2 of other"):
+    with pytest.raises(
+        ClusterError, match=r"expected log directories of one cluster, found 2: /log-1 of cluster, /log-2 of other"
+    ):
         rebuild_cluster([directory(1), directory(2, cluster_id="other")])
-    with pytest.raises(ClusterError, match=r"both of broker 1"):
+    with pytest.raises(ClusterError, match=r"both belong to broker 1"):
         rebuild_cluster([directory(1), directory(1)])
-    with pytest.raises(ClusterError, match="no log directory was given"):
+    with pytest.raises(ClusterError, match="no log directory given"):
         rebuild_cluster([])

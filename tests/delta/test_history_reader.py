@@ -230,7 +230,7 @@ def test_a_table_without_commits_of_its_archive_says_how_far_it_is_by_its_rows(
     everything = read(given)
     admin.delete_records({TopicPartition(topic, 0): 20, TopicPartition(topic, 1): 4})
     assert read({**given, "history": str(tmp_path / "kept")}) == everything
-    for name, message in (("state", "is kept in mode upsert"), ("named", "has a column Word, which is word else")):
+    for name, message in (("state", "was archived in mode upsert"), ("named", "has a column Word, which is word else")):
         with pytest.raises(ConfigError, match=message):
             read({**given, "history": str(tmp_path / name)})
 
@@ -336,7 +336,7 @@ def test_what_is_no_history_of_the_topic_is_refused(
     ):
         with pytest.raises(ConfigError, match=message):
             read({**given, **options})
-    with pytest.raises(BrokerError, match=r"endingOffsets 99 of .* found, 0 to 30 expected"):
+    with pytest.raises(BrokerError, match=r"endingOffsets: offset 99 of .* is outside the log, which has 0 to 30"):
         read({**given, "endingOffsets": f'{{"{topic}": {{"0": 99, "1": 0}}}}'})
     admin.delete_topic(topic)
     admin.create_topic(topic, partitions=2, replication_factor=1, schema=_TYPED, event_time="t")

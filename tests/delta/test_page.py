@@ -34,7 +34,7 @@ def test_the_example_runs(
     assert defaults is not None
     monkeypatch.setitem(defaults, "port", FirstPort.DELTA_PAGE)
     text = PAGE.read_text("utf-8")
-    example = re.search(r"^## A first look$.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    example = re.search(r"^## Quick start$.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert example is not None
     shell: dict[str, Any] = {"__name__": "__main__"}
     line = text.count("\n", 0, example.start(1))

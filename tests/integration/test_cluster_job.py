@@ -76,7 +76,7 @@ def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: l
     # The next driver adopts what runs, and is the only one.
     second = start()
     assert second.ready() == bootstrap
-    assert second.wait_for(r"\(3 of 3 brokers were running already\)")
+    assert second.wait_for(r"\(3 of 3 brokers were already running\)")
     assert second.brokers() == pids
     refused = start()
     assert refused.process.wait(60) == 1

@@ -163,7 +163,7 @@ def _killed_jvm_of_the_driver(faults: Faults) -> None:
     (jvm,) = job.java_processes("SparkSubmit")
     send_signal(jvm, signal.SIGKILL)
     assert job.process.wait(60) == 1
-    assert "error: Spark has ended; the brokers run on: start the cluster again to adopt them" in job.output
+    assert "error: Spark has stopped; brokers keep running: start the cluster again to adopt them" in job.output
     assert job.brokers() == brokers
     assert len(job.zookeepers()) == 1
     faults.traffic.goes_on()

@@ -112,7 +112,9 @@ def test_a_stop_says_which_brokers_run_on_where_it_had_no_task(session: SparkSes
     async def story() -> None:
         async with opened(cluster.zookeeper, keys=driver_keys(tmp_path)) as store:
             await BrokerRegistry(store.session, broker(7, host="elsewhere")).start()
-            with pytest.raises(ClusterError, match=r"brokers run on where no task of the stop was: 7: start the clust"):
+            with pytest.raises(
+                ClusterError, match=r"brokers still run on hosts where Spark placed no task: 7: start the clust"
+            ):
                 await asyncio.to_thread(cluster.stop)
             assert [live.broker_id for live in await store.live_brokers()] == [7], "and its ZooKeeper"
 

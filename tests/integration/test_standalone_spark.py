@@ -109,7 +109,7 @@ def test_workers_master_and_driver_are_lost_one_after_the_other(standalone: Stan
     spark.wait_until(lambda state: _used_cores(state) == [0, 0, 0], "three Workers with nothing to do")
     following = standalone.submit()
     assert following.ready() == bootstrap
-    assert following.wait_for(r"\(3 of 3 brokers were running already\)")
+    assert following.wait_for(r"\(3 of 3 brokers were already running\)")
     assert following.brokers() == now
     traffic.goes_on()
     assert traffic.end() > 0

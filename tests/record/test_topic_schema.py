@@ -220,7 +220,7 @@ def test_event_time_and_key_columns() -> None:
     check_key_columns(NESTED_SCHEMA, ("id", "name"))
     check_key_columns(NESTED_SCHEMA, ())
     refused: list[tuple[Callable[[], None], str]] = [
-        (lambda: check_event_time(NESTED_SCHEMA, "id"), "'id' is int64, expected a timestamp"),
+        (lambda: check_event_time(NESTED_SCHEMA, "id"), "'id': expected a timestamp or a date, found int64"),
         (lambda: check_event_time(NESTED_SCHEMA, "nowhere"), "'nowhere' is not among"),
         (lambda: check_key_columns(NESTED_SCHEMA, ("tags",)), "'tags' is list"),
         (lambda: check_key_columns(NESTED_SCHEMA, ("nowhere",)), "'nowhere' is not among"),

@@ -44,7 +44,7 @@ def test_an_offset_outside_the_log(
     admin.create_topic(topic, partitions=1)
     reader = spark.read.format("sparklog").option("subscribe", topic)
     message = fails(reader.option("endingOffsets", f'{{"{topic}": {{"0": 7}}}}').load().count)
-    assert f"OFFSET_OUT_OF_RANGE: endingOffsets 7 of {topic}-0 found, 0 to 0 expected" in message
+    assert f"OFFSET_OUT_OF_RANGE: endingOffsets: offset 7 of {topic}-0 is outside the log, which has 0 to 0" in message
 
 
 def test_a_column_the_topic_does_not_have(

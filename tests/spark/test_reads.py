@@ -77,7 +77,7 @@ def test_offsets_that_are_gone(spark: SparkSession, events: str, fails: Callable
         "startingOffsets": f'{{"{events}": {{"0": 39, "1": 41}}}}',
         "endingOffsets": f'{{"{events}": {{"0": 99, "1": -1}}}}',
     }
-    assert "endingOffsets 99 of" in fails(load(spark, events, **beyond).count)
+    assert "endingOffsets: offset 99 of" in fails(load(spark, events, **beyond).count)
     assert places(load(spark, events, failOnDataLoss="false", **beyond)) == [(0, 39), (0, 40)]
 
 
@@ -128,7 +128,7 @@ def test_what_read_refuses(spark: SparkSession, events: str) -> None:
         sparklog.read(spark, events, columns=["ofset"])  # codespell:ignore ofset
     with pytest.raises(ConfigError, match="expected a list of names"):
         sparklog.read(spark, events, columns="offset")
-    with pytest.raises(ConfigError, match="value at 0 found"):
+    with pytest.raises(ConfigError, match="found value at 0"):
         sparklog.read(spark, events, where="value = 1")
 
 

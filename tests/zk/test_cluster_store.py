@@ -208,7 +208,7 @@ def test_producer_ids_stay_apart_when_their_counter_goes_back(connect: str) -> N
 def test_a_cluster_that_is_not_there_is_named(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
-            with pytest.raises(ClusterError, match="no sparklog cluster is known"):
+            with pytest.raises(ClusterError, match="there is no sparklog cluster"):
                 await store.cluster_id(create=False)
 
     asyncio.run(scenario())

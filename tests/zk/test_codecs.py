@@ -70,7 +70,9 @@ def test_isr_changes_between_releases() -> None:
 
 
 def test_newer_version_is_refused_by_name_even_when_its_fields_differ() -> None:
-    with pytest.raises(codecs.ZkFormatError, match=r"/x/state has format version 2; this sparklog reads up to 1"):
+    with pytest.raises(
+        codecs.ZkFormatError, match=r"/x/state has format version 2; this version of sparklog supports up to 1"
+    ):
         codecs.decode_state("/x/state", b'{"version":2,"quorum":[1]}', 0)
 
 

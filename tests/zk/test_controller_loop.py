@@ -351,7 +351,7 @@ def test_another_cluster_and_no_zookeeper_are_clear_errors(connect: str) -> None
     settings = {"zookeeper.connection.timeout.ms": "100"}
     nowhere = ControllerLoop("127.0.0.1:1", settings=settings)
     nowhere.start()
-    with pytest.raises(ClusterError, match=r"no ZooKeeper answered at 127\.0\.0\.1:1"):
+    with pytest.raises(ClusterError, match=r"no ZooKeeper responded at 127\.0\.0\.1:1"):
         nowhere.wait_ready(0.5)
     nowhere.stop()
 

@@ -137,7 +137,7 @@ def test_watches_and_requests_go_on_after_a_session_expiry(connect: str) -> None
 
 def test_no_zookeeper_is_an_error_after_the_time_given() -> None:
     async def scenario() -> None:
-        with pytest.raises(ClusterError, match=r"no ZooKeeper answered at 127\.0\.0\.1:1 within 300 ms"):
+        with pytest.raises(ClusterError, match=r"no ZooKeeper responded at 127\.0\.0\.1:1 within 300 ms"):
             await ZkSession.open("127.0.0.1:1", session_timeout_ms=1000, connect_timeout_ms=300)
 
     asyncio.run(scenario())

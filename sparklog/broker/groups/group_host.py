@@ -78,7 +78,7 @@ class GroupHost(CoordinatorRuntime):
             if not takes_part and epoch >= hold.coordinator_epoch and not self.unready:
                 self.step(HoldEnded(group, key, hold.producer_id))
         except BrokerError as error:  # whoever waits asks again
-            _log.info("%s: whether transaction %s is over is not known: %s", self.partition.tp, key, error)
+            _log.info("%s: unknown whether transaction %s has ended: %s", self.partition.tp, key, error)
         finally:
             self._asking.discard((group, key))
 
@@ -130,7 +130,7 @@ class GroupHost(CoordinatorRuntime):
                 if error is None:
                     pause_s = PAUSE_S
                     continue
-                _log.info("%s: whether topics are gone is not known yet: %s", self.partition.tp, error)
+                _log.info("%s: unknown whether topics are deleted: %s", self.partition.tp, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:

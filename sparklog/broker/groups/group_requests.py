@@ -122,7 +122,7 @@ def _unknown(broker: BrokerState, offset: GroupOffset, *, member: bool) -> str:
     tp = TopicPartition(offset.topic, offset.partition)
     known = broker.cache.partition(tp)
     if known is None:
-        return f"no partition {tp} is known here"
+        return f"this broker does not know partition {tp}"
     if offset.topic_id not in {"", known.topic_id}:
         return f"{tp}: topic id {offset.topic_id} found, {known.topic_id} expected"
     return ""
@@ -169,7 +169,7 @@ def handle_hold_offsets(
 ) -> None:
     """Not without the word of the transaction's coordinator that there is such a transaction."""
     if not request.member_id:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: a member id found that is empty")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
     broker.coordinators.groups.of(request.group)
     answer_later(broker, connection, request, _hold(broker, request))
 
@@ -205,7 +205,7 @@ def _host_of(broker: BrokerState, connection: ServerConnection) -> str:
 def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request: Heartbeat, body: memoryview) -> None:
     """Answered when the coordinator has news for the member, or its heartbeat interval is over."""
     if not request.member_id:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: a member id found that is empty")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
     _check_sizes(request)
     _check_times(request, broker.config)
     about = About(

@@ -45,7 +45,7 @@ class RetentionHolds:
                 offsets = await self._offsets(group)
             except BrokerError as error:  # noqa: PERF203 - the others are asked all the same
                 self._broker.counters["retention.groups.not.asked"] += 1
-                _log.warning("retention waits for group %s, which cannot be asked: %s", group, error)
+                _log.warning("retention waits for group %s, whose coordinator does not respond: %s", group, error)
             else:
                 found[group] = {TopicPartition(one.topic, one.partition): one for one in offsets}
         return found

@@ -103,7 +103,7 @@ class ControlSocket:
                 writer.write(msgspec.json.encode(answer) + b"\n")
                 await writer.drain()
         except (OSError, ValueError) as error:
-            _log.info("control connection ended: %s", error)
+            _log.info("control connection closed: %s", error)
         except asyncio.CancelledError:
             pass  # only close() cancels, and it is about to end the loop as well
         finally:

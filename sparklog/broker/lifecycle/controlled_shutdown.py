@@ -68,6 +68,6 @@ async def followers_caught_up(broker: BrokerState, timeout_s: float, *, goes_on:
     ends_at_ms = broker.now_ms() + int(timeout_s * 1000)
     while behind.any() and goes_on():
         if broker.now_ms() >= ends_at_ms:
-            _log.warning("followers of %d partitions have not caught up within %g s", behind.count(), timeout_s)
+            _log.warning("followers of %d partitions did not catch up within %g s", behind.count(), timeout_s)
             return
         await asyncio.sleep(_LOOK_S)

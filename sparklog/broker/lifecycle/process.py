@@ -207,7 +207,7 @@ class BrokerProcess:
         )
         if not broker.keys:
             _log.warning(
-                "broker %d has no cluster secret: it takes any connection for a broker or the controller",
+                "broker %d has no cluster secret: it accepts any connection as a broker or the controller",
                 broker.broker_id,
             )
         self._report_ready()
@@ -222,7 +222,7 @@ class BrokerProcess:
             try:
                 await asyncio.to_thread(file.note_controller, epoch, controller_id)
             except OSError as error:  # a full disk: the next controller's epoch is noted
-                _log.warning("controller epoch %d is not noted in the log directory: %s", epoch, error)
+                _log.warning("could not record controller epoch %d in the log directory: %s", epoch, error)
 
         if epoch > file.seen.controller_epoch:
             self._broker.spawn(note(), "note the controller epoch")
@@ -299,7 +299,7 @@ class BrokerProcess:
                 os.write(self._config.ready_fd, f"ready {self._server.port}\n".encode())
                 os.close(self._config.ready_fd)
             except OSError as error:
-                _log.warning("nobody waits for this broker: %s", error)
+                _log.warning("no process waits for this broker: %s", error)
 
     # --- what ends it ---
 
@@ -332,7 +332,7 @@ class BrokerProcess:
             raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping")
         if not self._lease.held:
             raise BrokerError(
-                ErrorCode.INVALID_REQUEST, f"broker {broker.broker_id} has no supervisor that would start it again"
+                ErrorCode.INVALID_REQUEST, f"broker {broker.broker_id} has no supervisor that could restart it"
             )
         self._end(StopMode.CONTROLLED)
         self._start_again = True
@@ -365,7 +365,7 @@ class BrokerProcess:
     def _check_lease(self) -> None:
         step = self._lease.check(self._broker.now_ms())
         if step is OrphanStep.STOP:
-            _log.warning("no supervisor for too long: stopping")
+            _log.warning("without a supervisor for too long: stopping")
             self._end(StopMode.CONTROLLED)
         elif self._registry is not None and self._ending is None:
             if step is OrphanStep.ASK_RELIEF:
@@ -394,10 +394,10 @@ class BrokerProcess:
         if self._ending is not None:
             return
         if step is OrphanStep.ASK_RELIEF:
-            _log.warning("the driver goes without this broker: asking to be relieved")
+            _log.warning("the driver does not supervise this broker: asking to give up its leaderships")
             await registry.announce_stopping()
         elif step is OrphanStep.SERVE_ON:
-            _log.warning("the driver is gone: serving on")
+            _log.warning("the driver is gone: continuing to serve")
             await registry.withdraw_stopping()
         elif step is OrphanStep.STOP:
             self._end(StopMode.CONTROLLED)
@@ -427,7 +427,7 @@ class BrokerProcess:
 
     def adopted(self) -> None:
         if self._broker.quiesced and self._ending is None:
-            _log.warning("adopted by a newer supervisor before the cluster had stopped: serving on")
+            _log.warning("adopted by a newer supervisor before the cluster stopped: continuing to serve")
             self._broker.resume()
 
     def quiesce(self) -> None:
@@ -448,7 +448,7 @@ class BrokerProcess:
         if broker.state == "running":
             broker.state = "stopping"
         broker.hands_over = True
-        _log.info("broker %d stops (%s)", broker.broker_id, self._ending.value if self._ending else "?")
+        _log.info("broker %d is stopping (%s)", broker.broker_id, self._ending.value if self._ending else "?")
         began_ms = broker.now_ms()
         self._watchdog.stop()
         ahead: ShutdownFlush | None = None
@@ -472,7 +472,7 @@ class BrokerProcess:
             await self._control.close()
         guard.cancel()
         _log.info(
-            "broker %d has stopped: handed over in %d ms, left in %d ms, logs closed in %d ms",
+            "broker %d stopped: leaderships moved in %d ms, deregistered in %d ms, logs closed in %d ms",
             broker.broker_id,
             relieved_ms - began_ms,
             left_ms - relieved_ms,
@@ -485,7 +485,11 @@ class BrokerProcess:
         try:
             await asyncio.wait_for(registry.doubt_directory(), _DOUBT_LIMIT_S)
         except (SparklogError, asyncio.TimeoutError) as error:
-            _log.error("ZooKeeper was not told to doubt %s: %s", self._config.log_dir, error or "no answer in time")
+            _log.error(
+                "could not record in ZooKeeper that the logs in %s are untrusted: %s",
+                self._config.log_dir,
+                error or "no response in time",
+            )
 
     async def _leave(self) -> None:
         """Answer what waits, close connections, end the ZooKeeper session."""
@@ -525,7 +529,7 @@ class BrokerProcess:
                     self._topic_notes.write()
                 self._directory.write_clean_marker()
         except SparklogError as error:
-            _log.error("no clean stop: %s", error)
+            _log.error("unclean shutdown: %s", error)
             self._log_error = self._log_error or error
         finally:
             self._directory.close(process_ends=self._log_error is None)

@@ -18,8 +18,8 @@ def handle_restart_broker(
     if request.incarnation != broker.incarnation:
         raise BrokerError(
             ErrorCode.STALE_BROKER_EPOCH,
-            f"broker {broker.broker_id}: incarnation {request.incarnation} found, it is {broker.incarnation}",
+            f"broker {broker.broker_id}: expected incarnation {broker.incarnation}, found {request.incarnation}",
         )
     broker.restart()
-    _log.info("restart asked for by %s", connection.peer)
+    _log.info("restart requested by %s", connection.peer)
     connection.reply(Ack(request.cid))

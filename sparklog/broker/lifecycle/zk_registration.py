@@ -92,7 +92,9 @@ class ZkRegistration:
         try:
             found = await registry._store.cluster_id(create=False)
             if found != broker.cluster_id:
-                raise ClusterError(f"ZooKeeper at {zookeeper} is of cluster {found!r}, expected {broker.cluster_id!r}")
+                raise ClusterError(
+                    f"ZooKeeper at {zookeeper} belongs to cluster {found!r}, expected {broker.cluster_id!r}"
+                )
             await registry._name_doubts(broker.partitions.directory.doubted)
             broker.incarnation = await registry._registration.start(timeout_ms=config.zk_connection_timeout_ms)
         except BaseException:
@@ -114,7 +116,7 @@ class ZkRegistration:
             if topic is None or topic_id not in {"", topic.topic_id} or tp.partition >= len(topic.assignment):
                 continue
             if self._broker.broker_id in topic.assignment[tp.partition]:
-                _log.error("%s: the log is lost or damaged, and this broker hosts it: it is copied from others", tp)
+                _log.error("%s: the log is lost or damaged: copying it from other replicas", tp)
                 lost.append(tp)
         self._registration.doubt(lost)
 
@@ -201,14 +203,14 @@ class ZkRegistration:
             self._broker.counters["isr.writes.lost"] += 1
             partition.step(IsrWriteFailed(expected))
             if outcome.why:
-                _log.warning("%s: ISR %s: %s; looking again", partition.tp, list(effect.isr), outcome.why)
+                _log.warning("%s: ISR %s: %s; reading it again", partition.tp, list(effect.isr), outcome.why)
                 await asyncio.sleep(PAUSE_S)
             found = await self._store.read_state_again(partition.tp)
             if found is not None:
                 await self._refused(partition, found, expected)
         else:
             assert isinstance(outcome, NodeGone)
-            _log.info("%s: ISR %s not written: the topic is gone", partition.tp, list(effect.isr))
+            _log.info("%s: ISR %s not written: the topic was deleted", partition.tp, list(effect.isr))
 
     async def _refused(self, partition: Partition, found: VersionedState, expected: int) -> None:
         """Hand over what the node holds, unless it is by now the node of another topic of this name."""
@@ -404,7 +406,7 @@ class ZkRegistration:
         try:
             await asyncio.to_thread(seen.note_producer_ids, block.stop)
         except OSError as error:  # a full disk: the wall clock's seconds keep blocks apart
-            _log.warning("a block of producer ids up to %d is not noted: %s", block.stop, error)
+            _log.warning("could not record a block of producer ids up to %d: %s", block.stop, error)
         return block
 
     # --- stopping ---------------------------------------------------------------------------------------------------

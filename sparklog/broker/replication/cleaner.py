@@ -53,7 +53,7 @@ class Cleaner:
             try:
                 self._job.cancel()
             except OSError as error:  # the next start ends what was begun
-                _log.error("a cleaning could not be ended: %s", error)
+                _log.error("could not finish a log cleaning: %s", error)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _clean_again_and_again(self) -> None:
@@ -158,14 +158,14 @@ class Cleaner:
         counters = self._broker.counters
         if isinstance(error, OSError) and is_full(error):
             counters["cleaner.full"] += 1
-            _log.error("%s: no room to clean: %s", partition.tp, error)
+            _log.error("%s: no disk space for cleaning: %s", partition.tp, error)
         elif isinstance(error, OSError):
             self._broker.log_failed(partition, StorageError(f"cleaning {partition.tp}: {error}"))
         else:
             counters["cleaner.uncleanable"] += 1
             self._uncleanable[partition] = partition.log.config
             trace = None if isinstance(error, (BrokerError, StorageError)) else error
-            _log.error("%s: cannot be cleaned, and is left as it is: %s", partition.tp, error, exc_info=trace)
+            _log.error("%s: cannot be cleaned, and is left unchanged: %s", partition.tp, error, exc_info=trace)
 
     def _count(self, partition: Partition, job: CleanJob, state: CleanerState | None, *, took_s: float) -> None:
         tally, counters = job.tally, self._broker.counters
@@ -181,7 +181,7 @@ class Cleaner:
         counters["cleaner.records.removed"] += tally.records - tally.kept
         if state is not None:
             _log.info(
-                "%s: cleaned up to %d in %.1f s: %d keys, %d of %d records kept, %d bytes became %d",
+                "%s: cleaned up to %d in %.1f s: %d keys, kept %d of %d records, %d bytes before, %d after",
                 partition.tp,
                 state.end,
                 took_s,

@@ -143,7 +143,7 @@ class LeaderFetcher:
                     await self._fetch_on()
                 except (BrokerError, asyncio.TimeoutError) as error:
                     self._broker.counters["fetcher.connections.failed"] += 1
-                    _log.info("fetching from broker %d: %s", self.leader_id, error or "no answer in time")
+                    _log.info("could not fetch from broker %d: %s", self.leader_id, error or "no response in time")
                 except Exception:
                     # Nobody else would fetch these partitions, and nobody would be told that they are not fetched.
                     self._broker.counters["fetcher.connections.failed"] += 1
@@ -376,7 +376,7 @@ class LeaderFetcher:
             self._rest(key, followed)
         elif code != ErrorCode.NONE and not moved:
             self._broker.counters["fetcher.errors"] += 1
-            _error_lines.info("%s: broker %d answers %s %s", partition.tp, self.leader_id, code, answer.detail)
+            _error_lines.info("%s: broker %d returned %s %s", partition.tp, self.leader_id, code, answer.detail)
             early = code == ErrorCode.UNKNOWN_LEADER_EPOCH
             self._rest(key, followed, _EPOCH_PAUSE_S if early else _PARTITION_PAUSE_S)
         elif moved or batch_count or answer.diverging is not None:

@@ -116,7 +116,7 @@ def _refusal(broker: BrokerState, update: ControlUpdate) -> BrokerError | None:
     if update.incarnation != broker.incarnation:
         return BrokerError(
             ErrorCode.STALE_BROKER_EPOCH,
-            f"broker {broker.broker_id}: incarnation {update.incarnation} found, it is {broker.incarnation}",
+            f"broker {broker.broker_id}: expected incarnation {broker.incarnation}, found {update.incarnation}",
         )
     for change in update.topics:
         # A topic's name becomes a directory's.
@@ -151,11 +151,13 @@ def _decide(broker: BrokerState, decisions: Sequence[PartitionDecision]) -> list
             _decide_one(broker, decision)
         except (BrokerError, StorageError) as error:
             code = error.code if isinstance(error, BrokerError) else ErrorCode.KAFKA_STORAGE_ERROR
-            _log.error("%s-%d: decision not followed: %s", decision.topic, decision.partition, error)
+            _log.error(
+                "%s-%d: could not apply a decision of the controller: %s", decision.topic, decision.partition, error
+            )
             failed.append((decision.topic, decision.partition, code, str(error)))
         except Exception as error:
             # One decision that cannot be understood must not keep the others from being followed.
-            _log.exception("%s-%d: decision not understood", decision.topic, decision.partition)
+            _log.exception("%s-%d: invalid decision of the controller", decision.topic, decision.partition)
             detail = f"{type(error).__name__}: {error}"
             failed.append((decision.topic, decision.partition, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
     return failed
@@ -252,7 +254,7 @@ def _retune(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
             try:
                 settings_changed = broker.partitions.retune(partition, topic)
             except BrokerError as error:
-                _log.error("%s: new schema or settings not taken: %s", partition.tp, error)
+                _log.error("%s: could not apply a new schema or settings: %s", partition.tp, error)
                 continue
             known = broker.cache.partition(partition.tp)
             if settings_changed and known is not None and broker.broker_id in known.replicas:

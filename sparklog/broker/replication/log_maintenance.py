@@ -157,13 +157,13 @@ class LogMaintenance:
             return
         except Exception:
             self._broker.counters["cuts.failed"] += 1
-            _log.exception("%s: the copy that a cut needs failed, another try in %g s", partition.tp, pause_s)
+            _log.exception("%s: the copy for a truncation failed, retrying in %g s", partition.tp, pause_s)
         else:
             if not job.awaits_room:
                 partition.cut_prepared(job)
                 return
             self._broker.counters["cuts.without.room"] += 1
-            _log.error("%s: no room for the copy that a cut needs, another try in %g s", partition.tp, pause_s)
+            _log.error("%s: no disk space for the copy of a truncation, retrying in %g s", partition.tp, pause_s)
         await asyncio.sleep(pause_s)
         partition.cut_failed(job)
 
@@ -232,7 +232,7 @@ class LogMaintenance:
                     return
                 except OSError as error:  # a full disk: retention may free it
                     self._broker.counters["names.failed"] += 1
-                    _log.error("new logs are not named, their records are not committed: %s", error)
+                    _log.error("could not record new logs, so their records are not committed: %s", error)
                     await asyncio.sleep(_NAMES_PAUSE_S)
                 await asyncio.sleep(time.monotonic() - began_s if self._directory.unnamed else 0)
         finally:

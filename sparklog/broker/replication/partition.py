@@ -246,7 +246,7 @@ class Partition:
         """Take over what the leader sent for this partition. Returns why its batches were not taken, or None."""
         log = self.log
         if event.batch_count and log.is_outdated_for(headers, time.time_ns() // 1000):
-            _log.warning("%s: away for longer than tombstones are kept: the log is copied anew", self.tp)
+            _log.warning("%s: offline for longer than tombstones are kept: copying the log again", self.tp)
             event = msgspec.structs.replace(
                 event, code=ErrorCode.OFFSET_OUT_OF_RANGE, batch_count=0, log_start_offset=0, outdated=True
             )
@@ -398,9 +398,11 @@ class Partition:
     def _check_restoring(self, *, placed: bool) -> None:
         """Raises BrokerError: a topic that is being restored takes what has its offsets already, others never do."""
         if self.log.config.restoring and not placed:
-            raise BrokerError(ErrorCode.TOPIC_RESTORING, "it takes no writes until its restore has ended")
+            raise BrokerError(ErrorCode.TOPIC_RESTORING, "the topic accepts no writes until its restore completes")
         if placed and not self.log.config.restoring:
-            raise BrokerError(ErrorCode.INVALID_REQUEST, "it is not being restored: only its leader gives offsets")
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST, "the topic is not being restored: only its leader assigns offsets"
+            )
 
     def _answer_produce(self, effect: AnswerProduce) -> None:
         pending = self._pending.pop(effect.ticket, None)
@@ -438,12 +440,12 @@ class Partition:
     def _restart_log(self, effect: RestartLog) -> None:
         before = self.log.log_end_offset
         self.log.restart_at(effect.offset)
-        _log.warning("%s: log ending at %d thrown away, restarted at %d", self.tp, before, effect.offset)
+        _log.warning("%s: discarded the log with end offset %d, restarting it at %d", self.tp, before, effect.offset)
         self._events.append(Truncated(effect.offset))
 
     def _refuse_cut(self, effect: RefuseCut) -> None:
         _log.error(
-            "%s: broker %d, leader in epoch %d, lacks committed records from offset %d up to %d: they are not cut here",
+            "%s: broker %d, leader in epoch %d, lacks committed records from offset %d to %d: not truncating them",
             self.tp,
             effect.leader,
             effect.leader_epoch,
@@ -536,10 +538,12 @@ def check_batch(tp: TopicPartition, rules: AppendRules, header: BatchHeader, bod
     except BrokerError:
         raise
     except MemoryError:
-        raise out_of_memory("a batch cannot be checked") from None
+        raise out_of_memory("cannot validate a batch") from None
     except Exception as error:
-        _log.exception("%s: a batch could not be checked", tp)
-        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"not checkable: {type(error).__name__}: {error}") from None
+        _log.exception("%s: could not validate a batch", tp)
+        raise BrokerError(
+            ErrorCode.CORRUPT_MESSAGE, f"could not validate the batch: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _take_verdict(checked: CheckedBatches, first: int, end: int) -> None:

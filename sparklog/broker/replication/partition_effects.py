@@ -74,7 +74,7 @@ class PartitionEffects:
 
     def bad_decision(self, partition: Partition, detail: str) -> None:
         self._broker.counters["control.contradictions"] += 1
-        _log.error("%s: decision not followed: %s", partition.tp, detail)
+        _log.error("%s: could not apply a decision of the controller: %s", partition.tp, detail)
 
     def log_failed(self, partition: Partition, error: Exception) -> None:
         self._broker.log_failed(partition, error)

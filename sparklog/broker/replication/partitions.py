@@ -91,7 +91,7 @@ class Partitions:
         topic = self._broker.cache.topic(tp.topic)
         what = f"topic {tp.topic!r} has {len(topic.partitions)} partitions" if topic else f"no topic {tp.topic!r}"
         return BrokerError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{what}: broker {self._broker.broker_id} knows no {tp}"
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{what}: broker {self._broker.broker_id} does not know {tp}"
         )
 
     # --- hosting ---
@@ -157,7 +157,7 @@ class Partitions:
 
     def drop(self, partition: Partition, *, keep: str = "") -> None:
         """Forget the replica. Its data is set aside where ``keep`` gives a reason, and deleted otherwise."""
-        _log.info("%s: replica of topic id %s dropped", partition.tp, partition.topic_id)
+        _log.info("%s: dropped the replica of topic id %s", partition.tp, partition.topic_id)
         partition.stop()
         del self._hosted[partition.tp]
         self._led.discard(partition)
@@ -168,7 +168,7 @@ class Partitions:
         """Let go of data that was found at start and belongs to no replica of this broker any more; ``keep`` as in
         ``drop``."""
         if not keep:
-            _log.warning("%s: data of a deleted topic deleted", tp)
+            _log.warning("%s: deleted the data of a deleted topic", tp)
         self._let_go(tp, keep=keep)
 
     def _let_go(self, tp: TopicPartition, *, keep: str) -> None:

@@ -105,7 +105,7 @@ class SetAsideLogs:
         """Delete one set-aside log for good. One that is not there is fine. Raises OSError."""
         with suppress(FileNotFoundError):
             self._directory.remove_set_aside(name)
-            _log.warning("set-aside log %s is deleted: an operator asked for it", name)
+            _log.warning("deleting set-aside log %s on an operator's request", name)
         self._wanted.set()
 
     async def _repeat(self) -> None:
@@ -118,7 +118,7 @@ class SetAsideLogs:
                 await self._look()
             except (SparklogError, OSError) as error:
                 self._broker.counters["set.aside.failed"] += 1
-                _log.warning("set-aside logs are looked at again later: %s", error)
+                _log.warning("could not check set-aside logs, retrying later: %s", error)
 
     async def _look(self) -> None:
         self._broker.counters["set.aside.looks"] += 1
@@ -146,7 +146,7 @@ class SetAsideLogs:
         try:
             return await self._broker.registry.deleted_topics(topic_ids)
         except (BrokerError, ClusterError) as error:
-            _log.info("which topics are deleted is not known: %s", error)
+            _log.info("unknown which topics are deleted: %s", error)
             return set()
 
     def _is_old(self, entry: SetAsideEntry) -> bool:
@@ -187,10 +187,10 @@ class SetAsideLogs:
         reply = await self._peers.ask(leader, request, timeout_s=_ANSWER_TIMEOUT_S, still=still)
         assert isinstance(reply, FetchReply)
         if not reply.partitions:
-            raise BrokerError(ErrorCode(reply.code), f"broker {leader} said nothing of {tp}")
+            raise BrokerError(ErrorCode(reply.code), f"broker {leader} returned nothing about {tp}")
         return reply.partitions[0]
 
     def _remove(self, entry: SetAsideEntry, why: str) -> None:
-        _log.warning("set-aside log %s of topic id %s is deleted: %s", entry.name, entry.mark.topic_id, why)
+        _log.warning("deleting set-aside log %s of topic id %s: %s", entry.name, entry.mark.topic_id, why)
         self._directory.remove_set_aside(entry.name)
         self._broker.counters["set.aside.deleted"] += 1

@@ -84,7 +84,7 @@ class TopicNotes:
         try:
             self._directory.write_topic_notes(self._noted)
         except OSError as error:  # a full disk: a rebuild would not know the newest settings
-            _log.warning("what topics are like is not noted in the log directory: %s", error)
+            _log.warning("could not record topics in the log directory: %s", error)
 
 
 def _replicas(partitions: Mapping[int, PartitionDecision]) -> tuple[tuple[int, ...], ...]:

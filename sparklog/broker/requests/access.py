@@ -51,7 +51,7 @@ class Access:
             proved = identity.incarnation if identity is not None else None
             raise BrokerError(
                 ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-                f"control update of controller epoch {controller_epoch}: its connection has proved epoch {proved}",
+                f"control update of controller epoch {controller_epoch}: but its connection has proved epoch {proved}",
             )
 
     def require_follower(self, connection: ServerConnection, broker_id: int) -> None:
@@ -85,5 +85,5 @@ class Access:
         found = "no proof" if identity is None else f"a proof of {identity.role.value} {identity.number}"
         return BrokerError(
             ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-            f"{what} needs a connection that has proved to be of a {sender.value} of this cluster; found {found}",
+            f"{what} requires a connection that is proved to be of a {sender.value} of this cluster; found {found}",
         )

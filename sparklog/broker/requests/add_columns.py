@@ -34,8 +34,8 @@ async def _add_columns(broker: BrokerState, request: AddColumns) -> Reply:
     columns = parse_schema(request.columns)
     record = await broker.registry.change_topic(request.topic, lambda record: with_columns(record, columns))
     if record is None:
-        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.topic!r} is there")
-    _log.info("topic %s has schema %d now", record.name, record.latest_schema.schema_id)
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
+    _log.info("topic %s now has schema %d", record.name, record.latest_schema.schema_id)
 
     def told() -> bool:
         topic = broker.cache.topic(record.name)
@@ -60,7 +60,8 @@ def with_columns(record: TopicRecord, columns: pa.Schema) -> TopicRecord:
     old = parse_schema(record.latest_schema.message)
     if old.equals(DEFAULT_SCHEMA):
         raise BrokerError(
-            ErrorCode.INVALID_REQUEST, f"topic {record.name!r} has the columns of Kafka's records, which stay"
+            ErrorCode.INVALID_REQUEST,
+            f"topic {record.name!r} has the columns of Kafka's records, which cannot be extended",
         )
     other = [
         f"column {field.name!r} is {old.field(field.name).type}, {field.type} found"

@@ -56,13 +56,13 @@ async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> 
     added = request.partitions - len(known.partitions) if known is not None else request.partitions
     record = await broker.registry.change_topic(request.topic, grown, in_thread=added > FEW_PARTITIONS)
     if record is None or placed is None:
-        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.topic!r} is there")
-    _log.info("topic %s has %d partitions now", record.name, len(record.assignment))
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
+    _log.info("topic %s now has %d partitions", record.name, len(record.assignment))
 
     if not await until_led(broker, record, request.timeout_ms):
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT,
-            f"topic {record.name!r} has {len(record.assignment)} partitions now, but not every one has a leader yet",
+            f"topic {record.name!r} has {len(record.assignment)} partitions, but some have no leader yet",
         )
     return CreateTopicReply(request.cid, record.topic_id, placed.warning)
 

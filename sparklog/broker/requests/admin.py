@@ -68,7 +68,7 @@ async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
     if not await until_told(broker, lambda: bool(broker.cache.brokers), request.timeout_ms):
         raise BrokerError(
             ErrorCode.BROKER_NOT_AVAILABLE,
-            f"broker {broker.broker_id} cannot place topic {request.name!r}: it has not heard from a controller yet",
+            f"broker {broker.broker_id} cannot place topic {request.name!r}: it has no metadata from a controller",
         )
     unplaced = _checked_topic(broker, request)
     placement = await _placement(broker, request)
@@ -78,7 +78,7 @@ async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
 
     if not await until_led(broker, record, request.timeout_ms):
         raise BrokerError(
-            ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} was created, but not every partition has a leader yet"
+            ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} was created, but some partitions have no leader yet"
         )
     return CreateTopicReply(request.cid, record.topic_id, placement.warning)
 
@@ -107,7 +107,7 @@ def _checked_topic(broker: BrokerState, request: CreateTopic) -> TopicRecord:
 def _checked_schema(request: CreateTopic) -> tuple[bytes, tuple[str, ...], str | None]:
     if not request.schema:
         if request.key_columns or request.event_time is not None:
-            raise BrokerError(ErrorCode.INVALID_REQUEST, "key columns and an event-time column need a schema")
+            raise BrokerError(ErrorCode.INVALID_REQUEST, "key columns and an event-time column require a schema")
         return schema_message(DEFAULT_SCHEMA), ("key",), "timestamp"
     schema = parse_schema(request.schema)
     schema_message(schema)  # refuses the types that no topic may have
@@ -121,12 +121,13 @@ def _checked_schema(request: CreateTopic) -> tuple[bytes, tuple[str, ...], str |
     if request.event_time is not None:
         if request.event_time not in names:
             raise BrokerError(
-                ErrorCode.SCHEMA_MISMATCH, f"event-time column {request.event_time!r} not found among {names}"
+                ErrorCode.SCHEMA_MISMATCH, f"event-time column {request.event_time!r} is not one of the columns {names}"
             )
         found = schema.field(request.event_time).type
         if not pa.types.is_timestamp(found):
             raise BrokerError(
-                ErrorCode.SCHEMA_MISMATCH, f"event-time column {request.event_time!r} is {found}, expected a timestamp"
+                ErrorCode.SCHEMA_MISMATCH,
+                f"event-time column {request.event_time!r}: expected a timestamp, found {found}",
             )
     return request.schema, request.key_columns, request.event_time
 
@@ -149,7 +150,7 @@ async def _delete_topic(broker: BrokerState, request: DeleteTopic) -> Reply:
     refuse_internal(request.name, "not deleted")
     topic = broker.cache.topic(request.name)
     if topic is None:
-        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.name!r} is known here")
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this broker does not know topic {request.name!r}")
     topic_id = topic.change.topic_id
     await broker.registry.request_delete(request.name, topic_id)
 
@@ -159,7 +160,7 @@ async def _delete_topic(broker: BrokerState, request: DeleteTopic) -> Reply:
 
     if not await until_told(broker, gone, request.timeout_ms):
         raise BrokerError(
-            ErrorCode.REQUEST_TIMED_OUT, f"deletion of topic {request.name!r} was asked for, not yet done"
+            ErrorCode.REQUEST_TIMED_OUT, f"deletion of topic {request.name!r} was requested, but is not complete yet"
         )
     return Ack(request.cid)
 

@@ -40,8 +40,8 @@ async def _alter_topic(broker: BrokerState, request: AlterTopic) -> Reply:
     _check_unset(request.unset)
     record = await broker.registry.change_topic(request.topic, altered)
     if record is None:
-        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {request.topic!r} is there")
-    _log.info("topic %s has settings %s now", record.name, record.config)
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
+    _log.info("topic %s now has the settings %s", record.name, record.config)
 
     def told() -> bool:
         topic = broker.cache.topic(record.name)

@@ -39,7 +39,9 @@ async def _delete_records(broker: BrokerState, request: DeleteRecords) -> Reply:
             broker.log_failed(None, error)
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         except OSError as error:
-            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"noting the new log starts: {error}") from error
+            raise BrokerError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"could not record the new log start offsets: {error}"
+            ) from error
     return DeleteRecordsReply(request.cid, results)
 
 
@@ -78,9 +80,9 @@ def _log_start(broker: BrokerState, wanted: DeleteRecordsPartition) -> int:
     except StorageError as error:
         raise partition.storage_failed(error) from error
     if start < offset:
-        raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: no room left to note a new log start")
+        raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: no disk space to record a new log start offset")
     if start > before:
-        _log.info("%s: records below %d deleted on request", tp, start)
+        _log.info("%s: deleted records below offset %d on request", tp, start)
         broker.counters["records.deleted.on.request"] += start - before
         broker.fetches.log_start_moved(partition)
     return start

@@ -62,7 +62,7 @@ def _sorted_out(
             yield
         known = broker.cache.partition(tp)
         if known is None:
-            results[tp] = _result(tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {tp} is known here")
+            results[tp] = _result(tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this broker does not know partition {tp}")
         elif _has_leader_wanted(broker, request.kind, known, known.state):
             results[tp] = _result(tp, ErrorCode.ELECTION_NOT_NEEDED, f"{tp} is led by broker {known.state.leader}")
         else:

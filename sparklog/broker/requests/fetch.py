@@ -212,7 +212,7 @@ class Fetches:
         broker.access.require_follower(connection, replica_id)
         told = broker.cache.incarnations.get(replica_id, NO_EPOCH)
         if incarnation > told and not broker.access.proves_broker(connection, replica_id):
-            detail = f"incarnation {incarnation} of broker {replica_id}: the controller has told of {told} so far"
+            detail = f"incarnation {incarnation} of broker {replica_id}: the controller has announced {told} so far"
             raise BrokerError(ErrorCode.STALE_BROKER_EPOCH, detail)
         if broker.cache.endpoint(replica_id) is not None:
             self._followers[replica_id] = connection
@@ -374,10 +374,11 @@ class Fetches:
 def handle_fetch(broker: BrokerState, connection: ServerConnection, request: Fetch, body: memoryview) -> None:
     if request.isolation not in {0, 1}:
         raise BrokerError(
-            ErrorCode.INVALID_REQUEST, f"isolation {request.isolation} found, expected 0 (uncommitted) or 1 (committed)"
+            ErrorCode.INVALID_REQUEST,
+            f"isolation: expected 0 (uncommitted) or 1 (committed), found {request.isolation}",
         )
     if request.max_bytes < 1:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"max_bytes {request.max_bytes} found, at least 1 expected")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"max_bytes: expected at least 1, found {request.max_bytes}")
     broker.fetches.handle(connection, request)
 
 

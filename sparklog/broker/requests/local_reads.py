@@ -50,7 +50,7 @@ class LocalReads:
         try:
             server.open()
         except OSError as error:
-            _log.warning("no local reads: %s", error)
+            _log.warning("local reads are not available: %s", error)
             return
         self._server = server
 

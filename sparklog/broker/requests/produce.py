@@ -169,9 +169,11 @@ def _owed(broker: BrokerState, acks: int) -> int:
 
 def _refusal(broker: BrokerState, request: Produce, body_bytes: int) -> BrokerError | None:
     if request.acks not in _ACKS:
-        return BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} found, 0, 1 or -1 (all) expected")
+        return BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks: expected 0, 1 or -1 (all), found {request.acks}")
     if broker.quiesced:
-        return BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
+        return BrokerError(
+            ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping and accepts no new writes"
+        )
     said = 0
     for wanted in request.partitions:
         said += wanted.batch_count * HEADER_BYTES + wanted.body_bytes
@@ -249,7 +251,7 @@ def _produce_checked(
 def _writable(broker: BrokerState, wanted: ProducePartition) -> Partition:
     """Raises BrokerError: this broker takes no writes, or not to this partition."""
     if broker.quiesced:  # since the request came
-        raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
+        raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping and accepts no new writes")
     topic = wanted.topic
     partition = broker.partitions.require((topic, wanted.partition), wanted.topic_id)
     if topic.startswith(INTERNAL_PREFIX):
@@ -343,7 +345,7 @@ def cut_batches(body: memoryview, batch_count: int, *, transactional: bool = Fal
             the log itself may write, and for a batch that is transactional where the request is not, or the other way.
     """
     if batch_count == 0:
-        raise BrokerError(ErrorCode.INVALID_RECORD, "no batches found, at least one expected")
+        raise BrokerError(ErrorCode.INVALID_RECORD, "expected at least one batch, found none")
     kind = _TRANSACTIONAL if transactional else 0
     if batch_count == 1:
         header = unpack_header(body)

@@ -119,9 +119,9 @@ async def _alter_topic(
     except BrokerError as error:  # too large a record: nothing was written
         return {(name, move.partition): error for move in moves}
     if found is None:
-        unknown = BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {name!r} is there")
+        unknown = BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
         return {(name, move.partition): unknown for move in moves}
-    _log.info("topic %s: moves of %d partitions taken, %d refused", name, len(moves) - len(refused), len(refused))
+    _log.info("topic %s: accepted moves of %d partitions, refused %d", name, len(moves) - len(refused), len(refused))
     return refused
 
 
@@ -157,7 +157,7 @@ class Draft:
         if not 0 <= move.partition < len(self._assignment):
             raise BrokerError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"topic {move.topic!r} has {len(self._assignment)} partitions, number {move.partition} found",
+                f"topic {move.topic!r} has no partition {move.partition}; it has {len(self._assignment)} partitions",
             )
         replicas = self._assignment[move.partition]
         under_way = self._moves.get(move.partition)
@@ -175,12 +175,15 @@ class Draft:
 
     def _check(self, move: ReplicaMove, target: tuple[int, ...], replicas: tuple[int, ...]) -> None:
         if not target:
-            raise _bad(move, "is given no replica")
+            raise _bad(move, "gets no replica")
         if len(set(target)) != len(target):
-            raise _bad(move, f"is given a broker twice: {list(target)}")
+            raise _bad(move, f"gets a broker twice: {list(target)}")
         absent = sorted(set(target) - set(replicas) - self._live)
         if absent:
-            raise _bad(move, f"is given brokers {absent}, which do not hold it; live are {sorted(self._live)}")
+            raise _bad(
+                move,
+                f"gets brokers {absent}, which are not live and have no replica; live brokers: {sorted(self._live)}",
+            )
 
     def _enter(self, partition: int, move: Reassignment) -> None:
         """Everyone who holds the partition stays a replica until the controller has seen the target in sync."""

@@ -27,7 +27,7 @@ def handle_restore_records(
     tp = TopicPartition(request.topic, request.partition)
     refuse_internal(request.topic, "not restored")
     if broker.quiesced:
-        raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} takes no new writes")
+        raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping and accepts no new writes")
     partition = broker.partitions.require(tp, request.topic_id)
     batches = cut_placed_batches(request, body)
     broker.counters["restore.batches"] += len(batches)

@@ -55,7 +55,7 @@ def handle_remove_set_aside(
 async def _remove(broker: BrokerState, request: RemoveSetAside) -> Reply:
     for name in request.names:
         if "/" in name or name in {"", ".", ".."}:
-            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{name[:80]!r} is no name of a set-aside log")
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{name[:80]!r} is not the name of a set-aside log")
         try:
             broker.set_aside.remove(name)
         except OSError as error:
@@ -84,7 +84,7 @@ async def _restore(broker: BrokerState, request: RestoreSetAside) -> Reply:
         what = "its brokers serve it" if same else f"with id {known.change.topic_id}: delete that topic first"
         raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {record.name} exists, {what}")
     await broker.registry.restore_topic(record, topic.states)
-    _log.warning("topic %s of id %s is made again out of set-aside logs", record.name, record.topic_id)
+    _log.warning("recreating topic %s with id %s from set-aside logs", record.name, record.topic_id)
     if not await until_led(broker, record, request.timeout_ms):
         detail = f"topic {record.name} is there again, and not all of its partitions have a leader yet"
         raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail)
@@ -120,7 +120,9 @@ async def _listed_by(broker: BrokerState, broker_id: int) -> tuple[list[SetAside
     described = await broker.set_aside.ask(broker_id, DescribeBroker(0))
     assert isinstance(described, DescribeBrokerReply)
     if KNOWN_BY not in described.settings:
-        raise BrokerError(ErrorCode.UNSUPPORTED_VERSION, f"it runs release {described.version}, which keeps none")
+        raise BrokerError(
+            ErrorCode.UNSUPPORTED_VERSION, f"it runs release {described.version}, which does not support set-aside logs"
+        )
     reply = await broker.set_aside.ask(broker_id, ListSetAside(0, details=True))
     assert isinstance(reply, ListSetAsideReply)
     return list(reply.logs), reply.notes

@@ -50,7 +50,7 @@ class CoordinatorEpochs:
         if epoch > told:
             raise BrokerError(
                 ErrorCode.NOT_COORDINATOR,
-                f"leader epoch {epoch} of {TRANSACTIONS}-{partition}: the controller has told of {told} so far",
+                f"leader epoch {epoch} of {TRANSACTIONS}-{partition}: the controller has announced {told} so far",
             )
 
 
@@ -59,7 +59,7 @@ def believe(broker: BrokerState, key: str, epoch: int, *, proved: bool = True) -
     whoever is the coordinator now is to be asked. ``proved`` false: its connection has no proof."""
     tp = partition_of(broker, TRANSACTIONS, key)
     if tp is None:
-        raise BrokerError(ErrorCode.NOT_COORDINATOR, f"{key}: {TRANSACTIONS} is not known here")
+        raise BrokerError(ErrorCode.NOT_COORDINATOR, f"{key}: this broker does not know {TRANSACTIONS}")
     if not proved:
         broker.coordinator_epochs.check_told(tp.partition, epoch)
     newest = broker.coordinator_epochs.newest(tp.partition)

@@ -39,7 +39,7 @@ class HostedCoordinators(Generic[_Host]):
                 ``require_ready``.
         """
         if not key:
-            raise BrokerError(ErrorCode.INVALID_REQUEST, "a name found that is empty")
+            raise BrokerError(ErrorCode.INVALID_REQUEST, "a name is empty")
         tp = partition_of(self._broker, self._topic, key)
         host = self._hosts.get(tp.partition) if tp is not None else None
         if host is None:

@@ -119,13 +119,17 @@ class CoordinatorRuntime(ABC):
         cannot be read, BROKER_STOPPING."""
         tp = self.partition.tp
         if self.unready == "loading":
-            raise BrokerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{tp} is being read")
+            raise BrokerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{tp} is being loaded")
         if self.unready == "failed":
-            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{tp} cannot be read; the broker's log says why")
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{tp} cannot be read; see the broker's log")
         if self.unready:
-            raise BrokerError(ErrorCode.NOT_COORDINATOR, f"{tp} is not led by broker {self.broker.broker_id} any more")
+            raise BrokerError(
+                ErrorCode.NOT_COORDINATOR, f"broker {self.broker.broker_id} is no longer the leader of {tp}"
+            )
         if self.broker.quiesced:
-            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {self.broker.broker_id} takes no new writes")
+            raise BrokerError(
+                ErrorCode.BROKER_STOPPING, f"broker {self.broker.broker_id} is stopping and accepts no new writes"
+            )
 
     def ask(self, event_of: Callable[[int], object], answered: Callable[[Outcome], None]) -> None:
         """Hand over a request; ``answered`` is called once, now or later."""

@@ -70,17 +70,21 @@ class HangingTransactions:
                     await self._end(found)
             except BrokerError as error:
                 self._broker.counters["transactions.hanging.unclear"] += 1
-                _log.warning("transactions are open for longer than %d ms, but nobody can say why: %s", after_ms, error)
+                _log.warning(
+                    "transactions have been open for longer than %d ms, but no coordinator responds: %s",
+                    after_ms,
+                    error,
+                )
             except Exception:
                 _log.exception("the search for hanging transactions failed")
 
     async def _end(self, found: HangingTransaction) -> None:
-        _log.error("%s-%d: producer %d has a transaction open since offset %d that no coordinator knows: it is aborted",
+        _log.error("%s-%d: producer %d has an open transaction since offset %d that no coordinator knows: aborting it",
                    found.topic, found.partition, found.producer_id, found.first_offset)  # fmt: skip
         try:
             await self.write_marker(found)
         except BrokerError as error:
-            _log.warning("%s-%d: not ended yet: %s", found.topic, found.partition, error)
+            _log.warning("%s-%d: could not abort it yet: %s", found.topic, found.partition, error)
         else:
             self._broker.counters["transactions.hanging.aborted"] += 1
 
@@ -121,7 +125,7 @@ class HangingTransactions:
         partition.require_leader(-1)
         begun = partition.log.open_transactions().get(producer_id)
         if begun is None:
-            raise BrokerError(ErrorCode.INVALID_TXN_STATE, f"{tp}: producer {producer_id} has nothing open")
+            raise BrokerError(ErrorCode.INVALID_TXN_STATE, f"{tp}: producer {producer_id} has no open transaction")
         return HangingTransaction(*tp, producer_id, begun.epoch, begun.first_offset, 0)
 
     # --- what coordinators know ---
@@ -135,7 +139,7 @@ class HangingTransactions:
         wanted = sorted(producer_ids)
         topic = self._broker.cache.topic(TRANSACTIONS)
         if topic is None:
-            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{TRANSACTIONS} is not known here")
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"this broker does not know {TRANSACTIONS}")
         leaders = {decision.state.leader for decision in topic.partitions.values()}
         replies = await asyncio.gather(*(self._ask(leader, ListParticipants(0, tuple(wanted))) for leader in leaders))
         said = {number: epoch for reply in replies for number, epoch in reply.coordinators}
@@ -155,7 +159,7 @@ class HangingTransactions:
         """
         leader, tp = coordinator_of(self._broker, TRANSACTIONS, key), partition_of(self._broker, TRANSACTIONS, key)
         if leader is None or tp is None:
-            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{key}: no coordinator is there")
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{key}: no coordinator is available")
         reply = await self._ask(leader, ListParticipants(0, (producer_id,)))
         epoch = dict(reply.coordinators).get(tp.partition, NO_EPOCH)
         believe(self._broker, key, epoch)

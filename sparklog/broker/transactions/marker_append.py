@@ -52,7 +52,9 @@ class _Once:
         try:
             answered(result)
         except Exception:
-            _log.exception("answer about a marker for %s-%d", self._marker.topic, self._marker.partition)
+            _log.exception(
+                "could not handle the response about a marker for %s-%d", self._marker.topic, self._marker.partition
+            )
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +91,7 @@ class MarkerAppend:
             once(PartitionResult(marker.topic, marker.partition, error.code, error.detail))
         except Exception as error:
             # One that cannot be written must not take along what came with it in one request.
-            _log.exception("marker for %s-%d", marker.topic, marker.partition)
+            _log.exception("could not write a marker for %s-%d", marker.topic, marker.partition)
             detail = f"{type(error).__name__}: {error}"
             once(PartitionResult(marker.topic, marker.partition, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
@@ -99,7 +101,9 @@ class MarkerAppend:
         if marker.coordinator >= 0:
             self._broker.coordinator_epochs.heard(marker.coordinator, marker.coordinator_epoch)
         if self._broker.quiesced:
-            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {self._broker.broker_id} takes no new writes")
+            raise BrokerError(
+                ErrorCode.BROKER_STOPPING, f"broker {self._broker.broker_id} is stopping and accepts no new writes"
+            )
         partition = self._broker.partitions.require(tp, marker.topic_id)
         partition.require_leader(-1)
         for producer_id, _ in (*marker.committed, *marker.aborted):

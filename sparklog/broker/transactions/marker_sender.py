@@ -115,7 +115,7 @@ class MarkerSender:
     def _failed(self, due: _PendingMarker, error: Exception) -> None:
         """In a way that was not foreseen: what is due is so still, and the others must not suffer from it."""
         self._broker.counters["transactions.markers.failed"] += 1
-        _log.error("%s: marker for %s not sent", due.key, due.tp, exc_info=error)
+        _log.error("%s: could not send the marker for %s", due.key, due.tp, exc_info=error)
         self._again(due)
 
     def _unknown_here(self, due: _PendingMarker) -> None:
@@ -130,13 +130,13 @@ class MarkerSender:
         try:
             lives = await self._broker.registry.topic_lives(topic, topic_id)
         except (BrokerError, ClusterError) as error:
-            _log.info("whether topic %s (%s) is gone is not known: %s", topic, topic_id, error)
+            _log.info("unknown whether topic %s (%s) is deleted: %s", topic, topic_id, error)
         finally:
             waiting = self._lost.pop((topic, topic_id))
             for due in waiting if lives else ():
                 self._again(due)
         if not lives:
-            _log.info("topic %s (%s) is gone, its %d markers are not needed", topic, topic_id, len(waiting))
+            _log.info("topic %s (%s) is deleted, dropping its %d markers", topic, topic_id, len(waiting))
             self._arrived(waiting)
 
     def _write_here(self, due: _PendingMarker) -> None:
@@ -168,7 +168,7 @@ class MarkerSender:
             await self._ask_to_write(leader, batch)
         except BrokerError as error:
             self._broker.counters["transactions.markers.failed"] += len(batch)
-            _log.info("%d markers for broker %d not written: %s", len(batch), leader, error)
+            _log.info("could not write %d markers for broker %d: %s", len(batch), leader, error)
             for due in batch:
                 self._again(due)
         except Exception as error:
@@ -201,7 +201,7 @@ class MarkerSender:
             self._arrived([due])
             return
         self._broker.counters["transactions.markers.failed"] += 1
-        _log.info("%s: marker not written: %s", due.key, result.detail)
+        _log.info("%s: could not write a marker: %s", due.key, result.detail)
         self._again(due)
 
     def _again(self, due: _PendingMarker) -> None:
@@ -237,12 +237,14 @@ class MarkerSender:
             await self._commit(request)
         except (BrokerError, ClusterError) as error:
             self._broker.counters["transactions.offsets.failed"] += 1
-            _log.info("%s: offsets of group %s not handed over: %s", request.transaction, request.group, error)
+            _log.info("%s: could not pass on the offsets of group %s: %s", request.transaction, request.group, error)
             return False
         except Exception as error:
             # As with markers: it is due still, and what the transaction holds would be held for ever.
             self._broker.counters["transactions.offsets.failed"] += 1
-            _log.error("%s: offsets of group %s not handed over", request.transaction, request.group, exc_info=error)
+            _log.error(
+                "%s: could not pass on the offsets of group %s", request.transaction, request.group, exc_info=error
+            )
             return False
         return True
 
@@ -252,7 +254,9 @@ class MarkerSender:
         await make_topic(broker, OFFSETS)
         wanted = coordinator_of(broker, OFFSETS, request.group)
         if wanted is None:
-            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {request.group}: no coordinator is there")
+            raise BrokerError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {request.group}: no coordinator is available"
+            )
         if wanted == broker.broker_id:
             await commit_here(broker, request)
             return

@@ -87,7 +87,7 @@ def handle_settle_version(
     broker: BrokerState, connection: ServerConnection, request: SettleVersion, body: memoryview
 ) -> None:
     if not request.run_id:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, "no run found, a name expected")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, "the run is empty: expected a name")
     broker.coordinators.transactions.of(request.key).ask(
         lambda ticket: events.SettleRequested(ticket, request.key, request.run_id, request.topic_id),
         _answering(connection, request.cid),
@@ -122,10 +122,10 @@ def handle_add_to_transaction(
 def _place(broker: BrokerState, tp: TopicPartition) -> Place:
     """With the topic's id: one made later under this name is another. Raises BrokerError."""
     if is_internal(tp.topic):
-        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{tp}: internal topics are not written to by clients")
+        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{tp}: clients cannot write to internal topics")
     known = broker.cache.partition(tp)
     if known is None:
-        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {tp} is known here")
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this broker does not know partition {tp}")
     return Place(tp.topic, tp.partition, known.topic_id)
 
 

@@ -142,7 +142,7 @@ class TransactionVerification:
         broker, request = self._broker, question.request
         wanted = coordinator_of(broker, TRANSACTIONS, request.key)
         if wanted is None:
-            return BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{request.key}: no coordinator is there")
+            return BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{request.key}: no coordinator is available")
         left_s = (max(held.deadline_ms for held in question.held) - broker.now_ms()) / 1000
         try:
             timeout_s = max(0.001, min(left_s, _ANSWER_TIMEOUT_S))
@@ -208,9 +208,7 @@ def _producer(tp: TopicPartition, batches: Batches, *, key: str, acks: int) -> t
     """
     if acks != ACKS_ALL:
         # A commit would vouch for records that may be lost.
-        raise BrokerError(
-            ErrorCode.INVALID_REQUIRED_ACKS, f"{tp}: acks={acks} found, -1 (all) in transactions expected"
-        )
+        raise BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"{tp}: transactions require acks -1 (all), found {acks}")
     producers = {(header.producer_id, header.producer_epoch) for header, _ in batches}
     producer = min(producers)
     if len(producers) != 1 or producer[0] < 0 or any(header.first_sequence < 0 for header, _ in batches):
