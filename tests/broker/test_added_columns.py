@@ -23,7 +23,7 @@ def record(schema: pa.Schema) -> TopicRecord:
     return TopicRecord("t", "id", ((0,),), (TopicSchema(0, schema_message(schema)),))
 
 
-def test_columns_come_behind_those_that_are_there_and_once() -> None:
+def test_added_columns_are_appended_once_after_the_existing_ones() -> None:
     once = with_columns(record(OLD), pa.schema([NOTE]))
     assert parse_schema(once.latest_schema.message) == pa.schema([*OLD, NOTE])
     assert [schema.schema_id for schema in once.schemas] == [0, 1]
@@ -40,13 +40,13 @@ def test_columns_come_behind_those_that_are_there_and_once() -> None:
         (DEFAULT_SCHEMA, pa.schema([NOTE]), "columns of Kafka's records"),
     ],
 )
-def test_what_cannot_be_added(schema: pa.Schema, added: pa.Schema, complaint: str) -> None:
+def test_invalid_added_columns_are_refused(schema: pa.Schema, added: pa.Schema, complaint: str) -> None:
     with pytest.raises(BrokerError, match=complaint):
         with_columns(record(schema), added)
 
 
 @pytest.mark.integration
-def test_old_producers_go_on_and_old_rows_read_as_null(cluster: ProcessCluster) -> None:
+def test_old_producers_still_write_and_old_rows_read_as_null(cluster: ProcessCluster) -> None:
     with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as old:
         admin.create_topic("grows", partitions=1, replication_factor=3, schema=OLD)
         old.write("grows", pa.table({"x": [1, 2]})).result(30)
@@ -68,7 +68,7 @@ def test_old_producers_go_on_and_old_rows_read_as_null(cluster: ProcessCluster) 
 
 
 @pytest.mark.integration
-def test_a_consumer_from_before_reads_the_rows_that_come_after(cluster: ProcessCluster) -> None:
+def test_an_older_consumer_reads_rows_with_new_columns(cluster: ProcessCluster) -> None:
     with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
         admin.create_topic("widens", partitions=1, schema=OLD)
         producer.write("widens", pa.table({"x": [1]})).result(30)

@@ -169,7 +169,7 @@ def counter(cluster: ProcessCluster, name: str) -> int:
     return cluster.describe(0).counters.get(name, 0)
 
 
-def test_load_beyond_what_the_broker_can_take_is_held_back_and_nothing_is_lost(pair: ProcessCluster) -> None:
+def test_load_beyond_capacity_is_throttled_without_loss(pair: ProcessCluster) -> None:
     create_topic(pair, TOPIC, assignment=((0, 1),), config={"replica.lag.time.max.ms": "600000"})
     with pair.connect(0) as reader:
         unloaded_s = min(seconds_of_one_write(reader, count) for count in range(EARLIER))

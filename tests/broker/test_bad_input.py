@@ -122,7 +122,7 @@ def frame(header: bytes) -> bytes:
     ],
     ids=["http", "lengths that contradict", "no message", "unknown api", "wrong types", "unknown version"],
 )
-def test_bytes_that_are_no_request(
+def test_malformed_requests_are_refused(
     cluster: ProcessCluster, leading: int, sent: bytes, code: ErrorCode, closed: bool
 ) -> None:
     errors, ended = raw(cluster, leading, sent, greet=code is not ErrorCode.UNSUPPORTED_VERSION)
@@ -233,7 +233,7 @@ def test_no_reader_ever_sees_a_malformed_batch(cluster: ProcessCluster, leading:
     assert [cluster.pid(broker_id) for broker_id in cluster.slots] == pids
 
 
-def test_a_bad_batch_takes_the_good_ones_of_its_partition_with_it(connection: BlockingConnection) -> None:
+def test_a_bad_batch_rejects_all_batches_of_its_partition(connection: BlockingConnection) -> None:
     result = produce(connection, TOPIC, encoded(2), broken("bit flip"))
     assert result.code == ErrorCode.CORRUPT_MESSAGE
 
@@ -278,7 +278,7 @@ def test_offsets_out_of_range(connection: BlockingConnection) -> None:
         assert (fetched.log_start_offset, fetched.high_watermark, len(body)) == (0, 3, 0)
 
 
-def test_leader_epochs_that_are_not_the_leaders(connection: BlockingConnection) -> None:
+def test_wrong_leader_epochs_are_refused(connection: BlockingConnection) -> None:
     assert fetch(connection, TOPIC, 0, leader_epoch=999)[0].code == ErrorCode.UNKNOWN_LEADER_EPOCH
 
 

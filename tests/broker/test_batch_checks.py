@@ -120,7 +120,7 @@ def test_the_work_of_many_requests_shares_one_turn(monkeypatch: pytest.MonkeyPat
     assert order == ["a0", "a1", "b0", "c0", "a2", "b1", "c1", "b2", "c2"]
 
 
-def test_work_that_fails_is_reported_and_the_connection_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_work_is_reported_and_the_connection_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_TURN_S", 0.0)
     failures: list[Exception] = []
     connection = Connection()

@@ -14,7 +14,7 @@ from tests.broker.topics import PATIENCE_S
 pytestmark = pytest.mark.integration
 
 
-def test_a_topic_is_created_through_a_broker_that_has_just_started(cluster: ProcessCluster) -> None:
+def test_a_freshly_started_broker_creates_a_topic(cluster: ProcessCluster) -> None:
     """The broker waits for the controller instead of refusing every replication factor for want of live brokers."""
     cluster.stop_controller()
     cluster.stop_broker(0)

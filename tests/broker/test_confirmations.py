@@ -65,7 +65,7 @@ def play(story: Callable[[Coordinator], None]) -> None:
     asyncio.run(staged())
 
 
-def test_who_comes_while_one_write_is_under_way_shares_the_next() -> None:
+def test_requests_during_a_write_share_the_next_write() -> None:
     def story(it: Coordinator) -> None:
         first, second, third = it.ask(), it.ask(), it.ask()
         assert (first, len(it.led.appended)) == ([], 1)
@@ -79,7 +79,7 @@ def test_who_comes_while_one_write_is_under_way_shares_the_next() -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.KAFKA_STORAGE_ERROR])
-def test_what_was_not_written_may_be_asked_again(code: ErrorCode) -> None:
+def test_a_request_is_accepted_again_if_its_write_failed(code: ErrorCode) -> None:
     def story(it: Coordinator) -> None:
         first, second = it.ask(), it.ask()
         it.led.answer(Answer(code, 0, 0, "why"))
@@ -90,7 +90,7 @@ def test_what_was_not_written_may_be_asked_again(code: ErrorCode) -> None:
     play(story)
 
 
-def test_a_write_of_which_nobody_knows_ends_the_coordinator() -> None:
+def test_a_write_of_unknown_outcome_ends_the_coordinator() -> None:
     def story(it: Coordinator) -> None:
         first, second = it.ask(), it.ask()
         it.led.answer(Answer(ErrorCode.REQUEST_TIMED_OUT, 0, 0, "why"))
@@ -99,7 +99,7 @@ def test_a_write_of_which_nobody_knows_ends_the_coordinator() -> None:
     play(story)
 
 
-def test_a_deposed_coordinator_sends_to_the_next_one() -> None:
+def test_a_deposed_coordinator_redirects_to_the_next_one() -> None:
     def story(it: Coordinator) -> None:
         first, second = it.ask(), it.ask()
         it.led.replica.is_leader = False
@@ -111,7 +111,7 @@ def test_a_deposed_coordinator_sends_to_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("how", ["end", "fail"])
-def test_who_waits_for_a_write_is_told_once(how: str) -> None:
+def test_each_waiter_for_a_write_is_notified_once(how: str) -> None:
     def story(it: Coordinator) -> None:
         first, second = it.ask(), it.ask()
         if how == "end":
@@ -125,7 +125,7 @@ def test_who_waits_for_a_write_is_told_once(how: str) -> None:
     play(story)
 
 
-def test_an_answer_that_raises_leaves_nobody_waiting() -> None:
+def test_a_response_callback_that_raises_leaves_no_waiters() -> None:
     def story(it: Coordinator) -> None:
         first = it.ask()
 

@@ -96,7 +96,7 @@ def play(directory: Path, scenario: Scenario) -> None:
     asyncio.run(run())
 
 
-def test_the_connection_that_said_hello_is_the_lease(directory: Path) -> None:
+def test_the_connection_that_sent_hello_holds_the_lease(directory: Path) -> None:
     async def scenario(connect: Any, lease: SupervisorLease, steered: Steered) -> None:
         supervisor = await connect()
         answer = await supervisor.ask(op="hello", driver_epoch=1, generation=2)
@@ -112,7 +112,7 @@ def test_the_connection_that_said_hello_is_the_lease(directory: Path) -> None:
     play(directory, scenario)
 
 
-def test_a_superseded_supervisor_is_told_by_whom_and_obeyed_no_more(directory: Path) -> None:
+def test_a_superseded_supervisor_learns_its_successor_and_is_not_obeyed(directory: Path) -> None:
     async def scenario(connect: Any, lease: SupervisorLease, steered: Steered) -> None:
         older, newer = await connect(), await connect()
         await older.ask(op="hello", driver_epoch=1, generation=2)
@@ -149,7 +149,7 @@ def test_a_path_too_long_for_a_socket_is_refused_with_its_length(directory: Path
     asyncio.run(run())
 
 
-def test_the_newest_supervisor_tells_the_secrets_and_a_superseded_one_does_not(directory: Path) -> None:
+def test_only_the_newest_supervisor_may_set_the_secrets(directory: Path) -> None:
     first, second = Secret(b"1" * 32), Secret(b"2" * 32)
 
     async def scenario(

@@ -48,7 +48,7 @@ def update(*, epoch: int, sequence: int, incarnation: int = 4) -> ControlUpdate:
     ],
     ids=["of an earlier controller", "overtaken within its epoch", "meant for an earlier incarnation"],
 )
-def test_what_is_not_followed_is_never_answered_as_if_it_were(
+def test_an_update_of_an_earlier_term_is_never_acknowledged(
     broker: BrokerState, late: ControlUpdate, code: ErrorCode
 ) -> None:
     """A controller that begins to count anew under an epoch that had a term before would tell its brokers nothing,
@@ -80,7 +80,7 @@ class Hosted(list[Replica]):
         return self[-10:]
 
 
-def test_thousands_of_replicas_are_told_of_brokers_in_several_turns(broker: BrokerState) -> None:
+def test_thousands_of_replicas_learn_of_brokers_in_several_turns(broker: BrokerState) -> None:
     """A broker that stops leaves as many in-sync sets: who shrinks them in one turn answers nobody meanwhile."""
     hosted = Hosted(Replica() for _ in range(350))
     broker.partitions = cast(Any, hosted)
@@ -148,7 +148,7 @@ def test_thousands_of_replicas_of_one_topic_change_in_several_turns(broker: Brok
     assert max(after - before for before, after in pairwise(done)) <= 100
 
 
-def test_what_was_said_to_an_earlier_incarnation_relieves_no_later_one(broker: BrokerState) -> None:
+def test_relief_of_an_earlier_incarnation_does_not_relieve_a_later_one(broker: BrokerState) -> None:
     """Under a new registration leaders may take it in again: it must not end on the strength of the old word."""
     broker.cache.apply(ControlUpdate(0, "c", 7, 4, False, None, (), (), sequence=1, relieved=True))
     assert broker.cache.relieved

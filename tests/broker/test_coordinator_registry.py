@@ -87,7 +87,7 @@ def test_a_coordinator_lives_for_one_leader_epoch() -> None:
 
 
 @pytest.mark.parametrize("deposed", [False, True])
-def test_one_that_failed_is_read_from_its_log_again(monkeypatch: pytest.MonkeyPatch, deposed: bool) -> None:
+def test_a_failed_coordinator_is_loaded_again_from_its_log(monkeypatch: pytest.MonkeyPatch, deposed: bool) -> None:
     monkeypatch.setattr(coordinator_registry, "_AGAIN_S", 0.0)
 
     async def play() -> None:

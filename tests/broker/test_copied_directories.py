@@ -15,7 +15,7 @@ from sparklog.testing.process_cluster import ProcessCluster
 pytestmark = pytest.mark.integration
 
 
-def test_of_two_brokers_on_copies_of_one_directory_the_registered_one_stays(tmp_path: Path) -> None:
+def test_only_the_registered_broker_of_two_copied_directories_stays(tmp_path: Path) -> None:
     with ProcessCluster(1, base_dir=tmp_path / "data") as cluster:
         cluster.wait_ready()
         slot, before = cluster.slots[0], cluster.describe(0)

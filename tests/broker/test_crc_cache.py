@@ -101,9 +101,7 @@ def refused() -> Any:
     return pytest.raises(BrokerError, match=r"^CORRUPT_MESSAGE: .*CRC32C")
 
 
-def test_what_rots_later_is_found_by_the_reader_and_by_the_broker_when_it_is_asked_to_verify(
-    directory: LogDirectory, log: Log
-) -> None:
+def test_later_damage_is_found_by_the_reader_and_by_the_broker(directory: LogDirectory, log: Log) -> None:
     write(log, "a")
     write(log, "b")
     kept = CrcCache()
@@ -139,7 +137,7 @@ def test_metadata_that_rot_later_are_found_by_the_broker(directory: LogDirectory
     assert len(kept) == 0
 
 
-def test_a_log_that_is_cut_and_written_anew(log: Log) -> None:
+def test_a_truncated_and_rewritten_log_is_verified_again(log: Log) -> None:
     kept = CrcCache()
     write(log, "a")
     write(log, "b")
@@ -156,7 +154,7 @@ def test_a_log_that_is_cut_and_written_anew(log: Log) -> None:
     assert values(ask(log, 0, "text", kept=kept), "text") == ["e", "e"]
 
 
-def test_a_topic_made_anew_and_another_partition(directory: LogDirectory, log: Log) -> None:
+def test_a_recreated_topic_and_another_partition_share_no_crcs(directory: LogDirectory, log: Log) -> None:
     kept = CrcCache()
     write(log, "a")
     assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a"]
@@ -172,7 +170,7 @@ def test_a_topic_made_anew_and_another_partition(directory: LogDirectory, log: L
     assert values(found, "text") == ["a", "a"] and len(kept) == 3
 
 
-def test_crcs_that_are_wrong_for_whatever_reason_are_verified_away(log: Log) -> None:
+def test_wrong_cached_crcs_are_corrected_by_verification(log: Log) -> None:
     write(log, "a")
     kept = CrcCache()
     ask(log, 0, "text", kept=kept)
@@ -190,7 +188,7 @@ def test_crcs_that_are_wrong_for_whatever_reason_are_verified_away(log: Log) -> 
     assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a"]
 
 
-def test_an_answer_stands_for_more_of_the_log_when_nothing_has_to_be_verified(directory: LogDirectory) -> None:
+def test_a_response_covers_more_of_the_log_without_verification(directory: LogDirectory) -> None:
     log = create_log(directory, segment_bytes=4 * MIB)
     for number in range(24):
         write(log, "abcdefgh"[number % 8])
@@ -228,7 +226,7 @@ def test_an_answer_stands_for_more_of_the_log_when_nothing_has_to_be_verified(di
     assert kept.get(key) is not None
 
 
-def test_an_answer_is_bounded_by_the_runs_and_columns_that_it_takes_time_for(directory: LogDirectory) -> None:
+def test_a_response_is_bounded_by_its_runs_and_columns(directory: LogDirectory) -> None:
     texts, numbers = [f"t{i}" for i in range(11)], [f"n{i}" for i in range(10)]
     schema = pa.schema(
         [pa.field(texts[0], pa.string())]
@@ -255,7 +253,7 @@ def test_an_answer_is_bounded_by_the_runs_and_columns_that_it_takes_time_for(dir
     assert ask(log, 0, *numbers, "t0", "t5", kept=kept, rules=rules).cost <= 4 * stored
 
 
-def test_what_was_asked_for_last_is_kept(log: Log) -> None:
+def test_the_most_recently_used_crcs_are_kept(log: Log) -> None:
     for letter in "abc":
         write(log, letter)
     headers = log.read(0, max_bytes=10 * MIB, end_offset=6).headers
@@ -279,7 +277,7 @@ def test_what_was_asked_for_last_is_kept(log: Log) -> None:
     assert kept.size_bytes == len(kept) * one
 
 
-def test_headers_of_a_log_of_tiny_batches_are_not_all_read(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_does_not_read_all_headers_of_tiny_batches(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(100):
         append(log, batch(1))
     unpacked: list[int] = []
@@ -293,9 +291,7 @@ def test_headers_of_a_log_of_tiny_batches_are_not_all_read(log: Log, monkeypatch
     assert found.records.batch_count == 4 and unpacked == [4]
 
 
-def test_what_will_be_needed_is_read_ahead_and_nothing_else(
-    log: Log, directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_needed_data_is_read_ahead(log: Log, directory: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     for letter in "abc":
         write(log, letter)
     kept = CrcCache()
@@ -322,7 +318,7 @@ def test_what_will_be_needed_is_read_ahead_and_nothing_else(
     read_ahead(b"", 0, 0)
 
 
-def test_no_batch_is_verified_beyond_what_an_answer_may_hold(log: Log) -> None:
+def test_no_batch_is_verified_beyond_the_response_limit(log: Log) -> None:
     write(log, "a")
     write(log, "b")
     kept = CrcCache()

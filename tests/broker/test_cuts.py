@@ -125,7 +125,7 @@ class _Follower:
         return [name for name in self.disk.names(directory) if name.endswith(".copy")]
 
 
-def test_a_cut_waits_for_its_copy_and_then_the_replica_fetches_on() -> None:
+def test_a_truncation_waits_for_its_copy_then_the_replica_fetches() -> None:
     follower = _Follower()
     partition = follower.partition
     follower.parted()
@@ -146,7 +146,7 @@ def test_a_cut_waits_for_its_copy_and_then_the_replica_fetches_on() -> None:
     assert read_numbers(partition.log) == [0, 1, 2]
 
 
-def test_a_change_of_leader_meanwhile_forgets_the_cut() -> None:
+def test_a_change_of_leader_cancels_the_truncation() -> None:
     follower = _Follower()
     partition = follower.partition
     follower.parted(3)
@@ -163,7 +163,7 @@ def test_a_change_of_leader_meanwhile_forgets_the_cut() -> None:
 
 
 @pytest.mark.parametrize("ran", [False, True])
-def test_who_leads_meanwhile_leads_with_all_of_its_log(ran: bool) -> None:
+def test_a_new_leader_keeps_its_whole_log_despite_a_pending_truncation(ran: bool) -> None:
     """As if the answer that the cut was ordered for had never come."""
     follower = _Follower()
     partition = follower.partition
@@ -183,7 +183,7 @@ def test_who_leads_meanwhile_leads_with_all_of_its_log(ran: bool) -> None:
 
 
 @pytest.mark.parametrize("leader", [1, 3])
-def test_a_forgotten_cut_below_the_log_start_leaves_core_and_log_with_one_mark(leader: int) -> None:
+def test_a_cancelled_truncation_below_the_log_start_keeps_one_high_watermark(leader: int) -> None:
     follower = _Follower()
     partition = follower.partition
     follower.committed()
@@ -197,7 +197,7 @@ def test_a_forgotten_cut_below_the_log_start_leaves_core_and_log_with_one_mark(l
     assert partition.log.log_end_offset == END
 
 
-def test_a_cut_below_the_log_start_leaves_core_and_log_with_one_mark() -> None:
+def test_a_truncation_below_the_log_start_keeps_one_high_watermark() -> None:
     follower = _Follower()
     partition = follower.partition
     follower.committed()
@@ -209,7 +209,7 @@ def test_a_cut_below_the_log_start_leaves_core_and_log_with_one_mark() -> None:
 
 
 @pytest.mark.parametrize("ran", [False, True])
-def test_a_topic_that_is_deleted_and_made_anew_meanwhile_is_left_alone(ran: bool) -> None:
+def test_a_topic_recreated_during_a_truncation_is_left_alone(ran: bool) -> None:
     follower = _Follower()
     follower.parted()
     (job,) = follower.around.jobs
@@ -229,7 +229,7 @@ def test_a_topic_that_is_deleted_and_made_anew_meanwhile_is_left_alone(ran: bool
 
 
 @pytest.mark.parametrize("how", [Partition.stop, Partition.leave])
-def test_a_replica_that_is_stopped_meanwhile_is_not_cut(how: Callable[[Partition], None]) -> None:
+def test_a_replica_stopped_during_a_truncation_is_not_truncated(how: Callable[[Partition], None]) -> None:
     """Nor does a process that ends wait for the copy."""
     follower = _Follower()
     follower.parted()
@@ -245,7 +245,7 @@ def test_a_replica_that_is_stopped_meanwhile_is_not_cut(how: Callable[[Partition
 
 
 @pytest.mark.parametrize("operation", ["copy", "sync"])
-def test_a_disk_that_fails_takes_the_directory_offline(operation: str) -> None:
+def test_a_failing_disk_takes_the_directory_offline(operation: str) -> None:
     follower = _Follower()
     follower.parted()
     follower.disk.fail_next(operation, errno.EIO)
@@ -254,7 +254,7 @@ def test_a_disk_that_fails_takes_the_directory_offline(operation: str) -> None:
     assert not follower.copies
 
 
-def test_the_loop_goes_on_while_a_cut_is_prepared(tmp_path: Path) -> None:
+def test_the_loop_keeps_running_while_a_truncation_is_prepared(tmp_path: Path) -> None:
     """A disk that takes long to fsync a segment holds up nothing but the replica that is cut."""
     began, may_end = threading.Event(), threading.Event()
     cut: list[object] = []
@@ -287,7 +287,7 @@ def test_the_loop_goes_on_while_a_cut_is_prepared(tmp_path: Path) -> None:
         may_end.set()
 
 
-def test_a_copy_that_fails_in_an_unforeseen_way_is_made_anew(
+def test_a_copy_that_fails_unexpectedly_is_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The replica was fetched no more until its next role, and one line said that a task had failed."""
@@ -324,7 +324,7 @@ def _without_room() -> tuple[_Follower, TruncationJob]:
     return follower, job
 
 
-def test_a_cut_waits_for_room_for_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncation_waits_for_disk_space_for_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made on the event loop it found no more, and one follower's cut ended a broker that led others."""
     follower, _ = _without_room()
     partition, disk = follower.partition, follower.disk
@@ -347,7 +347,7 @@ def test_a_cut_waits_for_room_for_its_copy(tmp_path: Path, monkeypatch: pytest.M
     assert not follower.copies
 
 
-def test_who_waits_for_room_hears_that_there_is_nothing_left_to_cut(
+def test_a_truncation_without_space_ends_when_nothing_is_left_to_truncate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It followed nobody meanwhile, and waited for room for a copy of what its leader had let go of long ago."""
@@ -366,7 +366,7 @@ def test_who_waits_for_room_hears_that_there_is_nothing_left_to_cut(
     partition.replica.check_invariants()
 
 
-def test_answers_that_come_before_the_pause_is_over_do_not_shorten_it() -> None:
+def test_leader_responses_do_not_shorten_the_retry_pause() -> None:
     follower, job = _without_room()
     partition = follower.partition
     job.run()
@@ -413,7 +413,7 @@ def test_pauses_between_cuts_without_room_grow_to_their_bound(tmp_path: Path, mo
     assert pauses[8:11] == [1, 2, 4], "under another leader"
 
 
-def test_a_cut_that_was_ordered_just_before_a_stop_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_truncation_ordered_just_before_a_stop_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
         at_work.prepare_cut(follower.partition, job)
         at_work.close()
@@ -425,7 +425,9 @@ def test_a_cut_that_was_ordered_just_before_a_stop_is_none(tmp_path: Path, caplo
     assert not job.done and not caplog.records
 
 
-def test_a_cut_that_waits_for_room_is_forgotten_with_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncation_without_space_is_cancelled_when_the_role_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     follower, job = _without_room()
     partition = follower.partition
 
@@ -442,7 +444,7 @@ def test_a_cut_that_waits_for_room_is_forgotten_with_its_role(tmp_path: Path, mo
     assert not job.done and not follower.copies
 
 
-def test_a_replica_that_cannot_be_followed_after_its_cut_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_without_a_leader_after_its_truncation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a step orders it: nobody else would have it go on."""
 
     def follow(*_: object) -> None:

@@ -131,7 +131,7 @@ def whole_again(cluster: ProcessCluster, topic: str, values: list[bytes]) -> Non
     wait_until(equal, PATIENCE_S, "equal segments")
 
 
-def test_a_killed_leader_finds_damage_and_is_filled_up_from_the_others(cluster: ProcessCluster) -> None:
+def test_a_killed_leader_finds_damage_and_refills_from_its_followers(cluster: ProcessCluster) -> None:
     """All kinds in one life of the broker, each in a topic of its own."""
     values = {damage: written(cluster, damage.__name__) for damage in DAMAGES}
     cluster.kill(0)
@@ -144,7 +144,7 @@ def test_a_killed_leader_finds_damage_and_is_filled_up_from_the_others(cluster: 
         whole_again(cluster, damage.__name__, values[damage])
 
 
-def test_all_brokers_are_killed_and_the_leader_comes_back_with_less(cluster: ProcessCluster) -> None:
+def test_a_leader_restarted_with_less_data_does_not_truncate_the_others(cluster: ProcessCluster) -> None:
     """It had acknowledged what it lacks now: the others must not be cut to its length."""
     values = written(cluster, "less")
     for broker_id in ALL:
@@ -155,7 +155,7 @@ def test_all_brokers_are_killed_and_the_leader_comes_back_with_less(cluster: Pro
     whole_again(cluster, "less", values)
 
 
-def test_a_byte_that_flips_in_a_sealed_segment_of_a_running_leader(cluster: ProcessCluster) -> None:
+def test_a_bit_flip_in_a_sealed_segment_of_a_running_leader(cluster: ProcessCluster) -> None:
     values = written(cluster, "rot")
     wait_until(lambda: _sealed(segments(cluster, 0, "rot")[1]), PATIENCE_S, "a sealed segment")
     damaged = segments(cluster, 0, "rot")[1]
@@ -185,7 +185,7 @@ def test_a_byte_that_flips_in_a_sealed_segment_of_a_running_leader(cluster: Proc
     whole_again(cluster, "rot", values)
 
 
-def test_a_byte_that_flips_in_the_active_segment_of_a_running_leader(cluster: ProcessCluster) -> None:
+def test_a_bit_flip_in_the_active_segment_of_a_running_leader(cluster: ProcessCluster) -> None:
     """Readers are told, writes go on; what was not fsynced is checked when the broker is started after a crash."""
     values = written(cluster, "fresh")
     assert leader(cluster, "fresh") == 0
@@ -208,7 +208,7 @@ def test_a_byte_that_flips_in_the_active_segment_of_a_running_leader(cluster: Pr
     whole_again(cluster, "fresh", [*values, b"on-0"])
 
 
-def test_a_byte_that_flips_behind_what_was_verified_for_a_projection(cluster: ProcessCluster) -> None:
+def test_a_bit_flip_after_verification_for_a_projection_is_found(cluster: ProcessCluster) -> None:
     """The broker reads no column again of what it has verified once: then readers find the damage, and have it look."""
     schema = pa.schema([("n", pa.int64()), ("text", pa.string()), ("note", pa.string())])
     with Admin(cluster.bootstrap) as admin:
@@ -256,7 +256,7 @@ def test_a_byte_that_flips_behind_what_was_verified_for_a_projection(cluster: Pr
         assert read(*columns).equals(table.select(columns))
 
 
-def test_an_index_that_is_cut_under_a_running_leader(cluster: ProcessCluster) -> None:
+def test_an_index_truncated_under_a_running_leader(cluster: ProcessCluster) -> None:
     """Its disk is not to be trusted: the broker hands its leaderships over and ends; started again it is filled up."""
     values = written(cluster, "short")
     assert leader(cluster, "short") == 0

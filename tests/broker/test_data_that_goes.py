@@ -40,7 +40,7 @@ pytestmark = pytest.mark.integration
 LOG_FAILED = 74
 
 
-def test_a_topic_deleted_while_a_broker_was_away_does_not_come_back_with_it(cluster: ProcessCluster) -> None:
+def test_a_topic_deleted_while_a_broker_was_down_stays_deleted(cluster: ProcessCluster) -> None:
     old_id = create_topic(cluster, "reborn")
     with Writer(cluster, "reborn") as writer:
         writer.write(encoded(5, "old-"))
@@ -63,7 +63,7 @@ def test_a_topic_deleted_while_a_broker_was_away_does_not_come_back_with_it(clus
             assert read_all(connection, "reborn") == [b"new-0"]
 
 
-def test_data_kept_for_the_isr_goes_with_the_membership(cluster: ProcessCluster) -> None:
+def test_a_former_replica_keeps_its_data_until_it_leaves_the_isr(cluster: ProcessCluster) -> None:
     """A broker that is no replica any more keeps what it has while it is in the ISR, though it hosts nothing of it."""
     topic_id = create_topic(cluster, "left", assignment=((0, 1, 2),))
     with Writer(cluster, "left") as writer:
@@ -99,7 +99,7 @@ def test_data_kept_for_the_isr_goes_with_the_membership(cluster: ProcessCluster)
     wait_equal(cluster, "left", 1)
 
 
-def test_a_broker_whose_disk_breaks_hands_over_and_ends(cluster: ProcessCluster) -> None:
+def test_a_broker_with_a_failed_disk_hands_over_and_exits(cluster: ProcessCluster) -> None:
     create_topic(cluster, "broken-disk", assignment=((0, 1, 2),), config={"segment.bytes": "4096"})
     with Writer(cluster, "broken-disk") as writer:
         writer.write(encoded(5))
@@ -123,7 +123,7 @@ def test_a_broker_whose_disk_breaks_hands_over_and_ends(cluster: ProcessCluster)
     wait_equal(cluster, "broken-disk", written + 5)
 
 
-def test_old_segments_go_and_a_follower_that_missed_them_begins_where_the_leader_begins(
+def test_a_follower_that_missed_deleted_segments_starts_at_the_leaders_start(
     cluster: ProcessCluster,
 ) -> None:
     config = {"segment.bytes": "4096", "retention.bytes": "8192"}

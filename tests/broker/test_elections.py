@@ -30,7 +30,7 @@ from tests.broker.support import broker_state
         (UNCLEAN, (2, 3), NO_LEADER, (1,), ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "[1] are not given up yet"),
     ],
 )
-def test_the_reason_is_the_one_that_holds(
+def test_an_election_is_refused_for_the_right_reason(
     tmp_path: Path, kind: str, *, live: tuple[int, ...], leader: int, isr: tuple[int, ...], code: ErrorCode, said: str
 ) -> None:
     broker = broker_state(3, tmp_path)
@@ -71,7 +71,7 @@ def _carry_out(registry: _Registry, kind: str, *, timeout_ms: int) -> None:
     asyncio.run(_carried_out(broker, ElectLeaders(0, kind, timeout_ms=timeout_ms), wanting))
 
 
-def test_an_election_of_thousands_is_asked_for_in_nodes_that_zookeeper_takes() -> None:
+def test_an_election_of_thousands_is_split_into_small_zookeeper_nodes() -> None:
     registry = _Registry()
     _carry_out(registry, PREFERRED, timeout_ms=60_000)
     assert max(len(codecs.encode(request)) for request in registry.asked.values()) < MAX_TOPIC_BYTES
@@ -80,7 +80,7 @@ def test_an_election_of_thousands_is_asked_for_in_nodes_that_zookeeper_takes() -
     assert registry.withdrawn == []
 
 
-def test_an_election_that_waits_for_a_brokers_fate_keeps_no_others_waiting() -> None:
+def test_an_election_that_waits_for_a_broker_delays_no_other() -> None:
     registry = _Registry(held=("t" * 249, 7))
     with pytest.raises(BrokerError, match="election of 3000 of 10000 leaders") as refused:
         _carry_out(registry, UNCLEAN, timeout_ms=50)

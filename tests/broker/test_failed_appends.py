@@ -57,7 +57,9 @@ def _produce(partition: Partition, answered: Callable[[Answer], None], acks: int
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_what_an_answer_lets_in_finds_the_replica_offline(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_that_a_response_lets_in_finds_the_replica_offline(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An answer makes room, and whoever waited for that sends on in the same turn: to a disk that has just failed."""
     disk = SimDisk()
     partition = _leading(disk)
@@ -80,7 +82,9 @@ def test_what_an_answer_lets_in_finds_the_replica_offline(at_once: bool, monkeyp
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_what_waits_to_be_committed_keeps_no_records(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_produce_that_waits_for_commit_keeps_no_records_in_memory(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bytes in hand of a connection are bounded, and count no more when it is gone."""
     partition = _leading(SimDisk(), isr=(1, 2))
     if not at_once:

@@ -113,7 +113,7 @@ BESIDE = pytest.mark.parametrize("beside", [(), (FetchedPartition("other", 0, 0,
 
 
 @BESIDE
-def test_an_answer_that_cannot_be_read_costs_its_connection_and_not_the_fetcher(
+def test_an_unreadable_response_closes_its_connection_but_not_the_fetcher(
     tmp_path: Path, beside: tuple[FetchedPartition, ...]
 ) -> None:
     """It announces a batch, and no bytes of it come."""
@@ -129,7 +129,7 @@ def test_an_answer_that_cannot_be_read_costs_its_connection_and_not_the_fetcher(
 
 
 @BESIDE
-def test_a_late_answer_of_a_deposed_leader_moves_no_log_start(
+def test_a_late_response_of_a_deposed_leader_moves_no_log_start(
     tmp_path: Path, beside: tuple[FetchedPartition, ...]
 ) -> None:
     """After an unclean election it may have begun where its successor still holds committed records."""
@@ -147,7 +147,7 @@ def test_a_late_answer_of_a_deposed_leader_moves_no_log_start(
     run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 9, 9, 5, 0, 0, 0)), followed, scenario)
 
 
-def test_nothing_is_kept_of_a_partition_that_is_not_followed_any_more(tmp_path: Path) -> None:
+def test_the_fetcher_drops_a_partition_it_no_longer_follows(tmp_path: Path) -> None:
     """Connections last for months, and topics come and go."""
     replica = _replica()
     followed = partition(replica=replica, leader_answered=lambda *_: None)
@@ -161,7 +161,7 @@ def test_nothing_is_kept_of_a_partition_that_is_not_followed_any_more(tmp_path: 
     run(tmp_path, (FetchedPartition("t", 0, 0, 0, 0, 0, 0),), followed, scenario)
 
 
-def test_nothing_is_kept_of_a_partition_whose_request_is_answered_when_it_is_not_followed_any_more(
+def test_a_response_for_an_unfollowed_partition_leaves_no_state(
     tmp_path: Path,
 ) -> None:
     followed = partition(replica=_replica(), leader_answered=lambda *_: None)
@@ -179,7 +179,7 @@ def test_nothing_is_kept_of_a_partition_whose_request_is_answered_when_it_is_not
 
 
 @BESIDE
-def test_an_answer_about_a_topic_that_was_made_anew_meanwhile_is_not_applied(
+def test_a_response_for_an_earlier_topic_of_that_name_is_ignored(
     tmp_path: Path, beside: tuple[FetchedPartition, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are asked for from offset 0 in leader epoch 0. The second answer comes when the first one is being applied:
@@ -218,7 +218,7 @@ def test_an_answer_about_a_topic_that_was_made_anew_meanwhile_is_not_applied(
 
 
 @BESIDE
-def test_a_partition_whose_log_is_being_cut_is_not_asked_for(
+def test_a_partition_is_not_fetched_while_its_log_is_truncated(
     tmp_path: Path, beside: tuple[FetchedPartition, ...]
 ) -> None:
     """The leader would say again and again where the histories part."""
@@ -244,7 +244,7 @@ def test_a_partition_whose_log_is_being_cut_is_not_asked_for(
     run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 0, 0, 0, 0, diverging=(0, 0))), followed, scenario)
 
 
-def test_a_follower_that_is_registered_anew_does_not_wait_for_its_long_poll(tmp_path: Path) -> None:
+def test_a_follower_registered_again_does_not_wait_for_its_long_poll(tmp_path: Path) -> None:
     """Its leaders count on nothing that the incarnation before held, and commit nothing until this one has fetched."""
 
     async def scenario(broker: BrokerState, leader: FakeLeader) -> None:

@@ -151,7 +151,7 @@ def opened(broker: BrokerState, line: Line) -> int:
 
 
 @pytest.mark.parametrize(("first_ms", "then_ms"), [(20, 120), (30_000, 60), (40, 40)])
-def test_a_session_s_next_request_waits_for_its_own_time(tmp_path: Path, first_ms: int, then_ms: int) -> None:
+def test_each_request_of_a_session_waits_for_its_own_time(tmp_path: Path, first_ms: int, then_ms: int) -> None:
     """Whether the timer was set for the request before it sooner or later."""
 
     async def scenario(broker: BrokerState, partition: Partition) -> None:
@@ -168,7 +168,7 @@ def test_a_session_s_next_request_waits_for_its_own_time(tmp_path: Path, first_m
     led(tmp_path, scenario)
 
 
-def test_a_timer_that_comes_a_moment_early_is_not_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timer_that_fires_slightly_early_is_not_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would come at once, and again, until the time is there: eight times for each long poll."""
     now_s = 1000.0
     monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=lambda: now_s))
@@ -209,7 +209,7 @@ def test_records_end_the_wait_and_marks_follow(tmp_path: Path) -> None:
     led(tmp_path, scenario)
 
 
-def test_a_lost_connection_ends_what_waits(tmp_path: Path) -> None:
+def test_a_lost_connection_ends_its_waiting_fetches(tmp_path: Path) -> None:
     async def scenario(broker: BrokerState, partition: Partition) -> None:
         line, again = Line(), Line()
         session = opened(broker, line)
@@ -223,7 +223,7 @@ def test_a_lost_connection_ends_what_waits(tmp_path: Path) -> None:
     led(tmp_path, scenario)
 
 
-def test_nobody_waits_on_a_lost_connection(tmp_path: Path) -> None:
+def test_no_waiting_fetch_outlives_its_lost_connection(tmp_path: Path) -> None:
     async def scenario(broker: BrokerState, partition: Partition) -> None:
         line, other = Line(), Line()
         session = opened(broker, line)
@@ -242,7 +242,7 @@ def test_nobody_waits_on_a_lost_connection(tmp_path: Path) -> None:
     led(tmp_path, scenario)
 
 
-def test_what_waits_in_a_session_that_makes_room_is_answered(tmp_path: Path) -> None:
+def test_an_evicted_session_answers_its_waiting_fetch(tmp_path: Path) -> None:
     """Nothing would wake it any more, nor would the end of its connection be told to it."""
 
     async def scenario(broker: BrokerState, partition: Partition) -> None:
@@ -266,7 +266,7 @@ def test_what_waits_in_a_session_that_makes_room_is_answered(tmp_path: Path) -> 
     led(tmp_path, scenario)
 
 
-def test_each_event_has_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_each_event_is_measured_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A produce that arrives while another one is answered is stepped behind it: what its append took is not time in
     which a follower was late."""
 
@@ -297,7 +297,7 @@ def test_each_event_has_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     led(tmp_path, scenario)
 
 
-def test_who_has_all_would_find_nothing_to_send(tmp_path: Path) -> None:
+def test_a_caught_up_follower_would_find_nothing_to_send(tmp_path: Path) -> None:
     """What is known without a look is what a look would find."""
 
     async def scenario(broker: BrokerState, partition: Partition) -> None:
@@ -319,7 +319,7 @@ def test_who_has_all_would_find_nothing_to_send(tmp_path: Path) -> None:
     led(tmp_path, scenario)
 
 
-def test_a_follower_that_is_registered_anew_is_counted_on_once_it_asks_and_not_when_its_poll_ends(
+def test_a_follower_registered_again_counts_from_its_first_fetch(
     tmp_path: Path,
 ) -> None:
     async def scenario(broker: BrokerState, partition: Partition) -> None:

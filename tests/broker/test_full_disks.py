@@ -41,7 +41,7 @@ def sizes(directory: str) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in Path(directory).iterdir()}
 
 
-def test_what_has_no_room_is_refused_whole_and_taken_when_there_is_room(cluster: ProcessCluster) -> None:
+def test_an_append_without_space_is_refused_whole_and_later_accepted(cluster: ProcessCluster) -> None:
     create_topic(cluster, "no-room", assignment=((0, 1, 2),))
     create_topic(cluster, "room", assignment=((0, 1, 2),))
     pid = cluster.pid(0)
@@ -72,7 +72,7 @@ def test_what_has_no_room_is_refused_whole_and_taken_when_there_is_room(cluster:
     assert leader(cluster, "no-room") == 0
 
 
-def test_a_follower_without_room_falls_behind_and_returns(cluster: ProcessCluster) -> None:
+def test_a_follower_on_a_full_disk_falls_out_and_returns(cluster: ProcessCluster) -> None:
     config = {"replica.lag.time.max.ms": "500"}
     create_topic(cluster, "follower-no-room", assignment=((0, 1, 2),), config=config)
     pid = cluster.pid(2)
@@ -112,7 +112,7 @@ def _mount(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(["mount"], 1, "", str(error))
 
 
-def test_a_disk_that_is_full_then_has_room_then_is_read_only(small_disk: Path) -> None:
+def test_a_disk_is_full_then_has_space_then_is_read_only(small_disk: Path) -> None:
     with ProcessCluster(1, base_dir=small_disk) as cluster:
         create_topic(cluster, "full", replicas=1)
         slot = cluster.slots[0]

@@ -70,7 +70,7 @@ def load_offsets(host: GroupHost, *topics: tuple[str, str]) -> None:
     host.unready = ""
 
 
-def test_offsets_are_dropped_when_the_topic_is_gone_not_when_it_is_unknown_here() -> None:
+def test_offsets_of_a_deleted_topic_are_dropped_but_not_of_unknown() -> None:
     """A broker that has just taken over may be the last to hear of a topic."""
 
     async def story() -> None:
@@ -93,7 +93,7 @@ def test_offsets_are_dropped_when_the_topic_is_gone_not_when_it_is_unknown_here(
     asyncio.run(story())
 
 
-def test_offsets_of_a_topic_of_unknown_id_are_dropped_as_soon_as_zookeeper_says_that_it_is_gone() -> None:
+def test_offsets_of_an_unknown_topic_id_are_dropped_on_zookeepers_word() -> None:
     """When the others have been asked about it may have been made anew, and have offsets that must stay."""
 
     async def story() -> None:
@@ -143,7 +143,7 @@ def test_topics_are_asked_about_until_zookeeper_answers() -> None:
     asyncio.run(story())
 
 
-def test_a_topic_that_zookeeper_cannot_answer_for_keeps_no_other() -> None:
+def test_an_unanswered_topic_does_not_delay_other_topics() -> None:
     async def story() -> None:
         stage, zookeeper = Stage(), Zookeeper()
         zookeeper.refused = ("odd", "odd-id")
@@ -157,7 +157,7 @@ def test_a_topic_that_zookeeper_cannot_answer_for_keeps_no_other() -> None:
     asyncio.run(story())
 
 
-def test_a_topic_that_is_deleted_while_it_is_asked_about_is_asked_about_again() -> None:
+def test_a_topic_deleted_during_its_lookup_is_looked_up_again() -> None:
     async def story() -> None:
         stage, zookeeper = Stage(), Zookeeper(("t9", "t9-id"))
         stage.broker.registry = cast(Any, zookeeper)
@@ -199,7 +199,7 @@ def test_a_topic_that_is_deleted_while_it_is_asked_about_is_asked_about_again() 
         "an earlier coordinator may not know it",
     ],
 )
-def test_who_waits_for_a_transaction_finds_out_that_it_is_over(known: dict[int, str], knew: int, ends: bool) -> None:
+def test_a_waiting_group_learns_that_a_transaction_is_over(known: dict[int, str], knew: int, ends: bool) -> None:
     """Its coordinator tells a group of what it commits, never of what it aborts."""
 
     async def story() -> None:
@@ -228,7 +228,7 @@ def test_who_waits_for_a_transaction_finds_out_that_it_is_over(known: dict[int, 
     asyncio.run(story())
 
 
-def test_a_member_is_told_of_what_no_transaction_holds() -> None:
+def test_a_member_learns_of_offsets_that_no_transaction_holds() -> None:
     async def story() -> None:
         async def ask(broker_id: int, message: Request) -> Reply:
             return ListParticipantsReply(0, ((0, 5),), ((7, "tx"),))

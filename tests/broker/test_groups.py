@@ -61,7 +61,7 @@ class Group:
         return {(offset.topic, offset.partition): offset.offset for offset in found}
 
 
-def test_offsets_outlive_their_coordinator_but_not_their_topic(cluster: ProcessCluster) -> None:
+def test_offsets_survive_their_coordinator_but_not_their_topic(cluster: ProcessCluster) -> None:
     topic_id = create_topic(cluster, "read", partitions=2)
     create_topic(cluster, "stays")
     group = Group(cluster, "readers")
@@ -88,7 +88,7 @@ def test_offsets_outlive_their_coordinator_but_not_their_topic(cluster: ProcessC
     wait_until(lambda: group.offsets() == {("stays", 0): 9}, PATIENCE_S, "the deleted topic's offsets to go")
 
 
-def test_offsets_of_what_can_be_no_topic_go_with_the_next_deletion(cluster: ProcessCluster) -> None:
+def test_offsets_of_invalid_topic_names_go_with_the_next_deletion(cluster: ProcessCluster) -> None:
     """Handed over as a transaction's they are taken as they are. ZooKeeper has no names for them, and would close the
     connection, everybody's, at a path of more than a megabyte."""
     create_topic(cluster, "short-lived")
@@ -104,7 +104,7 @@ def test_offsets_of_what_can_be_no_topic_go_with_the_next_deletion(cluster: Proc
     assert now == failed
 
 
-def test_a_replica_that_begins_anew_copies_a_log_that_its_coordinator_has_shortened(cluster: ProcessCluster) -> None:
+def test_a_new_replica_copies_a_compacted_log_of_its_coordinator(cluster: ProcessCluster) -> None:
     partitions = 100
     create_topic(cluster, "many", partitions=partitions, replicas=1)
     group = Group(cluster, "again-and-again")
@@ -126,7 +126,7 @@ def test_a_replica_that_begins_anew_copies_a_log_that_its_coordinator_has_shorte
     wait_isr(cluster, "__consumer_offsets", {0, 1, 2}, number)
 
 
-def test_a_transaction_takes_offsets_along_or_leaves_them(cluster: ProcessCluster) -> None:
+def test_a_transaction_commits_or_aborts_its_offsets(cluster: ProcessCluster) -> None:
     create_topic(cluster, "in")
     create_topic(cluster, "out")
     group = Group(cluster, "processors")
@@ -162,7 +162,7 @@ def test_a_coordinators_log_is_bounded(cluster: ProcessCluster) -> None:
     wait_isr(cluster, "__consumer_offsets", {0, 1, 2}, number)
 
 
-def test_a_heartbeat_that_names_too_much_is_refused_and_nothing_comes_of_it(cluster: ProcessCluster) -> None:
+def test_an_oversized_heartbeat_is_refused_without_effect(cluster: ProcessCluster) -> None:
     group = Group(cluster, "crowd \u2603\n")
     half = tuple(range(60_000))
     owned = (TopicPartitions("a", "", half), TopicPartitions("b", "", half))
@@ -176,7 +176,7 @@ def test_a_heartbeat_that_names_too_much_is_refused_and_nothing_comes_of_it(clus
     assert group.name not in retried(cluster, group.coordinator, ListGroups(0), ListGroupsReply).groups
 
 
-def test_what_a_member_owns_is_committed_by_a_broker_that_is_the_last_to_hear_of_it() -> None:
+def test_a_broker_with_old_metadata_accepts_a_members_commit() -> None:
     cache = MetadataCache("cluster", {})
     cache.forgotten["gone"] = None
     broker = cast(BrokerState, SimpleNamespace(cache=cache))
@@ -188,7 +188,7 @@ def test_what_a_member_owns_is_committed_by_a_broker_that_is_the_last_to_hear_of
 
 
 @pytest.mark.parametrize("member", [True, False], ids=["a member", "an observer"])
-def test_a_late_offset_of_a_deleted_topic_does_not_stand_for_the_one_made_anew(member: bool) -> None:
+def test_a_late_offset_of_a_deleted_topic_is_not_kept_for_its_successor(member: bool) -> None:
     cache = MetadataCache("cluster", {})
     for number, topic_id in enumerate(("old", "new"), start=1):
         change = TopicChange("t", topic_id, (TopicSchema(0, b"schema"),), ("key",), None, {})

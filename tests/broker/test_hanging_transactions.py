@@ -68,7 +68,7 @@ def ask(stage: Stage, handle: Any, request: Request) -> list[Any]:
     return replies
 
 
-def test_what_no_coordinator_knows_is_ended_and_nothing_else() -> None:
+def test_only_transactions_unknown_to_every_coordinator_are_ended() -> None:
     async def story() -> None:
         stage = staged(Coordinators({7: "id:live"}), transaction_hanging_after_ms="1000")
         stage.broker.hanging.start()
@@ -81,7 +81,7 @@ def test_what_no_coordinator_knows_is_ended_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("lack", ["an old epoch", "not all of them", "no answer"])
-def test_nothing_is_ended_unless_every_coordinator_has_spoken_in_its_newest_epoch(lack: str) -> None:
+def test_nothing_is_ended_until_every_coordinator_answers_in_its_newest_epoch(lack: str) -> None:
     async def story() -> None:
         coordinators = Coordinators({}, epoch=4 if lack == "an old epoch" else 5)
         stage = staged(coordinators)
@@ -102,7 +102,7 @@ def _away() -> None:
     raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "away")
 
 
-def test_a_coordinator_elected_while_the_others_were_asked_is_asked_too() -> None:
+def test_a_coordinator_elected_during_the_search_is_asked_too() -> None:
     async def story() -> None:
         coordinators = Coordinators({})
         stage = staged(coordinators)
@@ -113,7 +113,7 @@ def test_a_coordinator_elected_while_the_others_were_asked_is_asked_too() -> Non
     asyncio.run(story())
 
 
-def test_what_ends_while_coordinators_are_asked_does_not_hang() -> None:
+def test_a_transaction_that_ends_during_the_search_is_not_hanging() -> None:
     async def story() -> None:
         coordinators = Coordinators({})
         stage = staged(coordinators)
@@ -126,7 +126,7 @@ def test_what_ends_while_coordinators_are_asked_does_not_hang() -> None:
     asyncio.run(story())
 
 
-def test_an_operator_cannot_cut_one_that_a_coordinator_knows() -> None:
+def test_an_operator_cannot_abort_a_transaction_known_to_a_coordinator() -> None:
     async def story() -> None:
         stage = staged(Coordinators({7: "id:live"}))
         for producer_id, told in ((7, "id:live"), (9, "no open transaction")):

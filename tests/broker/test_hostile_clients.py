@@ -127,7 +127,7 @@ def test_headers_that_break_a_decoder(connection: BlockingConnection, header: by
     assert "not a message" in reply.detail
 
 
-def test_what_was_sent_is_quoted_in_part_only(connection: BlockingConnection) -> None:
+def test_an_error_quotes_only_part_of_the_request(connection: BlockingConnection) -> None:
     reply = send_header(connection, msgspec.msgpack.encode(["x" * 500_000, 7]))
     assert isinstance(reply, ErrorReply)
     assert (reply.code, reply.cid) == (ErrorCode.UNKNOWN_API, 7)
@@ -165,7 +165,7 @@ def test_more_entries_than_a_request_may_have(connection: BlockingConnection, re
     assert str(MAX_ENTRIES) in reply.detail or "1048576" in reply.detail
 
 
-def test_one_topic_asked_for_often_is_described_once(connection: BlockingConnection) -> None:
+def test_a_topic_named_many_times_is_described_once(connection: BlockingConnection) -> None:
     reply, _ = connection.request(Metadata(0, (TOPIC,) * 50_000))
     assert isinstance(reply, MetadataReply)
     assert [topic.name for topic in reply.topics] == [TOPIC]
@@ -194,7 +194,9 @@ def fetch_request(**changes: object) -> Fetch:
 
 
 @pytest.mark.parametrize("offset", [len(VALUES), len(VALUES) + 1])
-def test_a_consumer_that_has_read_what_a_later_leader_wrote(connection: BlockingConnection, offset: int) -> None:
+def test_a_deposed_leader_is_unknown_to_a_consumer_of_its_successor(
+    connection: BlockingConnection, offset: int
+) -> None:
     """To it this leader is deposed: what its log holds, and where it ends, is no news to such a consumer."""
     reply, _ = connection.request(fetch_request(partition_fetch_offset=offset, partition_last_epoch=1000))
     assert isinstance(reply, FetchReply)
@@ -286,7 +288,7 @@ def test_a_request_for_more_than_zookeeper_can_hold(connection: BlockingConnecti
     assert error.code is ErrorCode.CORRUPT_MESSAGE and "900000" in error.detail
 
 
-def test_a_topic_of_very_many_partitions_does_not_silence_a_broker(
+def test_a_topic_of_very_many_partitions_does_not_block_a_broker(
     cluster: ProcessCluster, connection: BlockingConnection, victim: int
 ) -> None:
     """Its replicas are made in slices; between them others are served."""
@@ -304,7 +306,7 @@ def test_a_topic_of_very_many_partitions_does_not_silence_a_broker(
 # --- bodies -----------------------------------------------------------------------------------------------------
 
 
-def test_counts_and_lengths_that_shift_one_partition_into_the_next(connection: BlockingConnection) -> None:
+def test_wrong_counts_and_lengths_with_a_right_sum_are_refused(connection: BlockingConnection) -> None:
     """The sum is right and no part of it is."""
     _, body = produce_request(TOPIC, [encoded(3)])
     total = sum(map(len, body))
@@ -332,7 +334,7 @@ def test_more_bytes_than_an_answer_may_hold(cluster: ProcessCluster, connection:
     assert reply.partitions[0].batch_count == 1 and 300_000 < len(body) < 400_000
 
 
-def test_a_partition_named_twice_in_one_request(connection: BlockingConnection) -> None:
+def test_a_partition_named_twice_in_one_request_is_refused(connection: BlockingConnection) -> None:
     wanted = FetchPartition(TOPIC, 0, "", -1, 0, 1 << 20)
     reply, body = connection.request(Fetch(0, CONSUMER, -1, 0, 1, 1 << 20, 0, 0, -1, (wanted,) * 1000))
     assert isinstance(reply, FetchReply)
@@ -343,7 +345,7 @@ def test_a_partition_named_twice_in_one_request(connection: BlockingConnection) 
     assert {result.code for result in produced.results} == {ErrorCode.INVALID_RECORD}
 
 
-def test_a_batch_whose_header_lies_about_everything_but_its_checksum(connection: BlockingConnection) -> None:
+def test_a_batch_whose_header_lies_despite_a_valid_checksum(connection: BlockingConnection) -> None:
     good = encoded(3)
     lies: list[dict[str, int]] = [
         {"length": 2**32 - 8},
@@ -369,7 +371,7 @@ def test_a_batch_whose_header_lies_about_everything_but_its_checksum(connection:
         assert result.base_offset == -1 and result.detail
 
 
-def test_frames_that_stop_half_way(cluster: ProcessCluster, victim: int) -> None:
+def test_truncated_frames_do_no_harm(cluster: ProcessCluster, victim: int) -> None:
     request, body = produce_request(TOPIC, [encoded(3)])
     whole = b"".join(bytes(part) for part in encode_frame(encode_message(request), body))
     with contextlib.ExitStack() as stack:
@@ -422,7 +424,7 @@ def test_epochs_that_no_zookeeper_counts_to(
         assert error.code is ErrorCode.INVALID_REQUEST
 
 
-def test_a_giant_epoch_of_another_incarnation_is_not_taken_note_of(
+def test_a_giant_epoch_for_another_incarnation_is_ignored(
     cluster: ProcessCluster, connection: BlockingConnection, victim: int
 ) -> None:
     told = update(cluster, victim, controller_epoch=2**31 - 1)
@@ -472,7 +474,7 @@ def test_topics_that_cannot_be_hosted(cluster: ProcessCluster, connection: Block
 # --- connections ------------------------------------------------------------------------------------------------
 
 
-def test_connections_beyond_the_limit_are_told_and_closed(cluster: ProcessCluster, victim: int) -> None:
+def test_connections_beyond_the_limit_get_an_error_and_are_closed(cluster: ProcessCluster, victim: int) -> None:
     """Each takes a descriptor, which in the end would be one of a log."""
     with contextlib.ExitStack() as stack, pytest.raises(BrokerError) as caught:
         for _ in range(250):

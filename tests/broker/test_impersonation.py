@@ -96,9 +96,7 @@ def produce_one(cluster: ProcessCluster, topic: str) -> int:
         return produce(connection, topic, encoded(1)).code
 
 
-def test_a_broker_is_no_controller_and_a_controller_speaks_for_its_own_epoch(
-    cluster: ProcessCluster, topic: str
-) -> None:
+def test_a_broker_cannot_act_as_controller_nor_with_another_epoch(cluster: ProcessCluster, topic: str) -> None:
     epoch = cluster.metadata(0).controller_epoch
     told = ControlUpdate(0, "c", epoch, cluster.describe(0).incarnation, True, None, (), ())
     with cluster.connect(0, identity=cluster.as_broker(1)) as connection:
@@ -114,7 +112,7 @@ def test_a_broker_is_no_controller_and_a_controller_speaks_for_its_own_epoch(
 # --- a follower ------------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_does_not_acknowledge_records_as_a_follower(cluster: ProcessCluster, topic: str) -> None:
+def test_a_client_cannot_acknowledge_records_as_a_follower(cluster: ProcessCluster, topic: str) -> None:
     """The followers are away: what only the leader has must not become committed."""
     assert produce_one(cluster, topic) == ErrorCode.NONE
     wait_until(lambda: high_watermark(cluster, topic) == 1, PATIENCE_S, "the first record to be committed")
@@ -185,7 +183,7 @@ def test_a_stranger_is_no_coordinator(cluster: ProcessCluster, topic: str) -> No
             assert refused(connection, WriteMarkers(0, (beyond,))) is ErrorCode.INVALID_REQUEST
 
 
-def test_what_a_member_commits_needs_no_proof(cluster: ProcessCluster, topic: str) -> None:
+def test_a_members_commit_needs_no_proof(cluster: ProcessCluster, topic: str) -> None:
     from tests.broker.transactions import find_coordinator
 
     wait_until(lambda: find_coordinator(cluster, "group", "plain") >= 0, PATIENCE_S, "a coordinator")
@@ -248,7 +246,7 @@ def test_a_wrong_secret_proves_nothing(cluster: ProcessCluster) -> None:
     assert error.value.code is NOT_AUTHORIZED
 
 
-def test_a_proof_serves_one_connection(cluster: ProcessCluster, peer: Peer) -> None:
+def test_a_proof_is_valid_for_one_connection_only(cluster: ProcessCluster, peer: Peer) -> None:
     """Recorded and sent again to the same broker, with the same hello, it proves nothing."""
     said = offer(hello("replayed"), cluster.keys, Identity(Sender.BROKER, 1, 1), b"n" * 32)
     reply = peer.ask(said)
@@ -267,7 +265,7 @@ def test_a_proof_serves_one_connection(cluster: ProcessCluster, peer: Peer) -> N
     assert isinstance(answer, ErrorReply) and answer.code == ErrorCode.INVALID_REQUEST, "nor a second time on its own"
 
 
-def test_the_brokers_own_proof_sent_back_proves_nothing(cluster: ProcessCluster, peer: Peer) -> None:
+def test_a_brokers_own_proof_sent_back_proves_nothing(cluster: ProcessCluster, peer: Peer) -> None:
     said = offer(hello("reflected"), cluster.keys, Identity(Sender.BROKER, 1, 1), b"n" * 32)
     reply = peer.ask(said)
     assert isinstance(reply, HelloReply) and reply.proof
@@ -283,20 +281,20 @@ def test_a_broker_does_not_prove_itself_to_itself(cluster: ProcessCluster, peer:
     assert peer.closed
 
 
-def test_what_was_not_offered_cannot_be_proved(peer: Peer) -> None:
+def test_a_proof_that_was_not_offered_is_refused(peer: Peer) -> None:
     assert isinstance(peer.ask(hello("plain")), HelloReply)
     answer = peer.ask(Prove(0, b"p" * 32))
     assert isinstance(answer, ErrorReply) and answer.code == ErrorCode.INVALID_REQUEST
     assert peer.closed
 
 
-def test_a_client_is_told_nothing_of_the_secret(peer: Peer) -> None:
+def test_a_client_learns_nothing_of_the_secret(peer: Peer) -> None:
     reply = peer.ask(hello("plain"))
     assert isinstance(reply, HelloReply)
     assert (reply.nonce, reply.key_id, reply.proof) == (b"", "", b"")
 
 
-def test_only_a_follower_may_fetch_as_one(cluster: ProcessCluster, topic: str) -> None:
+def test_only_a_follower_may_fetch_as_a_follower(cluster: ProcessCluster, topic: str) -> None:
     with cluster.connect(0, identity=cluster.as_broker(1)) as connection:
         assert refused(connection, follower_fetch(cluster, topic, 2, 0)) is NOT_AUTHORIZED
         reply, _ = connection.request(follower_fetch(cluster, topic, 1, 0))

@@ -47,7 +47,7 @@ def make(live: int, factor: str) -> tuple[BrokerError, list[TopicRecord]]:
     return asyncio.run(story())
 
 
-def test_too_few_brokers_make_no_topic_with_fewer_replicas() -> None:
+def test_too_few_brokers_create_no_internal_topic_with_fewer_replicas() -> None:
     error, made = make(2, "3")
     assert error.code is ErrorCode.COORDINATOR_NOT_AVAILABLE and error.retriable
     assert "2 brokers are alive, 3 (internal.topic.replication.factor) needed" in error.detail
@@ -55,13 +55,13 @@ def test_too_few_brokers_make_no_topic_with_fewer_replicas() -> None:
 
 
 @pytest.mark.parametrize(("live", "factor"), [(3, "3"), (3, "2"), (1, "1")])
-def test_with_enough_brokers_it_has_as_many_replicas_as_said(live: int, factor: str) -> None:
+def test_enough_brokers_create_the_configured_number_of_replicas(live: int, factor: str) -> None:
     _, (made,) = make(live, factor)
     assert {len(replicas) for replicas in made.assignment} == {int(factor)}
 
 
 @pytest.mark.parametrize(("brokers", "factor"), [(1, "1"), (2, "2"), (5, "3")])
-def test_a_cluster_of_few_brokers_asks_for_as_many(brokers: int, factor: str, tmp_path: Any) -> None:
+def test_a_small_cluster_lowers_the_internal_replication_factor(brokers: int, factor: str, tmp_path: Any) -> None:
     options = ClusterOptions(data_dir=tmp_path, brokers=brokers)
     assert options.checked().settings["internal.topic.replication.factor"] == factor
     wanted = msgspec.structs.replace(options, settings={"internal.topic.replication.factor": "2"})
@@ -74,7 +74,7 @@ def test_offsets_are_compacted_and_transactions_are_not() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_compacted_log_tells_the_same_of_groups(seed: int) -> None:
+def test_a_compacted_log_loads_the_same_groups(seed: int) -> None:
     """Members that come, go and die, commits and deleted groups; tombstones gone as well."""
     history = Chaos(seed)
     for turn in range(12):
@@ -101,7 +101,7 @@ def test_a_compacted_log_tells_the_same_of_groups(seed: int) -> None:
 
 @pytest.mark.parametrize("operation", range(0, 40, 8))
 @pytest.mark.parametrize("lost", [False, True], ids=["process", "machine"])
-def test_groups_are_the_same_when_their_coordinator_dies_while_it_compacts(operation: int, lost: bool) -> None:
+def test_groups_survive_their_coordinators_death_during_compaction(operation: int, lost: bool) -> None:
     """The next coordinator reads a replica that was compacted at other times; the one that died follows it, leads
     again, and is read."""
     history, record = Chaos(operation), made_record(OFFSETS)

@@ -90,7 +90,7 @@ def counts(hosted: Hosted) -> list[int]:
     return [header.record_count for pending in hosted.appended for header, _ in pending.batches]
 
 
-def test_others_are_answered_in_between_and_the_next_request_waits() -> None:
+def test_others_are_answered_between_turns_and_the_next_request_waits() -> None:
     async def test() -> None:
         async with served() as scene:
             writer, other = await scene.connect(), await scene.connect()
@@ -121,7 +121,7 @@ async def until_turned(true: Callable[[], object]) -> None:
     raise AssertionError("waited in vain")
 
 
-def test_a_fault_in_a_later_turn_is_answered_once_and_the_connection_goes_on() -> None:
+def test_a_failure_in_a_later_turn_is_answered_once() -> None:
     async def test() -> None:
         async with served() as scene:
             scene.hosted[COUNT // 2].fails = RuntimeError("no such thing should happen")
@@ -136,7 +136,7 @@ def test_a_fault_in_a_later_turn_is_answered_once_and_the_connection_goes_on() -
     asyncio.run(test())
 
 
-def test_a_cluster_that_stops_takes_nothing_more_of_a_request() -> None:
+def test_a_stopping_cluster_accepts_no_more_of_a_request() -> None:
     async def test() -> None:
         async with served() as scene:
             writer = await scene.connect()

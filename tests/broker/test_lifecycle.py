@@ -261,7 +261,7 @@ def every_reader_sees(cluster: ProcessCluster, topic: str, rows: list[Row], end:
         query.reader.stop()
 
 
-def test_a_replica_made_anew_gets_what_is_left(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_new_replica_copies_cleaned_segments(cluster: ProcessCluster, admin: Admin) -> None:
     """A broker that starts with an empty directory copies cleaned segments, and may lead with them."""
     admin.create_topic("moved-table", partitions=1, replication_factor=2, config=COMPACTED)
     tp = TopicPartition("moved-table", 0)
@@ -283,7 +283,7 @@ def test_a_replica_made_anew_gets_what_is_left(cluster: ProcessCluster, admin: A
         wait_for_table(cluster, broker_id, "moved-table", expected | {b"key 1": b"new"})
 
 
-def test_settings_are_changed_live_and_checked_at_once(cluster: ProcessCluster, admin: Admin) -> None:
+def test_settings_change_at_runtime_and_are_validated_at_once(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic(
         "tuned", partitions=1, replication_factor=3, config={"segment.bytes": "4096", "segment.ms": "9999"}
     )
@@ -374,7 +374,7 @@ def test_records_are_deleted_on_request(cluster: ProcessCluster, admin: Admin) -
         admin.delete_records({TopicPartition("never-shortened", 0): None})
 
 
-def test_the_last_records_go_as_well_when_nobody_writes_any_more(cluster: ProcessCluster, admin: Admin) -> None:
+def test_the_last_records_expire_also_without_new_writes(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("quiet", partitions=1, replication_factor=3, config={"retention.ms": 500})
     with Writer(cluster, "quiet") as writer:
         writer.write(encoded(5))
@@ -396,7 +396,7 @@ def test_the_last_records_go_as_well_when_nobody_writes_any_more(cluster: Proces
     assert (shown["_offset"].to_pylist(), shown["value"].to_pylist()) == ([6], [b"new"])
 
 
-def test_retention_waits_for_groups_and_no_longer_than_it_should(cluster: ProcessCluster, admin: Admin) -> None:
+def test_retention_waits_for_groups_up_to_its_hard_limit(cluster: ProcessCluster, admin: Admin) -> None:
     tp = TopicPartition("awaited", 0)
     config = {"segment.bytes": "4096", "retention.bytes": "4096", "retention.wait.for.groups": "archive, slow"}
     admin.create_topic("awaited", partitions=1, replication_factor=3, config=config)

@@ -75,7 +75,7 @@ def read(
     return pa.Table.from_batches(batches), reader
 
 
-def test_the_same_as_fetched(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_local_read_equals_a_fetch(cluster: ProcessCluster, admin: Admin) -> None:
     content = make(cluster, admin, "near", 900)
     before = dict(cluster.describe(leader(cluster, "near")).counters)
     found, reader = read(cluster, "near", 0, 900)
@@ -132,7 +132,7 @@ def test_only_the_bytes_of_the_columns_are_read(cluster: ProcessCluster, admin: 
         assert read(cluster, "holed", 0, 60)[0].equals(content)
 
 
-def test_while_records_come_and_segments_are_sealed(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_local_read_works_while_segments_are_sealed(cluster: ProcessCluster, admin: Admin) -> None:
     schema = pa.schema([(column, pa.binary()) for column in NAMES])
     admin.create_topic("flow", partitions=1, replication_factor=3, schema=schema, config=SMALL_SEGMENTS)
     pieces = [table(50, seed) for seed in range(30)]
@@ -218,7 +218,7 @@ class Local:
         return reply.code, reply.batch_count
 
 
-def test_what_a_broker_answers(cluster: ProcessCluster, admin: Admin) -> None:
+def test_how_a_broker_answers_local_reads(cluster: ProcessCluster, admin: Admin) -> None:
     make(cluster, admin, "asked", 60)
     leads = leader(cluster, "asked")
     with Local(cluster, "asked") as near:
@@ -248,7 +248,7 @@ def test_what_a_broker_answers(cluster: ProcessCluster, admin: Admin) -> None:
         assert near.ask(0)[0] == 0
 
 
-def test_files_that_are_deleted_while_they_are_read(cluster: ProcessCluster, admin: Admin) -> None:
+def test_files_may_be_deleted_during_a_local_read(cluster: ProcessCluster, admin: Admin) -> None:
     content = make(cluster, admin, "gone", 600)
     tp = TopicPartition("gone", 0)
     with PartitionReader(cluster.bootstrap, tp, 0, 600, local="require", max_bytes=9000) as reader:
@@ -269,7 +269,7 @@ def test_files_that_are_deleted_while_they_are_read(cluster: ProcessCluster, adm
     assert taken.equals(content.slice(0, taken.num_rows))
 
 
-def test_records_that_retention_takes(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_local_read_of_records_deleted_by_retention(cluster: ProcessCluster, admin: Admin) -> None:
     content = make(cluster, admin, "aged", 900, config={**SMALL_SEGMENTS, "retention.bytes": "70000"})
     tp = TopicPartition("aged", 0)
     reader = PartitionReader(cluster.bootstrap, tp, 0, 900, max_bytes=9000)
@@ -322,7 +322,7 @@ def test_a_socket_that_may_not_be_entered(cluster: ProcessCluster, admin: Admin)
         PartitionReader(cluster.bootstrap, TopicPartition("barred", 0), 0, 1, local="always")  # type: ignore[arg-type]
 
 
-def test_a_broker_that_is_told_to_hand_out_nothing(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_broker_configured_without_local_reads_offers_none(cluster: ProcessCluster, admin: Admin) -> None:
     create_topic(cluster, "unlent", assignment=((0,),))
     with Producer(cluster.bootstrap) as producer:
         producer.send("unlent", b"x").result(30)
@@ -397,7 +397,7 @@ def test_fetching_from_the_nearest_follower(
             assert decode_reply(payload).diverging == (0, 120)
 
 
-def test_a_log_that_is_cut_under_its_reader(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_log_truncated_under_a_local_reader(cluster: ProcessCluster, admin: Admin) -> None:
     """An unclean election: the old leader comes back, and cuts what only it had and had shown."""
     config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
     create_topic(cluster, "cut", assignment=((0, 1),), config=config)

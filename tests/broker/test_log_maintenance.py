@@ -132,7 +132,7 @@ def test_a_full_disk_does_not() -> None:
     assert _keep_up(directory, lambda broker: broker.counters["checkpoints"]).counters["checkpoint.failed"] == 0
 
 
-def test_the_loop_goes_on_while_a_flush_waits_for_the_disk() -> None:
+def test_the_loop_keeps_running_while_a_flush_waits() -> None:
     disk = _SlowDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory, flush_ms=1)
@@ -159,7 +159,7 @@ def test_the_loop_goes_on_while_a_flush_waits_for_the_disk() -> None:
     assert turns > 5 and not broker.failures
 
 
-def test_a_new_schema_is_stored_beside_the_loop() -> None:
+def test_a_new_schema_is_stored_outside_the_event_loop() -> None:
     """Also where no segment is due to be sealed, as in a log that begins with it anew."""
     disk = _SlowDisk()
     directory = open_directory(disk=disk)
@@ -189,7 +189,9 @@ def test_a_new_schema_is_stored_beside_the_loop() -> None:
     assert [schema.schema_id for schema in read_partition_file(disk, log.directory).schemas] == [0, 1]
 
 
-def test_the_collector_is_spared_what_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lived_objects_are_frozen_for_the_garbage_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_maintenance, "_SPARED_AT_ONCE", 10)
     done: list[str] = []
     monkeypatch.setattr(gc, "collect", lambda generation: done.append(f"collect {generation}"))
@@ -221,7 +223,7 @@ def test_the_collector_is_spared_what_stays(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("broken", [True, False])
-def test_a_flush_that_nobody_waits_for_any_more_is_heard_at_the_end(broken: bool) -> None:
+def test_the_failure_of_an_abandoned_flush_is_reported_at_the_end(broken: bool) -> None:
     """A disk tells of its failure once: the flush of a clean stop would believe that all is well."""
     disk = _SlowDisk()
     directory = open_directory(disk=disk)

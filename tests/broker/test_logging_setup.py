@@ -11,7 +11,7 @@ from sparklog.broker.lifecycle.logging_setup import LineFormatter, Lines
 from tests.conftest import ROOT
 
 
-def test_a_burst_of_lines_is_cut_and_what_was_held_back_is_counted(
+def test_a_burst_of_log_lines_is_cut_and_counted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -45,7 +45,7 @@ def lines_of(message: str, *arguments: object, error: BaseException | None = Non
     return formatter.format(record).split("\n")
 
 
-def test_a_name_in_a_message_forges_no_line_and_no_terminal_code() -> None:
+def test_a_name_in_a_message_cannot_forge_a_log_line() -> None:
     member = "m\n12:00:00 INFO [MainThread] sparklog.broker: all is well\x1b]0;owned\x07\u202e"
     (line,) = lines_of("member %s left group %r", member, "g")
     assert line.endswith(r"member m\n12:00:00 INFO [MainThread] sparklog.broker: all is well\x1b]0;owned\x07\u202e"
@@ -53,7 +53,7 @@ def test_a_name_in_a_message_forges_no_line_and_no_terminal_code() -> None:
     assert line.isprintable()
 
 
-def test_tracebacks_keep_their_lines_and_none_of_them_passes_for_a_message() -> None:
+def test_tracebacks_keep_their_lines_and_cannot_pass_for_messages() -> None:
     try:
         raise ValueError("first\n12:00:00 INFO [MainThread] forged\x1b[2J")
     except ValueError as error:

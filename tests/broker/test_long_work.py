@@ -108,13 +108,13 @@ def test_batches_that_decompress_to_gigabytes(metered: MeteredCluster) -> None:
     assert longest_s < 4 * count * check_s(batch) / 8
 
 
-def test_more_than_one_request_may_decompress_to(metered: MeteredCluster) -> None:
+def test_a_request_that_decompresses_to_too_much_is_refused(metered: MeteredCluster) -> None:
     _, reply = longest_turn_s(metered, *repeated("t", zeros(16), 300))
     assert reply.results[0].code == ErrorCode.MESSAGE_TOO_LARGE
     assert str(4096 * MIB) in reply.results[0].detail
 
 
-def test_a_batch_that_is_very_large_by_itself(metered: MeteredCluster) -> None:
+def test_a_very_large_single_batch(metered: MeteredCluster) -> None:
     create_topic(metered, "vast", replicas=1, config={"max.message.bytes": str(1024 * MIB)})
     _, reply = longest_turn_s(metered, *repeated("vast", zeros(100), 1))
     assert reply.results[0].code == ErrorCode.NONE
@@ -124,7 +124,7 @@ def test_a_batch_that_is_very_large_by_itself(metered: MeteredCluster) -> None:
         assert produce(connection, "vast", lies).code == ErrorCode.INVALID_RECORD
 
 
-def test_as_many_batches_as_one_partition_may_be_sent_and_more(metered: MeteredCluster) -> None:
+def test_the_maximum_number_of_batches_for_one_partition_and_more(metered: MeteredCluster) -> None:
     _, reply = longest_turn_s(metered, *repeated("t", encoded(1), 1000))
     assert reply.results[0].code == ErrorCode.NONE
     _, reply = longest_turn_s(metered, *repeated("t", encoded(1), 200_000))
@@ -132,7 +132,7 @@ def test_as_many_batches_as_one_partition_may_be_sent_and_more(metered: MeteredC
     assert "200000 batches" in reply.results[0].detail and "1000" in reply.results[0].detail
 
 
-def test_a_bad_batch_among_good_ones_is_refused_with_all_of_them(metered: MeteredCluster) -> None:
+def test_a_bad_batch_rejects_the_good_ones_beside_it(metered: MeteredCluster) -> None:
     """Checked before the append, or with it: the verdict is the same."""
     create_topic(metered, "mixed", replicas=1)
     good = encoded(2)
@@ -144,7 +144,7 @@ def test_a_bad_batch_among_good_ones_is_refused_with_all_of_them(metered: Metere
         assert produce(connection, "mixed", good, good).base_offset == 0
 
 
-def test_a_retry_of_batches_that_are_in_the_log_is_not_judged_again(metered: MeteredCluster) -> None:
+def test_a_retry_of_stored_batches_is_not_validated_again(metered: MeteredCluster) -> None:
     """Their schema may have moved on since."""
     create_topic(metered, "retried", replicas=1)
     first, second = encoded(2, producer=(7, 0, 0)), encoded(2, producer=(7, 0, 2))
@@ -169,7 +169,7 @@ MANY: dict[str, Request] = {
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_as_many_entries_as_a_request_may_have_are_all_answered(metered: MeteredCluster, name: str) -> None:
+def test_the_maximum_number_of_entries_is_answered_in_full(metered: MeteredCluster, name: str) -> None:
     with metered.connect(0, timeout_s=300) as connection:
         connection.request(FindCoordinator(0, "group", "g"))
         wait_until(lambda: _coordinates(metered), PATIENCE_S, "the group's coordinator")

@@ -81,7 +81,7 @@ def kill_all(cluster: ProcessCluster) -> None:
 
 
 @pytest.mark.parametrize("damage", [lose, tear, exchange, lose_the_checkpoint_too])
-def test_a_broker_that_comes_back_without_a_log_does_not_lead_it(
+def test_a_broker_restarted_without_a_log_does_not_lead_it(
     cluster: ProcessCluster, damage: Callable[[Path, str], None]
 ) -> None:
     """It is first in the assignment and in the ISR. Led by it with an empty log the others would cut all they have."""
@@ -196,7 +196,7 @@ def stop_with_an_older_copy_on_one(cluster: ProcessCluster, topic: str, **config
     cluster.start_controller()
 
 
-def test_a_leader_whose_log_is_an_older_copy_gives_way_to_a_replica_that_has_the_rest(cluster: ProcessCluster) -> None:
+def test_a_leader_with_an_older_copy_yields_to_a_fuller_replica(cluster: ProcessCluster) -> None:
     """An operator has put the log back after a clean stop: the broker finds nothing wrong."""
     topic = "older-copy"
     stop_with_an_older_copy_on_one(cluster, topic)
@@ -210,9 +210,7 @@ def test_a_leader_whose_log_is_an_older_copy_gives_way_to_a_replica_that_has_the
         assert len(read_all(connection, topic)) == 11
 
 
-def test_copies_that_contradict_each_other_wait_for_an_operator(
-    cluster: ProcessCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_contradicting_copies_wait_for_an_operator(cluster: ProcessCluster, caplog: pytest.LogCaptureFixture) -> None:
     """The broker with the older copy is alone for so long that it commits records of its own."""
     topic, tp = "disputed", TopicPartition("disputed", 0)
     stop_with_an_older_copy_on_one(cluster, topic, min_insync_replicas="1")

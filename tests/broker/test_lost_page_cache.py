@@ -40,7 +40,7 @@ def untrusted(cluster: ProcessCluster) -> set[str]:
     return cluster.ask_zookeeper(marked)
 
 
-def test_a_leader_that_lost_its_tail_and_is_back_at_once_does_not_lead(cluster: ProcessCluster) -> None:
+def test_a_leader_restarted_without_its_tail_does_not_lead(cluster: ProcessCluster) -> None:
     """It is back before anybody missed it, in the ISR and first of the assignment; its followers have all records."""
     create_topic(cluster, "lost-tail", assignment=((0, 1, 2),))
     with Writer(cluster, "lost-tail") as writer:
@@ -63,9 +63,7 @@ def test_a_leader_that_lost_its_tail_and_is_back_at_once_does_not_lead(cluster: 
 
 
 @pytest.mark.parametrize("what", ["directory", "log", "older-copy"])
-def test_a_leader_back_at_once_on_a_directory_that_is_not_its_last_one_does_not_lead(
-    cluster: ProcessCluster, what: str
-) -> None:
+def test_a_leader_restarted_on_another_directory_does_not_lead(cluster: ProcessCluster, what: str) -> None:
     """Emptied while it was down, all of it or one log, or put back from a copy made after a clean stop: no damage shows
     in any of them."""
     topic, log_dir = f"not-its-last-{what}", cluster.slots[0].log_dir
@@ -102,7 +100,7 @@ def test_a_leader_back_at_once_on_a_directory_that_is_not_its_last_one_does_not_
     wait_until(lambda: not untrusted(cluster), PATIENCE_S, "the marks to be taken away")
 
 
-def test_after_a_power_cut_on_all_of_them_the_longest_log_leads(cluster: ProcessCluster) -> None:
+def test_the_longest_log_leads_after_a_power_cut_of_all_brokers(cluster: ProcessCluster) -> None:
     """And the controller changes while they recover: nobody stays suspected by the next one."""
     #: by topic: preferred leader first; what each loses of ten batches, in that order
     topics = {"power-cut-a": {0: 5, 1: 1, 2: 3}, "power-cut-b": {1: 4, 2: 2, 0: 6}}

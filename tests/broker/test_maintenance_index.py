@@ -207,7 +207,7 @@ def test_no_idle_partition_is_looked_at(tmp_path: Path, config: dict[str, str]) 
     _staged(tmp_path, story)
 
 
-def test_nothing_wakes_the_loop_for_flushes_that_nobody_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwanted_flushes_do_not_wake_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: Counter[str] = Counter()
     flush = LogMaintenance._flush
 
@@ -235,7 +235,7 @@ def test_nothing_wakes_the_loop_for_flushes_that_nobody_wants(tmp_path: Path, mo
     _staged(tmp_path, story)
 
 
-def test_an_idle_partition_is_ended_and_emptied_when_its_time_has_come(tmp_path: Path) -> None:
+def test_an_idle_partition_is_sealed_and_emptied_in_time(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         await stage.tell(2, {"retention.ms": "1500"})
         for number in range(2):
@@ -249,7 +249,7 @@ def test_an_idle_partition_is_ended_and_emptied_when_its_time_has_come(tmp_path:
     _staged(tmp_path, story)
 
 
-def test_other_settings_and_another_role_count_at_once(tmp_path: Path) -> None:
+def test_new_settings_and_a_new_role_count_at_once(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         old_us = time.time_ns() // 1000 - 60_000_000
         await stage.tell(1, {"retention.ms": "-1"})
@@ -269,7 +269,7 @@ _LARGE = {"retention.ms": "-1", "retention.bytes": "4000", "segment.bytes": "102
 
 
 @pytest.mark.parametrize(("config", "committed"), [(_OLD, 1), (_LARGE, 20)], ids=["old", "large"])
-def test_what_was_committed_goes_also_while_nothing_is_committed(
+def test_committed_records_expire_while_no_new_ones_are_committed(
     tmp_path: Path, config: dict[str, str], committed: int
 ) -> None:
     async def story(stage: _Stage) -> None:
@@ -291,7 +291,7 @@ def test_what_was_committed_goes_also_while_nothing_is_committed(
     _staged(tmp_path, story)
 
 
-def test_a_compacted_log_is_looked_at_again_when_its_segments_are_old_enough(tmp_path: Path) -> None:
+def test_a_compacted_log_is_checked_again_when_its_segments_are_old_enough(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         lag = {"min.compaction.lag.ms": "1500", "segment.bytes": "1024"}
         await stage.tell(1, {**_COMPACTED, **lag})
@@ -313,7 +313,7 @@ def test_a_compacted_log_is_looked_at_again_when_its_segments_are_old_enough(tmp
     _staged(tmp_path, story)
 
 
-def test_settings_count_though_the_schema_that_came_with_them_is_refused(tmp_path: Path) -> None:
+def test_settings_count_though_their_schema_is_refused(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         await stage.tell(1, {"retention.ms": "-1"})
         _produce(stage.hosted(), now_us=time.time_ns() // 1000 - 60_000_000)
@@ -324,7 +324,7 @@ def test_settings_count_though_the_schema_that_came_with_them_is_refused(tmp_pat
     _staged(tmp_path, story)
 
 
-def test_what_is_dropped_is_forgotten(tmp_path: Path) -> None:
+def test_a_dropped_partition_leaves_the_index(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         await stage.tell(2, {})
         for number in range(2):
@@ -339,7 +339,7 @@ def test_what_is_dropped_is_forgotten(tmp_path: Path) -> None:
     _staged(tmp_path, story)
 
 
-def test_open_transactions_are_known_before_they_are_committed_and_until_they_end(tmp_path: Path) -> None:
+def test_open_transactions_are_known_from_append_to_end(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         await stage.tell(3, {})
         work, partition = stage.partitions.due_work, stage.hosted(1)

@@ -27,7 +27,7 @@ def three_partitions() -> tuple[Stage, list[Hosted]]:
     return stage, found
 
 
-def test_one_marker_that_raises_takes_no_other_with_it() -> None:
+def test_one_failing_marker_does_not_stop_the_others() -> None:
     async def story() -> None:
         stage, (_, broken, _) = three_partitions()
         broken.fails = RuntimeError("a bug")
@@ -59,7 +59,7 @@ def test_an_answer_that_cannot_be_given_is_not_given_twice() -> None:
     asyncio.run(story())
 
 
-def test_a_marker_for_the_topic_that_had_this_name_before_is_refused() -> None:
+def test_a_marker_for_an_earlier_topic_of_that_name_is_refused() -> None:
     async def story() -> None:
         stage, (hosted, *_) = three_partitions()
         told: list[PartitionResult] = []

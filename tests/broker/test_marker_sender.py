@@ -67,7 +67,7 @@ def marker(number: int = 0, topic_id: str = TOPIC_ID) -> TransactionMarker:
     return TransactionMarker("t", number, ((7, 0),), (), topic_id)
 
 
-def test_one_marker_that_cannot_be_written_here_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_failing_local_marker_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         stage, host = Stage(), Coordinator()
         stage.hosted.log.open[7] = OpenTransaction(0, 3)
@@ -87,7 +87,7 @@ def test_one_marker_that_cannot_be_written_here_takes_no_other_with_it(monkeypat
     asyncio.run(story())
 
 
-def test_an_answer_of_another_broker_that_makes_no_sense_is_asked_for_again() -> None:
+def test_an_invalid_response_of_another_broker_is_retried() -> None:
     async def story() -> None:
         replies = [Written(0, ()), Written(0, (PartitionResult("t", 0, 0),))]
         sent: list[Request] = []
@@ -116,7 +116,7 @@ def elsewhere(ask: Ask) -> Stage:
     return stage
 
 
-def test_a_topic_this_broker_was_not_told_of_yet_gets_its_marker() -> None:
+def test_a_topic_this_broker_does_not_know_yet_gets_its_marker() -> None:
     """A coordinator's broker may be the last to hear of a topic, and its markers must not be taken for needless."""
 
     async def story() -> None:
@@ -138,7 +138,7 @@ def test_a_topic_this_broker_was_not_told_of_yet_gets_its_marker() -> None:
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_markers_of_a_topic_that_is_gone_are_not_needed(anew: bool) -> None:
+def test_markers_of_a_deleted_topic_are_not_needed(anew: bool) -> None:
     """Also where another topic has its name by now."""
 
     async def story() -> None:
@@ -154,7 +154,7 @@ def test_markers_of_a_topic_that_is_gone_are_not_needed(anew: bool) -> None:
     asyncio.run(story())
 
 
-def test_offsets_are_handed_over_whatever_happens_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_are_handed_over_despite_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         replies: list[Reply] = [Written(0, ()), CommitOffsetsReply(0, (PartitionResult("t", 0, 0),))]
         told: list[OffsetsWritten] = []

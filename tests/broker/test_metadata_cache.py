@@ -47,7 +47,7 @@ def leader(cache: MetadataCache) -> int:
     return known.state.leader
 
 
-def test_an_older_version_changes_nothing_whichever_way_it_comes(cache: MetadataCache) -> None:
+def test_an_older_version_of_a_partition_changes_nothing(cache: MetadataCache) -> None:
     cache.apply(update(decision(5, leader=1)))
     cache.apply(update(decision(4, leader=2), epoch=2))
     assert leader(cache) == 1
@@ -59,7 +59,7 @@ def test_an_older_version_changes_nothing_whichever_way_it_comes(cache: Metadata
     assert cache.metadata(0, ("t",), schemas=True).topics[0].partitions[0].isr == (1,)
 
 
-def test_a_broker_that_registered_again_goes_on_telling_that_it_leads(cache: MetadataCache) -> None:
+def test_a_leader_that_registered_again_stays_the_leader(cache: MetadataCache) -> None:
     """It is told of no leader where its earlier incarnation led, in the same epoch."""
     cache.apply(update(decision(3, leader=NO_LEADER), topics=(topic(),), full=True))
     assert leader(cache) == 0
@@ -81,7 +81,7 @@ def test_a_new_process_knows_no_leader_until_the_next_epoch() -> None:
     assert leader(fresh) == 1
 
 
-def test_an_update_that_comes_after_a_later_one_of_its_controller_changes_nothing(cache: MetadataCache) -> None:
+def test_an_update_that_arrives_out_of_order_changes_nothing(cache: MetadataCache) -> None:
     """A list of live brokers has no version of its own: a leader that took a late one would wait for the dead."""
     cache.apply(update(decision(4, partition=1), brokers=BROKERS[:2], sequence=7))
     late = update(decision(9, leader=2), topics=(topic(config={"min.insync.replicas": "3"}),), full=True, sequence=6)
@@ -104,7 +104,7 @@ def test_sequences_begin_again_with_each_controller(cache: MetadataCache) -> Non
     assert set(cache.incarnations) == {1, 2}
 
 
-def test_an_update_that_was_refused_overtakes_nothing(cache: MetadataCache) -> None:
+def test_a_refused_update_does_not_count_as_the_newest(cache: MetadataCache) -> None:
     with pytest.raises(ConfigError):
         cache.apply(update(topics=(topic(config={"no.such": "1"}),), sequence=7))
     cache.apply(update(brokers=BROKERS[:2], sequence=6))
@@ -126,7 +126,7 @@ def test_an_update_with_an_unknown_setting_is_refused_whole(cache: MetadataCache
     assert leader(cache) == 0
 
 
-def test_a_topic_created_again_has_none_of_the_old_ones_partitions(cache: MetadataCache) -> None:
+def test_a_recreated_topic_has_none_of_the_old_partitions(cache: MetadataCache) -> None:
     cache.apply(update(topics=(topic(topic_id="id-2"),)))
     assert cache.partition(TopicPartition("t", 0)) is None
     cache.apply(update(decision(9)))
@@ -135,7 +135,7 @@ def test_a_topic_created_again_has_none_of_the_old_ones_partitions(cache: Metada
     assert cache.partition(TopicPartition("t", 0)) is not None
 
 
-def test_clients_are_told_which_of_two_topics_of_a_name_is_the_later_one(cache: MetadataCache) -> None:
+def test_clients_learn_which_of_two_same_named_topics_is_newer(cache: MetadataCache) -> None:
     ordered = msgspec.structs.replace(topic(topic_id="id-2"), order=5)
     cache.apply(update(topics=(ordered,)))
     for schemas in (True, False):
@@ -143,14 +143,14 @@ def test_clients_are_told_which_of_two_topics_of_a_name_is_the_later_one(cache: 
         assert (told.topic_id, told.order, len(told.schemas)) == ("id-2", 5, int(schemas))
 
 
-def test_a_deletion_of_the_old_topic_leaves_the_new_one(cache: MetadataCache) -> None:
+def test_a_deletion_of_the_old_topic_keeps_the_new_one(cache: MetadataCache) -> None:
     cache.apply(update(topics=(topic(topic_id="id-2"),), deleted=(("t", "id-1"),)))
     assert cache.topic("t") is not None
     cache.apply(update(deleted=(("t", "id-2"),)))
     assert cache.topic("t") is None
 
 
-def test_a_full_update_forgets_what_it_does_not_name(cache: MetadataCache) -> None:
+def test_a_full_update_drops_what_it_does_not_name(cache: MetadataCache) -> None:
     cache.apply(update(decision(1, partition=1), topics=(topic("other", "id-9"),)))
     cache.apply(update(decision(3), topics=(topic(),), full=True))
     assert cache.topic("other") is None
@@ -158,7 +158,7 @@ def test_a_full_update_forgets_what_it_does_not_name(cache: MetadataCache) -> No
     assert leader(cache) == 0
 
 
-def test_metadata_names_what_is_wrong_with_a_topic(cache: MetadataCache) -> None:
+def test_metadata_names_the_error_of_a_topic(cache: MetadataCache) -> None:
     unknown, bad, good = cache.metadata(7, ("nope", "a/b", "t"), schemas=False).topics
     assert (unknown.code, unknown.name) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "nope")
     assert bad.code == ErrorCode.INVALID_TOPIC_EXCEPTION and "a/b" in bad.detail
@@ -167,7 +167,7 @@ def test_metadata_names_what_is_wrong_with_a_topic(cache: MetadataCache) -> None
     assert [t.name for t in everything.topics] == ["t"] and everything.topics[0].schemas
 
 
-def test_replicas_and_moves_are_what_the_controller_said_last_whatever_state_it_knew(cache: MetadataCache) -> None:
+def test_replicas_and_moves_follow_the_controllers_last_update(cache: MetadataCache) -> None:
     tp = TopicPartition("t", 0)
     cache.state_written(tp, LeaderAndIsr(0, 3, (0,), 1), version=4, topic_id="id-1")
     moved = msgspec.structs.replace(decision(3), replicas=(5, 0, 1, 2), target=(5, 0), original=(0, 1, 2))
@@ -186,7 +186,7 @@ def test_replicas_and_moves_are_what_the_controller_said_last_whatever_state_it_
     assert cache.moving == {}
 
 
-def test_moves_of_topics_that_are_gone_are_forgotten(cache: MetadataCache) -> None:
+def test_moves_of_deleted_topics_are_dropped(cache: MetadataCache) -> None:
     moved = msgspec.structs.replace(decision(4), target=(2, 0), original=(0, 1, 2))
     for gone in (update(deleted=(("t", "id-1"),)), update(full=True), update(topics=(topic(topic_id="id-2"),))):
         cache.apply(update(topics=(topic(),)))
@@ -196,7 +196,7 @@ def test_moves_of_topics_that_are_gone_are_forgotten(cache: MetadataCache) -> No
         assert cache.moving == {}
 
 
-def test_internal_topics_are_told_to_who_asks_for_them(cache: MetadataCache) -> None:
+def test_internal_topics_are_returned_on_request(cache: MetadataCache) -> None:
     cache.apply(update(topics=(topic("__internal", "id-9"),)))
 
     def names(asked: tuple[str, ...] | None, *, internal: bool = False) -> list[str]:

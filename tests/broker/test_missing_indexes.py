@@ -19,7 +19,7 @@ ALL = {0, 1, 2}
 
 
 @pytest.mark.parametrize("ends", ["stopped", "killed"])
-def test_a_broker_whose_index_files_were_deleted_copies_its_logs(cluster: ProcessCluster, ends: str) -> None:
+def test_a_broker_without_its_index_files_copies_its_logs(cluster: ProcessCluster, ends: str) -> None:
     topic, slot = f"unindexed-{ends}", cluster.slots[0]
     create_topic(cluster, topic, assignment=((0, 1, 2),), config={"segment.bytes": "4096"})
     values: list[bytes] = []
@@ -47,7 +47,7 @@ def test_a_broker_whose_index_files_were_deleted_copies_its_logs(cluster: Proces
     assert segment_digests(cluster, 0, topic) == segment_digests(cluster, 1, topic)
 
 
-def test_records_that_no_replica_has_any_more_are_salvaged(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_records_that_no_replica_has_are_salvaged(cluster: ProcessCluster, tmp_path: Path) -> None:
     """The index files of every replica were deleted. What was set aside goes into another topic."""
     create_topic(cluster, "unindexed", assignment=((0, 1, 2),), config={"segment.bytes": "4096"})
     values: list[bytes] = []

@@ -38,7 +38,7 @@ def admin(cluster: ProcessCluster) -> Iterator[Admin]:
         yield client
 
 
-def test_partitions_are_added_beside_those_that_are_there(cluster: ProcessCluster, admin: Admin) -> None:
+def test_partitions_are_added_after_the_existing_ones(cluster: ProcessCluster, admin: Admin) -> None:
     create_topic(cluster, "more-partitions", assignment=((0, 1), (1, 0)))
     create_topic(cluster, "heavy-on-2", assignment=((2, 0),) * 20)
     with Writer(cluster, "more-partitions", 1) as writer:
@@ -77,7 +77,7 @@ def test_partitions_that_cannot_be_added_are_refused(cluster: ProcessCluster, ad
     assert len(admin.describe_topic("as-many-as-before").partitions) == 2
 
 
-def test_replicas_move_with_all_they_hold_and_leave_nothing_behind(cluster: ProcessCluster, admin: Admin) -> None:
+def test_replicas_move_completely_and_leave_no_files(cluster: ProcessCluster, admin: Admin) -> None:
     config = {"segment.bytes": "65536"}
     create_topic(cluster, "moves", assignment=((0, 1), (1, 2)), config=config)
     producer_id = new_producer_id(cluster)
@@ -115,9 +115,7 @@ def _ends(cluster: ProcessCluster, name: str, brokers: tuple[int, ...]) -> set[i
     return {replica.high_watermark if replica is not None else -1 for replica in found}
 
 
-def test_the_replication_factor_grows_and_shrinks_and_a_broker_is_drained(
-    cluster: ProcessCluster, admin: Admin
-) -> None:
+def test_the_replication_factor_changes_and_a_broker_is_drained(cluster: ProcessCluster, admin: Admin) -> None:
     create_topic(cluster, "factor", assignment=((0,), (1,)))
     with Writer(cluster, "factor") as writer:
         writer.write(encoded(10))
@@ -132,7 +130,7 @@ def test_the_replication_factor_grows_and_shrinks_and_a_broker_is_drained(
         admin.drain_broker(9)
 
 
-def test_moves_are_judged_one_by_one(cluster: ProcessCluster, admin: Admin) -> None:
+def test_each_move_of_a_request_is_validated_separately(cluster: ProcessCluster, admin: Admin) -> None:
     create_topic(cluster, "judged", assignment=((0, 1), (1, 2)))
     good, bad = TopicPartition("judged", 0), TopicPartition("judged", 1)
     for target, detail in [((), "no replica"), ((1, 1), "twice"), ((1, 7), r"\[7\]"), ((-1,), r"\[-1\]")]:
@@ -173,7 +171,7 @@ def test_leaders_are_elected_when_asked_for(cluster: ProcessCluster, admin: Admi
     assert admin.elect_leaders([missing])[missing].code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_an_election_that_nobody_took_up_in_time_is_not_held_later(cluster: ProcessCluster, admin: Admin) -> None:
+def test_an_expired_election_is_not_held_later(cluster: ProcessCluster, admin: Admin) -> None:
     create_topic(cluster, "late-election", assignment=((0, 1),))
     admin.reassign({TopicPartition("late-election", 0): (1, 0)})
     wait_until(lambda: partition(cluster, "late-election").replicas == (1, 0), PATIENCE_S, "another order")
@@ -193,7 +191,7 @@ def test_an_election_that_nobody_took_up_in_time_is_not_held_later(cluster: Proc
     assert (led_by, leader(cluster, "late-election")) == (0, 0)
 
 
-def test_a_broker_that_nobody_would_start_again_refuses_to_restart(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_broker_refuses_a_restart_without_a_supervisor(cluster: ProcessCluster, admin: Admin) -> None:
     pid = cluster.pid(1)
     with pytest.raises(BrokerError, match="no supervisor") as caught:
         admin.restart_broker(1)
@@ -235,7 +233,7 @@ def test_the_commands(cluster: ProcessCluster, capsys: pytest.CaptureFixture[str
     assert "broker 9 is not known; the known brokers are [0, 1, 2]" in capsys.readouterr().err
 
 
-def test_copying_keeps_to_its_limit_and_others_do_not_wait(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_throttled_copy_does_not_delay_other_replicas(cluster: ProcessCluster, admin: Admin) -> None:
     """Both topics are led by broker 0 and followed by broker 2: one fetch session carries both."""
     create_topic(cluster, "heavy", partitions=4, assignment=((0,),) * 4)
     create_topic(cluster, "light", assignment=((0, 2),))
@@ -287,9 +285,7 @@ def _stored_bytes(cluster: ProcessCluster, broker_id: int, name: str) -> int:
     return sum(found.size_bytes for found in cluster.describe(broker_id).replicas if found.topic == name)
 
 
-def test_a_copied_replica_that_is_in_sync_is_not_limited_though_no_controller_says_so(
-    cluster: ProcessCluster, admin: Admin
-) -> None:
+def test_an_in_sync_copy_is_not_throttled_though_no_controller_says(cluster: ProcessCluster, admin: Admin) -> None:
     create_topic(cluster, "lone", assignment=((0,),))
     batch, limit = encoded(200), 20_000
     with cluster.connect(0) as connection:
@@ -322,7 +318,7 @@ def test_a_copied_replica_that_is_in_sync_is_not_limited_though_no_controller_sa
     admin.wait_until_moved({TopicPartition("lone", 0): (0, 2)}, timeout_s=PATIENCE_S)
 
 
-def test_a_move_is_taken_back_and_its_limit_lifted(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_cancelled_move_lifts_its_throttle(cluster: ProcessCluster, admin: Admin) -> None:
     create_topic(cluster, "back", assignment=((0, 1), (0, 1)))
     tps = [TopicPartition("back", number) for number in range(2)]
     for number in range(2):

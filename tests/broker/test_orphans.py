@@ -29,7 +29,7 @@ def cluster() -> Iterator[ProcessCluster]:
         yield cluster
 
 
-def test_an_orphan_goes_where_a_living_driver_goes_without_it_and_none_goes_with_its_driver(
+def test_an_orphan_exits_only_while_its_driver_lives_without_it(
     cluster: ProcessCluster,
 ) -> None:
     create_topic(cluster, "orphaned")

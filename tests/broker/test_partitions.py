@@ -28,7 +28,7 @@ from tests.broker.staged import until
 from tests.broker.support import broker_state
 
 
-def test_a_broker_that_was_told_nothing_yet_calls_no_topic_unknown(tmp_path: Path) -> None:
+def test_a_broker_without_metadata_calls_no_topic_unknown(tmp_path: Path) -> None:
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     try:
         broker = broker_state(1, tmp_path)
@@ -60,9 +60,7 @@ class Waiting:
         self._partitions.deadline_moved(cast(Partition, self))
 
 
-def test_who_is_woken_and_waits_for_long_again_delays_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_timer_that_waits_long_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand followers are lost within two milliseconds: their leaders shrink the ISRs within two, not when the
     first of them wants to be woken again."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
@@ -108,7 +106,7 @@ def told(leader: int, isr: tuple[int, ...], version: int) -> ControlUpdate:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_who_stops_is_counted_on_until_told_otherwise_also_with_a_broken_disk(tmp_path: Path, broken: bool) -> None:
+def test_a_stopping_replica_counts_until_the_controller_decides(tmp_path: Path, broken: bool) -> None:
     """A replica that is offline follows no decision: it would take itself for a member of the ISR for ever."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     broker = broker_state(1, tmp_path)
@@ -139,7 +137,7 @@ def test_who_stops_is_counted_on_until_told_otherwise_also_with_a_broken_disk(tm
         directory.close()
 
 
-def test_partitions_to_clean_are_known_as_soon_as_their_topic_is_compacted(tmp_path: Path) -> None:
+def test_a_newly_compacted_topic_is_scheduled_for_cleaning_at_once(tmp_path: Path) -> None:
     """Nobody goes through all there are for that."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     broker = broker_state(1, tmp_path)

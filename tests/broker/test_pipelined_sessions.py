@@ -30,7 +30,7 @@ def begun(builder: SessionBuilder, cache: SessionCache) -> FetchReply:
     return cache.begin(fetch(builder.next_request()), 0).reply([])
 
 
-def test_requests_overtake_answers_once_the_session_is_established(builder: SessionBuilder) -> None:
+def test_requests_overtake_responses_in_an_established_session(builder: SessionBuilder) -> None:
     cache = SessionCache(slots=10)
     assert not builder.established
     builder.answered(begun(builder, cache))

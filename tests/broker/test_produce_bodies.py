@@ -17,7 +17,7 @@ def body(*sizes: int) -> tuple[memoryview, int]:
     return memoryview(b"".join(parts)), len(batches)
 
 
-def test_batches_come_out_as_they_went_in() -> None:
+def test_batches_are_parsed_as_they_were_packed() -> None:
     packed, count = body(3, 5)
     batches = cut_batches(packed, count)
     assert [header.record_count for header, _ in batches] == [3, 5]
@@ -25,7 +25,7 @@ def test_batches_come_out_as_they_went_in() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 8, 100])
-def test_a_body_that_is_too_short_is_named(cut: int) -> None:
+def test_a_too_short_body_is_reported(cut: int) -> None:
     packed, count = body(3)
     with pytest.raises(BrokerError) as caught:
         cut_batches(packed[:-cut], count)
@@ -33,7 +33,7 @@ def test_a_body_that_is_too_short_is_named(cut: int) -> None:
     assert "bytes" in caught.value.detail
 
 
-def test_a_body_that_is_too_long_is_named() -> None:
+def test_a_too_long_body_is_reported() -> None:
     packed, count = body(3)
     with pytest.raises(BrokerError) as caught:
         cut_batches(memoryview(bytes(packed) + bytes(8)), count)
@@ -50,7 +50,7 @@ def test_a_header_with_a_flipped_bit_is_corrupt() -> None:
 
 
 @pytest.mark.parametrize("flag", [Flag.CONTROL, Flag.FIRST_OF_SEGMENT, Flag.OFFSET_ARRAY])
-def test_what_only_the_log_writes_is_not_taken_from_a_producer(flag: Flag) -> None:
+def test_a_batch_with_a_flag_of_the_log_is_refused_from_producers(flag: Flag) -> None:
     batch = encode_batch(rows(1), schema_id=0, compression=None, event_time="timestamp")
     header = batch.header._replace(flags=batch.header.flags | flag)
     with pytest.raises(BrokerError) as caught:

@@ -19,7 +19,7 @@ def altered(record: TopicRecord, *moves: ReplicaMove, throttle_bytes: int = 0) -
     return draft.record
 
 
-def test_everyone_who_holds_it_stays_until_the_target_is_in_sync() -> None:
+def test_all_replicas_stay_until_the_target_is_in_sync() -> None:
     record = altered(RECORD, ReplicaMove("t", 0, (3, 1)), throttle_bytes=7)
     assert record.assignment == ((3, 1, 0), (1, 2))
     assert record.reassigning == {0: Reassignment((3, 1), (0, 1), 7)}
@@ -27,20 +27,20 @@ def test_everyone_who_holds_it_stays_until_the_target_is_in_sync() -> None:
     assert altered(record, ReplicaMove("t", 0, (3, 1)), throttle_bytes=7) == record
 
 
-def test_a_move_that_is_changed_remembers_where_it_began() -> None:
+def test_a_changed_move_remembers_its_original_replicas() -> None:
     record = altered(RECORD, ReplicaMove("t", 0, (3, 1)), ReplicaMove("t", 0, (4,)))
     assert record.assignment[0] == (4, 3, 1, 0)
     assert record.reassigning[0] == Reassignment((4,), (0, 1))
 
 
-def test_a_cancel_goes_back_to_where_it_began() -> None:
+def test_a_cancel_returns_to_the_original_replicas() -> None:
     record = altered(RECORD, ReplicaMove("t", 0, (3, 4)), ReplicaMove("t", 0, None), throttle_bytes=7)
     assert record.assignment[0] == (0, 1, 3, 4)
     assert record.reassigning[0] == Reassignment((0, 1), (0, 1), 7)
     assert altered(record, ReplicaMove("t", 0, None)) == record
 
 
-def test_another_order_is_a_move_and_the_same_one_is_none() -> None:
+def test_another_order_is_a_move_and_the_same_order_is_not() -> None:
     assert altered(RECORD, ReplicaMove("t", 0, (1, 0))).reassigning == {0: Reassignment((1, 0), (0, 1))}
     assert altered(RECORD, ReplicaMove("t", 0, (0, 1))) == RECORD
 
@@ -57,7 +57,7 @@ def test_another_order_is_a_move_and_the_same_one_is_none() -> None:
         (ReplicaMove("t", -1, (0,)), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(move: ReplicaMove, code: ErrorCode) -> None:
+def test_an_invalid_move_is_refused_and_changes_nothing(move: ReplicaMove, code: ErrorCode) -> None:
     draft = Draft(RECORD, live=range(5))
     with pytest.raises(BrokerError) as caught:
         draft.alter(move, throttle_bytes=0)
@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(move: ReplicaMove, code: 
     assert draft.record == RECORD
 
 
-def test_a_replica_that_is_away_may_stay_one() -> None:
+def test_an_offline_replica_may_stay_a_replica() -> None:
     draft = Draft(RECORD, live=(1, 3))
     draft.alter(ReplicaMove("t", 0, (0, 3)), throttle_bytes=0)
     assert draft.record.assignment[0] == (0, 3, 1)

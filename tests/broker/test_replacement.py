@@ -12,7 +12,7 @@ PATIENCE_S = 60.0
 SETTINGS = {"broker.replace.after.ms": "300", "zookeeper.session.timeout.ms": "1000"}
 
 
-def test_a_broker_that_stays_away_is_replaced_and_comes_back_empty(tmp_path: Path) -> None:
+def test_a_lost_broker_is_replaced_and_returns_empty(tmp_path: Path) -> None:
     with ProcessCluster(3, base_dir=tmp_path, settings=SETTINGS) as cluster:
         create_topic(cluster, "kept", assignment=((0, 1),))
         with Writer(cluster, "kept") as writer:

@@ -116,7 +116,9 @@ def test_a_waiting_consumer_is_woken_by_a_commit(cluster: ProcessCluster) -> Non
 
 
 @pytest.mark.parametrize("acks", [ACKS_ALL, 1])
-def test_a_waiting_consumer_gets_its_records_before_their_producer_hears(cluster: ProcessCluster, acks: int) -> None:
+def test_a_waiting_consumer_gets_records_before_their_producer_is_acknowledged(
+    cluster: ProcessCluster, acks: int
+) -> None:
     """Both on one connection, where answers come in the order in which they were sent."""
     topic = f"first-{acks}"
     create_topic(cluster, topic, replicas=3 if acks == ACKS_ALL else 1)
@@ -141,7 +143,7 @@ def test_offsets_are_found_by_time(cluster: ProcessCluster) -> None:
         assert list_offset(connection, "times", stamps[2] + 1).offset == -1
 
 
-def test_a_retry_is_answered_with_its_first_offsets_and_stored_once(cluster: ProcessCluster) -> None:
+def test_a_retry_gets_its_first_offsets_and_is_stored_once(cluster: ProcessCluster) -> None:
     create_topic(cluster, "retry")
     producer_id = new_producer_id(cluster)
     with cluster.connect(leader(cluster, "retry")) as connection:
@@ -158,7 +160,7 @@ def test_a_retry_is_answered_with_its_first_offsets_and_stored_once(cluster: Pro
     assert new_producer_id(cluster) != producer_id
 
 
-def test_a_killed_leader_loses_nothing_that_was_acknowledged(cluster: ProcessCluster, writers: Writers) -> None:
+def test_a_killed_leader_loses_no_acknowledged_record(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "killed-leader")
     producer_id = new_producer_id(cluster)
     writer = writers("killed-leader")
@@ -198,7 +200,7 @@ def test_a_killed_follower_leaves_the_isr_catches_up_and_returns(cluster: Proces
     wait_equal(cluster, "killed-follower", 110)
 
 
-def test_a_paused_follower_holds_acks_all_up_until_it_leaves_the_isr(cluster: ProcessCluster, writers: Writers) -> None:
+def test_a_paused_follower_delays_acks_all_until_it_leaves_the_isr(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "paused-follower", assignment=((0, 1, 2),), config={"replica.lag.time.max.ms": "1000"})
     writer = writers("paused-follower")
     writer.write(encoded(1))
@@ -217,7 +219,7 @@ def test_a_paused_follower_holds_acks_all_up_until_it_leaves_the_isr(cluster: Pr
     assert cluster.pid(1) == pid and cluster.slots[1].running
 
 
-def test_acks_all_is_refused_below_min_insync_and_writes_nothing(cluster: ProcessCluster) -> None:
+def test_acks_all_below_min_insync_is_refused_and_writes_nothing(cluster: ProcessCluster) -> None:
     create_topic(cluster, "min-isr", assignment=((0, 1, 2),), config={"min.insync.replicas": "3"})
     cluster.kill(2)
     wait_isr(cluster, "min-isr", {0, 1})
@@ -256,7 +258,7 @@ def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster, writ
     wait_equal(cluster, "controlled", sent)
 
 
-def test_a_controlled_stop_loses_nothing_that_the_leader_alone_acknowledged(cluster: ProcessCluster) -> None:
+def test_a_controlled_shutdown_loses_no_record_acknowledged_with_acks_1(cluster: ProcessCluster) -> None:
     """With acks=1: a leader that stops is told last that others lead."""
     create_topic(cluster, "acks-1-stop", assignment=((1, 0, 2),) * 60)
     codes: list[int] = []
@@ -284,7 +286,7 @@ def test_a_controlled_stop_loses_nothing_that_the_leader_alone_acknowledged(clus
     assert not {value for value, _ in sent} - found
 
 
-def test_what_followers_lack_when_a_controlled_stop_begins_is_kept(cluster: ProcessCluster) -> None:
+def test_a_controlled_shutdown_keeps_records_the_followers_lack(cluster: ProcessCluster) -> None:
     """With acks=1: whoever leads next is told of it when it has what the leader acknowledged before the stop began."""
     create_topic(cluster, "behind", assignment=((1, 0, 2),))
     values = [b"first", *(b"%d" % number for number in range(20))]
@@ -314,7 +316,7 @@ def test_what_followers_lack_when_a_controlled_stop_begins_is_kept(cluster: Proc
 
 
 @pytest.mark.alone
-def test_a_cluster_stop_does_not_wait_for_successors_of_a_broker_that_was_stopping(cluster: ProcessCluster) -> None:
+def test_a_cluster_stop_does_not_wait_for_a_stopping_brokers_successors(cluster: ProcessCluster) -> None:
     create_topic(cluster, "overtaken", assignment=((0, 1, 2),))
     slot = cluster.slots[0]
     cluster.stop_controller()  # nobody is there to move its leaderships
@@ -352,7 +354,7 @@ def test_sealed_segments_are_equal_arrow_files_on_all_replicas(cluster: ProcessC
     wait_until(sealed, PATIENCE_S, "equal, sealed segments")
 
 
-def test_a_stopped_cluster_comes_back_with_all_of_it(cluster: ProcessCluster, writers: Writers) -> None:
+def test_a_stopped_cluster_returns_with_all_its_records(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "restart", partitions=3)
     for number in range(3):
         writer = writers("restart", number)

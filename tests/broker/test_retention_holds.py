@@ -27,5 +27,5 @@ KNOWN = {
         (["fast", "elsewhere"], 0),
     ],
 )
-def test_records_wait_for_the_slowest_and_for_who_is_not_known(groups: list[str], expected: int) -> None:
+def test_retention_waits_for_the_slowest_and_for_unknown_groups(groups: list[str], expected: int) -> None:
     assert read_to(TP, "id", groups, KNOWN) == expected

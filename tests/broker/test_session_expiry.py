@@ -102,7 +102,7 @@ def test_sessions_expire(cluster: ProcessCluster, whose: str) -> None:
     create_topic(cluster, f"{topic}-afterwards")
 
 
-def test_a_broker_whose_id_another_host_has_taken_ends_and_says_so(cluster: ProcessCluster) -> None:
+def test_a_broker_whose_id_is_taken_exits_with_an_error(cluster: ProcessCluster) -> None:
     """Were it to try on, it would serve clients what it knew before, and nobody would hear of it."""
     slot = cluster.slots[1]
     process = slot.process

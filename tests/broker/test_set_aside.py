@@ -60,7 +60,7 @@ def looks_again(cluster: ProcessCluster, broker_id: int) -> None:
     wait_until(lambda: counter(cluster, broker_id, "set.aside.looks") > looks + 1, PATIENCE_S, "a look")
 
 
-def test_the_log_of_a_topic_deleted_while_its_broker_was_away_is_deleted(cluster: ProcessCluster) -> None:
+def test_the_log_of_a_topic_deleted_during_downtime_is_deleted(cluster: ProcessCluster) -> None:
     written(cluster, "deleted", 3)
     cluster.stop_broker(2)
     with Admin(cluster.bootstrap) as admin:
@@ -70,7 +70,7 @@ def test_the_log_of_a_topic_deleted_while_its_broker_was_away_is_deleted(cluster
     wait_for(cluster, 2, "set.aside.deleted", 1)
 
 
-def test_the_log_of_a_replica_that_moved_away_goes_once_its_leader_has_all_of_it(cluster: ProcessCluster) -> None:
+def test_the_log_of_a_moved_replica_is_deleted_once_its_leader_has_it(cluster: ProcessCluster) -> None:
     stays, away = written(cluster, "moved", 2)
     [other] = {0, 1, 2} - {stays, away}
     cluster.stop_broker(away)
@@ -83,7 +83,7 @@ def test_the_log_of_a_replica_that_moved_away_goes_once_its_leader_has_all_of_it
     assert names(cluster, away, "moved") == []
 
 
-def test_a_log_that_no_broker_may_have_but_this_one_is_kept_however_old_it_is(cluster: ProcessCluster) -> None:
+def test_the_only_copy_of_a_log_is_kept_whatever_its_age(cluster: ProcessCluster) -> None:
     """Somebody removed the topic's nodes from ZooKeeper by hand: that is no deletion that was asked for."""
     replicas = written(cluster, "vanished", 2)
     size = sum(file.stat().st_size for file in (cluster.slots[replicas[0]].log_dir / "vanished-0").glob("0*"))

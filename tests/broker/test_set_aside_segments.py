@@ -59,7 +59,7 @@ def looked(cluster: ProcessCluster, broker_id: int) -> None:
     wait_until(lambda: counters(cluster, broker_id)["set.aside.looks"] > before + 1, PATIENCE_S, "a look")
 
 
-def test_what_the_leader_has_goes_and_what_nobody_can_tell_stays(cluster: ProcessCluster) -> None:
+def test_segments_the_leader_has_are_deleted_and_unknown_ones_stay(cluster: ProcessCluster) -> None:
     for topic in ("sound", "unknown"):
         create_topic(cluster, topic, assignment=((0, 1, 2),))
         with Writer(cluster, topic) as writer:
@@ -79,7 +79,7 @@ def test_what_the_leader_has_goes_and_what_nobody_can_tell_stays(cluster: Proces
     assert len(aside(cluster, 2, "unknown")) == 1
 
 
-def test_what_other_records_have_taken_the_place_of_stays(cluster: ProcessCluster) -> None:
+def test_segments_whose_offsets_were_reused_stay(cluster: ProcessCluster) -> None:
     """Every replica was damaged. What is written from then on gets the offsets of what is set aside."""
     create_topic(cluster, "lost", assignment=((0, 1, 2),))
     with Writer(cluster, "lost") as writer:

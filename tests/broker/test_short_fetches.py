@@ -169,7 +169,7 @@ _COMMITTED = [
 ]  # fmt: skip
 
 
-def test_the_short_ways_answer_what_the_long_ones_do() -> None:
+def test_the_fast_paths_answer_as_the_general_ones_do() -> None:
     taken: Counter[str] = Counter()
 
     @settings(max_examples=40, deadline=None)

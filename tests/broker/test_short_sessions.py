@@ -150,7 +150,7 @@ def _on(session: int, odd: dict[str, Any] | None = None, *, batches: int = 0, wa
     return {"session": session, "partition": 0, "odd": odd or {}, "wake": wake, "batches": batches}
 
 
-def test_a_session_that_goes_on_with_one_partition_is_as_any() -> None:
+def test_a_session_continued_with_one_partition_equals_any_other() -> None:
     taken = 0
 
     @settings(max_examples=200, deadline=None)
@@ -170,7 +170,7 @@ def test_a_session_that_goes_on_with_one_partition_is_as_any() -> None:
     assert taken > 150, taken
 
 
-def test_who_asks_for_one_partition_again_and_again_goes_the_short_way() -> None:
+def test_repeated_requests_for_one_partition_take_the_fast_path() -> None:
     cache = _Cache(short=True)
     cache.run([_open(2, 0, 1), _on(0), _on(0, batches=1), _on(0, wake=1), _open(CONSUMER, 2), _on(0), _on(1)])
     assert cache.taken == 5

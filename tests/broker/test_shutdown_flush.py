@@ -65,7 +65,7 @@ async def _until(true: Callable[[], bool]) -> None:
     raise AssertionError("not within a minute")
 
 
-def test_logs_are_made_durable_at_once_and_again_when_leaderships_have_gone() -> None:
+def test_logs_are_flushed_at_once_and_after_the_leaderships_move() -> None:
     disk = SimDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory)
@@ -95,7 +95,7 @@ def test_logs_are_made_durable_at_once_and_again_when_leaderships_have_gone() ->
     assert not directory.clean
 
 
-def test_the_round_under_way_is_waited_for_and_is_the_last() -> None:
+def test_the_running_flush_round_is_awaited_and_is_the_last() -> None:
     """What a disk says to it is not said to the stop's own."""
     disk = _SlowDisk()
     directory = open_directory(disk=disk)
@@ -115,7 +115,7 @@ def test_the_round_under_way_is_waited_for_and_is_the_last() -> None:
 
 
 @pytest.mark.parametrize("led", [1, 0])
-def test_a_disk_that_has_lost_something_keeps_the_stop_from_being_clean_and_does_not_hold_it_up(led: int) -> None:
+def test_a_disk_that_lost_data_prevents_a_clean_stop_without_delay(led: int) -> None:
     """It says so once: with no leadership left to wait for, a second round would hear that all is well."""
     disk = SimDisk()
     directory = open_directory(disk=disk)

@@ -99,7 +99,7 @@ def consumer_fetch(cid: int, partitions: tuple[FetchPartition, ...], max_wait_ms
     ],
     ids=lambda request: type(request).__name__,
 )
-def test_each_entry_of_a_request_may_be_a_turn_of_the_loop(request_: Request) -> None:
+def test_each_entry_of_a_request_may_be_a_separate_turn(request_: Request) -> None:
     async def test() -> None:
         stage, connection = staged(), Connection()
         HANDLERS[type(request_)](stage.broker, cast(Any, connection), request_, memoryview(b""))
@@ -140,7 +140,7 @@ def test_offsets_of_many_partitions_are_looked_at_in_turns() -> None:
 # --- long polls -------------------------------------------------------------------------------------------------------
 
 
-def test_fetches_that_an_append_wakes_look_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetches_woken_by_an_append_are_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
 
     async def test() -> None:
@@ -166,7 +166,7 @@ def test_fetches_that_an_append_wakes_look_in_turns(monkeypatch: pytest.MonkeyPa
     asyncio.run(test())
 
 
-def test_followers_look_before_the_consumers_that_wait() -> None:
+def test_followers_are_served_before_waiting_consumers() -> None:
     looked: list[str] = []
 
     async def test() -> None:

@@ -9,7 +9,7 @@ def lease(*, supervised: bool = True, orphan_max_ms: int = -1) -> SupervisorLeas
     return SupervisorLease(LeaseName(1, 1), supervised=supervised, orphan_timeout_ms=1000, orphan_max_ms=orphan_max_ms)
 
 
-def test_a_newer_generation_supersedes_an_older_one_and_not_the_reverse() -> None:
+def test_only_a_newer_generation_supersedes_the_lease() -> None:
     subject = lease()
     assert subject.admit(LeaseName(1, 1))
     assert subject.admit(LeaseName(1, 2))
@@ -34,7 +34,7 @@ def test_the_end_of_a_superseded_connection_does_not_end_the_lease() -> None:
     assert not subject.held
 
 
-def test_the_orphan_clock_starts_when_nobody_holds_the_lease_and_stops_when_somebody_comes() -> None:
+def test_the_orphan_clock_runs_only_while_no_supervisor_holds_the_lease() -> None:
     subject = lease()
     assert subject.check(0) is OrphanStep.NOTHING
     assert subject.check(999) is OrphanStep.NOTHING
@@ -46,7 +46,7 @@ def test_the_orphan_clock_starts_when_nobody_holds_the_lease_and_stops_when_some
     assert subject.check(7000) is OrphanStep.ASK_RELIEF
 
 
-def test_the_orphan_clock_starts_anew_while_a_newer_generation_is_being_submitted() -> None:
+def test_the_orphan_clock_restarts_while_a_newer_generation_is_submitted() -> None:
     subject = lease()
     subject.check(0)
     assert subject.check(1000) is OrphanStep.ASK_RELIEF
@@ -56,7 +56,7 @@ def test_the_orphan_clock_starts_anew_while_a_newer_generation_is_being_submitte
     assert subject.check(2500) is OrphanStep.ASK_RELIEF
 
 
-def test_an_orphan_serves_on_for_ever_unless_a_limit_is_set() -> None:
+def test_an_orphan_serves_without_limit_unless_one_is_set() -> None:
     forever, limited = lease(), lease(orphan_max_ms=3000)
     for subject in (forever, limited):
         subject.check(0)
@@ -75,7 +75,7 @@ def test_a_broker_that_never_had_a_supervisor_is_no_orphan() -> None:
     assert subject.check(2 * 10**9) is OrphanStep.ASK_RELIEF
 
 
-def test_an_orphan_is_left_out_only_by_a_generation_that_is_at_work_for_long_enough() -> None:
+def test_an_orphan_is_left_out_only_by_a_settled_generation() -> None:
     subject, first, second = lease(), LeaseName(1, 2), LeaseName(2, 1)
     subject.check(0)
     assert subject.check(1000) is OrphanStep.ASK_RELIEF
@@ -88,7 +88,7 @@ def test_an_orphan_is_left_out_only_by_a_generation_that_is_at_work_for_long_eno
     assert not subject.left_out(second), "another generation, another chance"
 
 
-def test_who_was_supervised_by_the_generation_at_work_is_left_out_by_it_at_once() -> None:
+def test_a_broker_supervised_by_the_current_generation_is_left_out_at_once() -> None:
     subject, name = lease(), LeaseName(1, 2)
     subject.admit(name)
     subject.released(name)
@@ -110,7 +110,7 @@ def next_step(
     )
 
 
-def test_an_orphan_stops_only_once_a_live_controller_has_moved_what_it_leads() -> None:
+def test_an_orphan_stops_only_after_a_live_controller_moved_its_leaderships() -> None:
     assert next_step(controller_lives=False) is OrphanStep.NOTHING
     assert next_step(announced=False) is OrphanStep.ASK_RELIEF
     assert next_step(counted_on=1) is OrphanStep.NOTHING, "nobody else may be able to lead what it leads"
@@ -118,7 +118,7 @@ def test_an_orphan_stops_only_once_a_live_controller_has_moved_what_it_leads() -
     assert next_step() is OrphanStep.STOP
 
 
-def test_a_dead_driver_stops_no_broker_whoever_controls_the_cluster() -> None:
+def test_a_dead_driver_stops_no_broker() -> None:
     """All brokers are orphans then: each that went would take its replicas along, and the last one everything."""
     for counted_on in (0, 1):
         assert next_step(left_out=False, announced=False, counted_on=counted_on) is OrphanStep.NOTHING

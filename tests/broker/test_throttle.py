@@ -21,7 +21,7 @@ RATE = 1000
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 3000)), min_size=1, max_size=50))
-def test_whoever_waits_out_each_debt_never_has_more_than_the_rate(fetches: list[tuple[int, int]]) -> None:
+def test_a_client_that_waits_out_each_debt_keeps_the_rate(fetches: list[tuple[int, int]]) -> None:
     bucket = TokenBucket(RATE, 0.0)
     now_s, taken = 0.0, 0
     for count, idle_ms in fetches:
@@ -42,7 +42,7 @@ def test_a_busy_copier_gets_all_of_the_rate() -> None:
     assert taken == pytest.approx(RATE * now_s, rel=0.03)
 
 
-def test_a_debt_is_paid_at_the_new_rate_and_idle_time_is_not_saved_up() -> None:
+def test_a_debt_is_paid_at_the_new_rate_and_idle_time_not_saved() -> None:
     bucket = TokenBucket(RATE, 0.0)
     bucket.take(2000, 0.0)
     assert bucket.wait_s(0.0) == 2.0
@@ -62,7 +62,7 @@ def move(partition: int, *, isr: tuple[int, ...] = (0, 1), throttle_bytes: int =
     )
 
 
-def test_only_replicas_that_are_added_and_not_in_sync_are_limited() -> None:
+def test_only_added_replicas_out_of_sync_are_throttled() -> None:
     assert [limit_of(move(0), broker_id) for broker_id in range(4)] == [0, 0, RATE, 0]
     assert limit_of(move(0, isr=(0, 1, 2)), 2) == 0
     assert limit_of(move(0, throttle_bytes=0), 2) == 0
@@ -122,7 +122,7 @@ class Subject:
         self.throttle.hold(TopicPartition("t", partition), resume)
 
 
-def test_the_smallest_limit_counts_for_all_and_none_for_the_others(tmp_path: Path) -> None:
+def test_the_smallest_limit_counts_for_all_throttled_replicas(tmp_path: Path) -> None:
     subject = Subject(tmp_path)
     subject.tell(move(0), move(1, throttle_bytes=3 * RATE), move(2, throttle_bytes=0))
     limits = [subject.throttle.limit(TopicPartition("t", number)) for number in range(4)]
@@ -132,7 +132,7 @@ def test_the_smallest_limit_counts_for_all_and_none_for_the_others(tmp_path: Pat
     assert subject.throttle.max_bytes(0, 8 << 20) == 8 << 20
 
 
-def test_held_partitions_come_back_one_by_one_and_at_once_when_in_sync(tmp_path: Path) -> None:
+def test_throttled_partitions_return_one_by_one_or_when_in_sync(tmp_path: Path) -> None:
     async def test() -> None:
         subject = Subject(tmp_path)
         fast = 200_000  # bytes a second: a share of 20,000 takes 0.1 s
@@ -186,7 +186,7 @@ class Copier:
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize("answer_s", [0.0, 0.002, 0.08])
 @pytest.mark.parametrize("batch_bytes", [1000, 150_000, 1_500_000])
-def test_what_is_copied_keeps_to_the_limit_and_uses_it_up(
+def test_copying_keeps_to_the_limit_and_uses_it_fully(
     tmp_path: Path, partitions: int, answer_s: float, batch_bytes: int
 ) -> None:
     limit, seconds = 1_000_000, 60

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.integration
 STRANGER = 2**40
 
 
-def test_a_coordinator_deposed_while_it_was_stopped_lets_nothing_in(cluster: ProcessCluster) -> None:
+def test_a_coordinator_deposed_while_paused_admits_nothing(cluster: ProcessCluster) -> None:
     """Its successor ends the transaction, the leader that was told dies: only the coordinators are left to say that a
     batch comes too late, and the old one does not know it."""
     create_topic(cluster, "unknowing", assignment=((0, 1),))
@@ -83,7 +83,7 @@ def test_a_coordinator_deposed_while_it_was_stopped_lets_nothing_in(cluster: Pro
     wait_isr(cluster, "__transaction_state", {0, 1, 2}, number)
 
 
-def test_a_coordinator_deposed_while_stopped_refuses_nothing_for_good(cluster: ProcessCluster) -> None:
+def test_a_coordinator_deposed_while_paused_refuses_nothing_permanently(cluster: ProcessCluster) -> None:
     """Nor is an abort done for it. It never heard of what its successor has open; who asked it asks on. Of some it has
     coordinated a transaction before."""
     create_topic(cluster, "unheard", assignment=((0, 1),))
@@ -131,7 +131,7 @@ def _is_elsewhere(client: Client) -> bool:
     return client.coordinator() != 2
 
 
-def test_what_cannot_be_confirmed_is_not_refused_for_good(cluster: ProcessCluster) -> None:
+def test_an_unconfirmed_transaction_is_not_refused_permanently(cluster: ProcessCluster) -> None:
     key = key_at(cluster, 2, "unconfirmed")
     touch, verify = TouchTransaction(0, key, "run"), VerifyTransaction(0, key, STRANGER, 0, "any", 0)
     number, other = coordinating(cluster, key), cluster.as_broker(0)
@@ -199,7 +199,7 @@ def coordinating(cluster: ProcessCluster, key: str) -> int:
     return ask(cluster, 0, FindCoordinator(0, "transaction", key), FindCoordinatorReply).partition
 
 
-def test_requests_that_come_late_end_nothing_else(cluster: ProcessCluster) -> None:
+def test_late_requests_end_no_other_transaction(cluster: ProcessCluster) -> None:
     create_topic(cluster, "tardy")
     client = Client(cluster, "tardy-key")
     ids = []
@@ -225,7 +225,7 @@ def test_requests_that_come_late_end_nothing_else(cluster: ProcessCluster) -> No
     assert read(cluster, "tardy", isolation=1).values == [b"v0", b"v0"]
 
 
-def test_a_transaction_that_no_coordinator_knows_is_ended_by_the_leader(cluster: ProcessCluster) -> None:
+def test_a_leader_ends_a_transaction_unknown_to_all_coordinators(cluster: ProcessCluster) -> None:
     """As in a log that was put back from another cluster's; one that is alive is left alone however long it takes."""
     create_topic(cluster, "restored", assignment=((0,),))
     create_topic(cluster, "lively", assignment=((0, 1),))

@@ -90,7 +90,7 @@ def described(cluster: ProcessCluster, key: str) -> TransactionDescription | Non
     return next((one for one in found if one.key == key), None)
 
 
-def test_a_transaction_over_partitions_is_seen_whole_or_not_at_all(cluster: ProcessCluster) -> None:
+def test_a_transaction_over_partitions_is_visible_whole_or_not_at_all(cluster: ProcessCluster) -> None:
     create_topic(cluster, "whole", partitions=3)
     client = Client(cluster, "whole-key")
     for turn, commit in enumerate((True, False, True)):
@@ -140,7 +140,7 @@ def test_leader_and_coordinator_die_and_the_decision_is_carried_out(cluster: Pro
     wait_isr(cluster, "__transaction_state", ALL)
 
 
-def test_an_aborted_attempt_appends_nothing_any_more(cluster: ProcessCluster) -> None:
+def test_an_aborted_attempt_appends_nothing_more(cluster: ProcessCluster) -> None:
     create_topic(cluster, "late", assignment=((0, 1, 2), (0, 2, 1)))
     key = key_at(cluster, 1, "query:late")
     dead = Client(cluster, key, "first run", version=7)
@@ -199,7 +199,7 @@ def test_a_marker_overtakes_the_question_whether_a_batch_is_expected(cluster: Pr
     client.end(commit=False)
 
 
-def test_batches_wait_for_the_coordinator_in_order_and_not_for_ever(cluster: ProcessCluster) -> None:
+def test_batches_wait_for_the_coordinator_in_order_and_time_out(cluster: ProcessCluster) -> None:
     create_topic(cluster, "held", assignment=((0, 1),))
     client = Client(cluster, key_at(cluster, 2, "held"))
     client.begin()
@@ -265,7 +265,7 @@ def test_abandoned_transactions_time_out_and_operators_end_others(cluster: Proce
     assert refused.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
 
 
-def test_two_hundred_keys_at_once(cluster: ProcessCluster) -> None:
+def test_two_hundred_transactional_keys_at_the_same_time(cluster: ProcessCluster) -> None:
     create_topic(cluster, "many-keys", partitions=4)
 
     def one(number: int) -> None:
@@ -322,7 +322,7 @@ def _check_files(cluster: ProcessCluster, topic: str, rows: int) -> None:
     assert found_rows <= rows
 
 
-def test_what_contradicts_a_transaction_is_refused(cluster: ProcessCluster) -> None:
+def test_requests_that_contradict_a_transaction_are_refused(cluster: ProcessCluster) -> None:
     create_topic(cluster, "strict")
     client = Client(cluster, "strict-key")
     client.begin()

@@ -192,13 +192,13 @@ def longest_step_s(core: Any, events: list[Any]) -> float:
     return longest_s
 
 
-def test_no_step_of_a_group_s_coordinator_takes_long() -> None:
+def test_no_step_of_a_groups_coordinator_takes_long() -> None:
     offsets = tuple(GroupOffset(name, 0, 5, "i" * 32) for name in NAMES)
     events = [CommitRequested(ticket, "g", offsets, None, "", -1) for ticket in (1, 2)]
     assert min(longest_step_s(Groups(), list(events)) for _ in range(3)) < LIMIT_S
 
 
-def test_no_step_of_a_transaction_s_coordinator_takes_long() -> None:
+def test_no_step_of_a_transactions_coordinator_takes_long() -> None:
     offsets = tuple(GroupOffset(name, 0, 5, "i" * 32) for name in NAMES)
     places = tuple(Place(name, 0, "i" * 32) for name in NAMES)
     events = [

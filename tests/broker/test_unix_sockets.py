@@ -29,7 +29,7 @@ def write(cluster: ProcessCluster, producer: Producer, topic: str) -> None:
         assert outcome.offset == n
 
 
-def test_all_of_a_host_talk_to_its_brokers_over_unix_sockets(cluster: ProcessCluster) -> None:
+def test_all_clients_of_a_host_use_unix_sockets(cluster: ProcessCluster) -> None:
     create_topic(cluster, "nearby", assignment=((0, 1, 2),))
     with Producer(cluster.bootstrap, acks="all") as producer:
         write(cluster, producer, "nearby")
@@ -37,7 +37,7 @@ def test_all_of_a_host_talk_to_its_brokers_over_unix_sockets(cluster: ProcessClu
         wait_until(lambda: not by_tcp(cluster), 30, "the end of TCP connections")
 
 
-def test_without_unix_sockets_they_talk_by_tcp(cluster: ProcessCluster) -> None:
+def test_without_unix_sockets_clients_use_tcp(cluster: ProcessCluster) -> None:
     create_topic(cluster, "afar", assignment=((0, 1, 2),))
     cluster.settings["unix.sockets.enable"] = "false"
     try:

@@ -74,7 +74,7 @@ def marker(topic: str, epoch: int) -> WriteMarkers:
     return WriteMarkers(0, (TransactionMarker(topic, 0, (), ((10**12, 0),), "", 0, epoch),))
 
 
-def test_a_broker_without_proofs_takes_part_until_it_has_registered_with_them(mixed: ProcessCluster) -> None:
+def test_a_broker_without_proofs_takes_part_until_it_registers_with_them(mixed: ProcessCluster) -> None:
     for name, assignment in (("led", ((0, 1, OLD),)), ("leads", ((OLD, 0, 1),))):
         create_topic(mixed, name, assignment=assignment)
         wait_isr(mixed, name, {0, 1, 2})
@@ -136,7 +136,7 @@ def test_a_broker_without_proofs_takes_part_until_it_has_registered_with_them(mi
     wait_isr(mixed, "led", {0, 1, 2})
 
 
-def test_a_broker_that_is_away_keeps_the_time_without_proofs(mixed: ProcessCluster) -> None:
+def test_an_offline_broker_keeps_the_period_without_proofs_open(mixed: ProcessCluster) -> None:
     """It hosts replicas and may come back as it was: it is waited for, unless its end was seen."""
     create_topic(mixed, "kept", assignment=((0, 1, OLD),))
     wait_isr(mixed, "kept", {0, 1, 2})
@@ -157,7 +157,7 @@ async def proofs_required(store: ClusterStore) -> bool:
     return await store.session.exists(paths.PROOF_REQUIRED)
 
 
-def test_a_cluster_without_a_secret_works_as_before() -> None:
+def test_a_cluster_without_a_secret_works() -> None:
     with ProcessCluster(2, with_secret=False) as cluster:
         create_topic(cluster, "open", assignment=((0, 1),))
         wait_isr(cluster, "open", {0, 1})
@@ -171,7 +171,7 @@ def test_a_cluster_without_a_secret_works_as_before() -> None:
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
-def test_a_secret_file_is_for_one_user(tmp_path: Path) -> None:
+def test_a_secret_file_is_readable_by_one_user_only(tmp_path: Path) -> None:
     path, keys = tmp_path / "cluster.secret", KeyRing([new_secret(), new_secret()])
     write_secret_file(path, keys)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -70,7 +70,7 @@ def coordinator(*said: Vouched | Exception, asked: list[Request] | None = None) 
     return ask
 
 
-def test_the_coordinator_of_the_known_epoch_or_a_later_one_is_believed() -> None:
+def test_a_coordinator_of_the_known_or_a_later_epoch_is_believed() -> None:
     async def story() -> None:
         for epoch in (5, 6):
             asked: list[Request] = []
@@ -106,7 +106,7 @@ def test_a_deposed_coordinator_is_not_believed(heard: str) -> None:
     play(story)
 
 
-def test_a_coordinator_that_stays_deposed_is_not_waited_for_for_ever() -> None:
+def test_the_wait_for_a_deposed_coordinator_is_bounded() -> None:
     async def story() -> None:
         stage = Stage(coordinator(Vouched(0, 4)))
         batch = Asked(stage, timeout_ms=50)
@@ -118,7 +118,7 @@ def test_a_coordinator_that_stays_deposed_is_not_waited_for_for_ever() -> None:
 
 
 @pytest.mark.parametrize("change", ["next epoch", "follower", "gone"])
-def test_a_verification_counts_in_the_epoch_it_was_asked_in(change: str) -> None:
+def test_a_verification_counts_only_in_its_own_epoch(change: str) -> None:
     """The marker may have gone to whoever led in between, and this broker would append behind it."""
 
     async def story() -> None:
@@ -146,7 +146,7 @@ def test_a_verification_counts_in_the_epoch_it_was_asked_in(change: str) -> None
     play(story)
 
 
-def test_what_nobody_foresaw_is_told_to_who_waits_and_the_next_batch_is_asked_about_anew() -> None:
+def test_an_unexpected_error_is_reported_and_the_next_batch_verified_again() -> None:
     async def story() -> None:
         stage = Stage(coordinator(RuntimeError("a bug"), Vouched(0, 5)))
         first, behind = Asked(stage), Asked(stage)
@@ -161,7 +161,7 @@ def test_what_nobody_foresaw_is_told_to_who_waits_and_the_next_batch_is_asked_ab
     play(story)
 
 
-def test_a_refusal_is_final_and_a_broker_that_is_away_is_asked_again() -> None:
+def test_a_refusal_is_final_and_an_absent_broker_is_retried() -> None:
     async def story() -> None:
         refused = Asked(Stage(coordinator(BrokerError(ErrorCode.INVALID_TXN_STATE, "never heard of it"))))
         away = BrokerError(ErrorCode.NETWORK_EXCEPTION, "away")
