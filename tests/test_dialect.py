@@ -34,10 +34,10 @@ DIALECT = re.compile(
 LIMITS: dict[str, int] = {
     ".": 1,
     "bench": 133,
-    "docs": 100,
+    "docs": 89,
     "docs/adr": 46,
     "sparklog": 3,
-    "sparklog/broker": 199,
+    "sparklog/broker": 4,
     "sparklog/cluster": 23,
     "sparklog/controller": 118,
     "sparklog/coordinator": 56,

@@ -1,5 +1,6 @@
-"""The broker process: requests in, the replicas' orders carried out.
+"""The broker process: it handles requests and performs the replicas' effects.
 
-``python -m sparklog.broker --config file.json`` runs one. ``process`` starts and stops it; ``dispatch`` leads from a
-request to its handler; ``partition`` joins a replica core with its log; ``fetcher`` follows other brokers.
+``python -m sparklog.broker --config file.json`` runs one. ``process`` starts and stops it; ``dispatch`` finds the
+handler of a request; ``partition`` joins a replica's state machine with its log; ``fetcher`` fetches from other
+brokers.
 """

@@ -1,6 +1,6 @@
-"""``python -m sparklog.broker --config file.json``: one broker, until it is told to stop.
+"""``python -m sparklog.broker --config file.json``: one broker process.
 
-Exit codes: 0 stopped as asked, 64 the configuration is wrong, 69 cannot start, 70 the event loop stalled, 71 stopping
+Exit codes: 0 stopped on request, 64 the configuration is wrong, 69 cannot start, 70 the event loop stalled, 71 stopping
 took too long, 74 the log directory failed, 75 to be started again. The reason is the last line of the log.
 """
 
@@ -24,10 +24,10 @@ from sparklog.storage.open_files import raise_descriptor_limit
 
 EXIT_CONFIG = 64
 
-#: When Python's collector looks: after so many objects more than have gone, and at older ones after so many looks. It
-#: may come rarely: a connection that is closed goes without it, with its buffer; what else refers to itself is small.
-#: A change of thousands of leaders makes a hundred thousand objects that stay; by Python's own figures all of them are
-#: gone through once or twice meanwhile, and the loop stands still for a tenth of a second.
+#: The thresholds of Python's collector: the number of new objects before a collection, and the collections before one
+#: of older objects. Few collections suffice: a closed connection and its buffer need none, and other cycles are small.
+#: A change of thousands of leaders makes a hundred thousand objects that stay; with Python's own thresholds they are
+#: all visited once or twice meanwhile, and the loop stops for a tenth of a second.
 _COLLECTOR = (5_000, 10, 20)
 
 
@@ -63,6 +63,6 @@ async def _run(config: ProcessConfig, keys: KeyRing) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # Not sys.exit: that waits for threads, and one may hang in an fsync of a broken disk. All that had to be made
-    # durable has been by now.
+    # sys.exit would wait for threads, and one may hang in an fsync of a broken disk. All that had to be durable is
+    # durable by now.
     os._exit(code)

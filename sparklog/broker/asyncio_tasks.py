@@ -1,4 +1,4 @@
-"""Ending asyncio tasks for certain."""
+"""A reliable end of asyncio tasks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _AGAIN_S = 0.1
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel and wait until all have ended.
+    """Cancel the tasks, and wait until all have ended.
 
-    Again and again: ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes together with the result
-    it waits for, and the task then goes on as if nothing had been said.
+    The cancellation repeats: before Python 3.12 ``asyncio.wait_for`` loses a cancellation that comes together with the
+    result that it waits for, and the task then continues.
     """
     left = {task for task in tasks if task is not asyncio.current_task()}
     while left:

@@ -1,7 +1,7 @@
-"""What a broker counts: one table of all counters with a sentence for each.
+"""A broker's counters: one table with a sentence for each.
 
 DescribeBroker returns them. A counter starts at 0 with the process and grows, unless its sentence says that it is the
-present value. ``docs/reference/metrics.md`` is made from this table.
+present value. ``docs/reference/metrics.md`` is generated from this table.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ BROKER_COUNTERS: dict[str, str] = {
     # --- connections and requests ---
     "connections.opened": "connections that have been accepted",
     "connections.closed": "connections that have ended",
-    "requests.failed": "requests that failed in a way that the broker did not foresee; its log has the trace",
+    "requests.failed": "requests that failed with an unexpected error; the broker's log has the trace",
     "requests.queued.bytes": "bytes of requests that are being handled: the present value",
     "requests.queued.bytes.max": "the most that `requests.queued.bytes` has been",
     "requests.unauthorized": "requests refused because the sender did not prove that it belongs to the cluster",
-    "requests.unproven": "requests taken without a proof, from brokers of a release that knows none",
+    "requests.unproven": "requests accepted without a proof, from brokers of a release without proofs",
     # --- writing ---
-    "produce.requests": "produce requests taken in",
+    "produce.requests": "produce requests accepted",
     "produce.requests.refused": "produce requests refused as a whole",
     "produce.bytes": "bytes of the batches in produce requests",
     "produce.batches": "batches in produce requests",
@@ -42,11 +42,11 @@ BROKER_COUNTERS: dict[str, str] = {
     "fetcher.bytes": "bytes of batches received from leaders",
     "fetcher.batches.refused": "batches of leaders that failed the checks before they were appended",
     "fetcher.errors": "partitions that a leader answered with an error",
-    "fetcher.connections.failed": "connections to leaders that failed or gave no answer in time",
+    "fetcher.connections.failed": "connections to leaders that failed or gave no response in time",
     "fetcher.sessions.lost": "fetch sessions that a leader no longer knew; the next fetch names all partitions",
     "fetcher.throttled": "times that a partition waited for the limit of a move",
     "isr.changes": "changes of in-sync sets that this broker's leaders have made",
-    "isr.writes": "writes of in-sync sets to ZooKeeper that were begun",
+    "isr.writes": "writes of in-sync sets to ZooKeeper that were started",
     "isr.writes.refused": "writes of in-sync sets that ZooKeeper refused because the node had changed",
     "isr.writes.lost": "writes of in-sync sets whose outcome is unknown; each is settled by another write",
     "roles.leader": "times that a replica became leader",
@@ -56,14 +56,14 @@ BROKER_COUNTERS: dict[str, str] = {
     "cuts.failed": "copies for cuts that failed and are tried again",
     "cuts.without.room": "copies for cuts that found no room on the disk and are tried again",
     # --- the controller's updates ---
-    "control.updates": "updates of the controller that were carried out",
-    "control.slices": "parts in which those updates were carried out",
+    "control.updates": "updates of the controller that were applied",
+    "control.slices": "parts in which those updates were applied",
     "control.refused": "updates refused: of an older controller, or for another incarnation of this broker",
     "control.overtaken": "updates that arrived after a later one",
-    "control.contradictions": "decisions about a partition that contradict themselves and were not followed",
+    "control.contradictions": "decisions about a partition that contradict themselves and were not applied",
     "zookeeper.registrations": "registrations after a session expired",
     "zookeeper.registrations.failed": "registrations that failed",
-    "orphan.looks": "times that this broker, without a supervisor, asked whether the driver goes on without it",
+    "orphan.looks": "times that this broker, without a supervisor, checked whether the driver has left it out",
     "tasks.failed": "tasks beside the requests that ended with an error; the log has the trace",
     # --- the disk ---
     "checkpoints": "checkpoints of the log directory that were written",
@@ -81,15 +81,15 @@ BROKER_COUNTERS: dict[str, str] = {
     "set.aside.logs": "entries in `set-aside/`: the present value",
     "set.aside.bytes": "bytes of those entries: the present value",
     "set.aside.deleted": "entries of `set-aside/` that were deleted",
-    "set.aside.looks": "times that the entries of `set-aside/` were gone through",
-    "set.aside.failed": "times that this failed and was put off",
+    "set.aside.looks": "times that the entries of `set-aside/` were checked",
+    "set.aside.failed": "checks of them that failed and were postponed",
     # --- compaction ---
     "cleaner.runs": "logs that were cleaned",
     "cleaner.ms": "milliseconds that cleanings took",
-    "cleaner.given.up": "cleanings given up because the log was cut or deleted meanwhile",
+    "cleaner.given.up": "cleanings cancelled because the log was cut or deleted meanwhile",
     "cleaner.full": "cleanings that found no room on the disk",
-    "cleaner.uncleanable": "logs with damaged bytes, which are left as they are; the log says which",
-    "cleaner.records": "records that cleanings have gone through",
+    "cleaner.uncleanable": "logs with damaged bytes, which stay as they are; the broker's log names them",
+    "cleaner.records": "records that cleanings have read",
     "cleaner.records.removed": "records that cleanings have removed",
     "cleaner.bytes.read": "bytes that cleanings have read",
     "cleaner.bytes.before": "bytes of the segments before their cleaning",
@@ -101,17 +101,17 @@ BROKER_COUNTERS: dict[str, str] = {
     "coordinators.appends.refused": "appends of coordinators to their own log that were refused",
     "coordinators.rewrites": "times that a coordinator wrote its state again to shorten its log",
     "groups.members.removed": "members that were removed from their group because they were silent or did not poll",
-    "transactions.timed_out": "transactions that were aborted because they gave no sign of life in time",
+    "transactions.timed_out": "transactions that were aborted because their owner sent nothing in time",
     "transactions.markers": "markers of decided transactions that partitions' leaders have written",
     "transactions.markers.failed": "markers that a leader did not write; they are sent again",
-    "transactions.offsets.failed": "offsets of transactions that a group's coordinator did not take; sent again",
+    "transactions.offsets.failed": "offsets of transactions that a group's coordinator did not accept; sent again",
     "transactions.hanging.aborted": "transactions aborted because no coordinator knows them",
-    "transactions.hanging.unclear": "searches for such transactions in which no coordinator could answer",
+    "transactions.hanging.unclear": "searches for such transactions in which some coordinator did not respond",
     "markers.written": "markers that this broker has written as leader",
     "markers.refused": "markers that this broker has refused as leader",
     "verifications": "first batches of transactions that the coordinator confirmed",
     "verifications.asked": "first batches of transactions that the coordinator was asked about",
-    "verifications.retried": "questions that were asked again",
+    "verifications.retried": "questions that were repeated",
     "verifications.refused": "first batches of transactions that were refused",
-    "verifications.overtaken": "first batches of transactions that had ended before the coordinator answered",
+    "verifications.overtaken": "first batches of transactions that had ended before the coordinator responded",
 }

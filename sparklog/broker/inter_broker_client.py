@@ -1,8 +1,8 @@
-"""Requests of this broker to other brokers, as a coordinator or as a leader that asks one.
+"""Requests of this broker to other brokers, sent as a coordinator or as a leader.
 
-One connection to each broker, opened when there is something to say and dropped when it fails. A request is given up
-as soon as the controller's word makes it pointless (the broker asked is gone, or not the one to ask any more): a
-broker that hangs holds its connections open, and what waits for it must go on elsewhere.
+There is one connection to each broker, opened for the first request and closed after a failure. A request ends early if
+an update of the controller makes it pointless (the broker is gone, or is no longer the one to ask). A broker that hangs
+keeps its connections open, and its waiting requests must go to another broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class _Asking:
 
 
 class InterBrokerClient:
-    """Owner: the broker's event loop, until ``close``. ``purpose``: for the other side's log."""
+    """The connections to other brokers. Owner: the broker's event loop, until ``close``.
+
+    ``purpose`` appears in the other broker's log.
+    """
 
     def __init__(self, broker: BrokerState, purpose: str) -> None:
         self._broker = broker
@@ -40,15 +43,17 @@ class InterBrokerClient:
         broker.metadata_listeners.append(self._metadata_changed)
 
     async def ask(self, broker_id: int, message: Request, *, timeout_s: float, still: Callable[[], bool]) -> Reply:
-        """The broker's reply. ``still``: whether it is the one to ask; looked at when metadata have changed.
+        """Return the broker's reply.
+
+        ``still`` returns whether it is still the broker to ask; metadata changes check it.
 
         Raises:
-            BrokerError: the broker's error, or NETWORK_EXCEPTION when it was not reached, does not answer in time,
-                or is not to be asked any more.
+            BrokerError: the broker's error, or NETWORK_EXCEPTION if it was not reached, gave no response in time, or
+                is no longer the broker to ask.
         """
         endpoint = self._broker.cache.endpoint(broker_id)
         if endpoint is None:
-            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} is not known to be alive")
+            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} is not known to be live")
         asking = _Asking(endpoint, still, asyncio.get_running_loop().create_future())
         work = asyncio.ensure_future(self._ask(endpoint, message))
         self._asking.add(asking)
@@ -58,7 +63,7 @@ class InterBrokerClient:
             if work.done():
                 return work.result()
             self._drop(broker_id)
-            why = "is not the one to ask any more" if asking.given_up.done() else f"gave no answer in {timeout_s:g} s"
+            why = "is no longer the one to ask" if asking.given_up.done() else f"gave no response in {timeout_s:g} s"
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} {why}")
         finally:
             self._asking.discard(asking)
@@ -73,8 +78,8 @@ class InterBrokerClient:
         except BrokerError as error:
             if error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
                 raise
-            # No fault of the request: the two brokers know of the secret at different times. A new connection proves
-            # itself again.
+            # The request itself is valid: the two brokers learn of the secret at different times. A new connection
+            # proves the identity again.
             self._drop(endpoint.broker_id)
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {endpoint.broker_id}: {error.detail}") from None
         return reply

@@ -1,7 +1,7 @@
-"""The topics that coordinators keep their state in: made on first use, closed to clients' writes.
+"""Internal topics, in which coordinators store their state: created at first use, and closed to clients' writes.
 
-Each partition of such a topic is one coordinator, the broker that leads it. Names that begin with two underscores are
-the log's own: nobody creates, deletes or writes such a topic from outside, and lists leave them out.
+Each partition of such a topic is one coordinator, on the broker that leads it. Names that begin with two underscores
+are reserved: clients cannot create, delete or write such a topic, and lists leave them out.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 TRANSACTIONS = INTERNAL_PREFIX + "transaction_state"
 OFFSETS = INTERNAL_PREFIX + "consumer_offsets"
-#: ``FindCoordinator.kind`` to the topic whose leaders coordinate it.
+#: The internal topic for each ``FindCoordinator.kind``.
 TOPIC_OF_KIND = {"transaction": TRANSACTIONS, "group": OFFSETS}
 
-#: For the topic to be made and a leader to be there; the client asks again.
+#: The longest wait for the topic and its leaders; the client asks again.
 _WAIT_MS = 5000
-#: What is written about a group says all about its key, and so does each tombstone. Not so what is written about
-#: transactions: the end of a key ends its participants as well, whose records would outlive it.
+#: A group's record has all of its key's state, and a tombstone ends it. A transaction's does not: the end of a key also
+#: ends its participants, whose records would outlive it.
 _POLICY = {OFFSETS: "compact", TRANSACTIONS: "delete"}
 _CONFIG = {
     "retention.ms": "-1",
@@ -45,14 +45,14 @@ _CONFIG = {
 
 
 def refuse_internal(name: str, what: str) -> None:
-    """Raises BrokerError INVALID_TOPIC_EXCEPTION for a name that is the log's own."""
+    """Raise BrokerError INVALID_TOPIC_EXCEPTION for an internal name."""
     if is_internal(name):
         detail = f"topic {name[:249]!r}: names that begin with {INTERNAL_PREFIX!r} are internal, {what} by clients"
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, detail)
 
 
 def partition_of(broker: BrokerState, topic: str, key: str) -> TopicPartition | None:
-    """Which partition coordinates ``key``; None while the topic is not known here."""
+    """Return the partition that coordinates ``key``; None while this broker does not know the topic."""
     known = broker.cache.topic(topic)
     if known is None or not known.partitions:
         return None
@@ -65,7 +65,7 @@ def _number(key: str, partitions: int) -> int:
 
 
 def coordinator_of(broker: BrokerState, topic: str, key: str) -> int | None:
-    """The broker that coordinates ``key``, as far as this one knows; None: nobody, or not known."""
+    """Return the broker that coordinates ``key``; None if this broker knows none."""
     tp = partition_of(broker, topic, key)
     known = broker.cache.partition(tp) if tp is not None else None
     if known is None or known.state.leader not in broker.cache.incarnations:
@@ -78,7 +78,7 @@ def handle_find_coordinator(
 ) -> None:
     topic = TOPIC_OF_KIND.get(request.kind)
     if topic is None:
-        detail = f"coordinator of a {request.kind[:80]!r} asked for, expected one of {', '.join(TOPIC_OF_KIND)}"
+        detail = f"coordinator of a {request.kind[:80]!r} requested, expected one of {', '.join(TOPIC_OF_KIND)}"
         raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
     if not request.key:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"{request.kind}: the name is empty")
@@ -97,27 +97,30 @@ async def _find(broker: BrokerState, request: FindCoordinator, topic: str) -> Re
 
 
 async def make_topic(broker: BrokerState, name: str) -> None:
-    """Create the topic unless it is there; several brokers may try at the same time.
+    """Create the topic unless it exists; several brokers may try at the same time.
 
-    Not before enough brokers are alive for ``internal.topic.replication.factor``: with fewer replicas, for good, the
-    loss of one broker would lose what was committed. Source: Kafka, offsets.topic.replication.factor.
+    It waits until enough brokers are live for ``internal.topic.replication.factor``: with permanently fewer replicas,
+    the loss of one broker would lose committed records. Source: Kafka, offsets.topic.replication.factor.
 
     Raises:
-        BrokerError: too few brokers are alive (COORDINATOR_NOT_AVAILABLE), or it is not known here in time.
-        ClusterError: ZooKeeper is away.
+        BrokerError: COORDINATOR_NOT_AVAILABLE if too few brokers are live or this broker does not know the topic in
+            time.
+        ClusterError: ZooKeeper is unreachable.
     """
     if broker.cache.topic(name) is not None:
         return
     async with broker.internal_topics_turn:
         # A broker that has just started knows neither topics nor brokers.
         if not await until_told(broker, lambda: bool(broker.cache.brokers), _WAIT_MS):
-            detail = f"broker {broker.broker_id} has started and was not told of the cluster yet"
+            detail = f"broker {broker.broker_id} waits for its first update from the controller"
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         if broker.cache.topic(name) is not None:
             return
         factor, live = broker.config.internal_replication_factor, len(broker.cache.brokers)
         if live < factor:
-            detail = f"{name}: {live} brokers are alive, {factor} (internal.topic.replication.factor) needed to make it"
+            detail = (
+                f"{name}: {live} brokers are live, {factor} (internal.topic.replication.factor) needed to create it"
+            )
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         try:
             await broker.registry.create_topic(_record(broker, name))

@@ -1,9 +1,8 @@
-"""What this broker knows of the whole cluster: told by the controller, served to clients. Pure.
+"""The metadata of the cluster, from the controller's updates, for this broker and its clients. Pure.
 
-Partition states are ordered by the version of their ZooKeeper node, whichever way they arrive; a leader's own ISR
-write goes in here at once, the controller's update about it then changes nothing. Replicas and moves are what the
-controller said last. The cache is a picture, never a
-permission: what this broker may do with a partition is decided by its ``Replica`` alone.
+The version of a partition's ZooKeeper node orders its states, however they arrive. A leader's own ISR write enters the
+cache at once; the controller's update about it then changes nothing. Replicas and moves are those of the controller's
+last update. The cache gives no permission: only a partition's ``Replica`` decides what this broker may do with it.
 """
 
 from __future__ import annotations
@@ -27,45 +26,46 @@ from sparklog.protocol.messages import (
 )
 
 _FORGOTTEN_KEPT = 10_000
-#: Partitions in one reply to a client, or what costs as much: some 20 ms of the broker's loop, and 0.5 MB.
+#: The most partitions in one reply to a client, or other content of the same cost: about 20 ms of the broker's event
+#: loop, and 0.5 MB.
 _PIECE = 20_000
-#: Bytes of schemas that cost as much as a partition.
+#: The bytes of schemas with the cost of a partition.
 _PARTITION_BYTES = 25
 
 
 @dataclass(slots=True)
 class CachedTopic:
-    """One topic as last told. ``config`` is effective: the topic's own settings over the cluster's defaults."""
+    """One topic by its last update. ``config`` is effective: the topic's own settings over the cluster's defaults."""
 
     change: TopicChange
     config: TopicConfig
     partitions: dict[int, PartitionDecision] = field(default_factory=dict)
-    #: Answer for clients, with schemas; dropped when anything of the topic changes.
+    #: The description for clients, with schemas; dropped when the topic changes.
     built: TopicMetadata | None = None
 
 
 class MetadataCache:
-    """Owner: the broker's event loop."""
+    """The metadata of one broker. Owner: its event loop."""
 
     def __init__(self, cluster_id: str, topic_defaults: Mapping[str, str]) -> None:
         self.cluster_id = cluster_id
         self.controller_epoch = -1
         self.brokers: tuple[BrokerEndpoint, ...] = ()
         self.incarnations: Mapping[int, int] = {}
-        #: Ids of brokers in the table that cannot prove themselves: they are of release 0.1.0.
+        #: The ids of brokers of release 0.1.0, which cannot prove their identity.
         self.unproven: frozenset[int] = frozenset()
         self._endpoints: dict[int, BrokerEndpoint] = {}
         self._topic_defaults = topic_defaults
         self._topics: dict[str, CachedTopic] = {}
-        #: Ids of topics that were deleted, the newest last: as many as ``_FORGOTTEN_KEPT``.
+        #: The ids of deleted topics, the newest last; at most ``_FORGOTTEN_KEPT``.
         self.forgotten: dict[str, None] = {}
-        #: Partitions whose replicas are being moved.
+        #: Partitions whose replicas are moving.
         self.moving: dict[TopicPartition, PartitionDecision] = {}
-        #: The controller has said that nobody counts on this broker, which asked for that.
+        #: The controller has confirmed that no ISR contains this broker, which had asked for that.
         self.relieved = False
         #: Grows whenever ``moving`` changes.
         self.moves_seen = 0
-        #: (controller epoch, sequence) of the newest update taken
+        #: (controller epoch, sequence) of the newest applied update
         self._newest = (-1, -1)
 
     # --- questions ---
@@ -92,12 +92,13 @@ class MetadataCache:
         internal: bool = False,
         start: tuple[str, int] | None = None,
     ) -> MetadataReply:
-        """The reply to a Metadata request, each topic once, or as much of it as one reply may hold, from ``start`` on.
-        Unknown and impossible names are errors of their own entry. Internal topics are described to who names them, or
-        asks for all with ``internal``.
+        """Return the reply to a Metadata request, from ``start`` on, as far as one reply goes; each topic once.
+
+        Unknown and impossible names have an error in their own entry. Internal topics are described if the request
+        names them, or asks for all with ``internal``.
 
         Raises:
-            BrokerError: INVALID_REQUEST, ``start`` is not among the names.
+            BrokerError: INVALID_REQUEST if ``start`` is not among the names.
         """
         topics: list[TopicMetadata] = []
         room = _PIECE
@@ -121,7 +122,10 @@ class MetadataCache:
         return reply()
 
     def _chosen(self, names: tuple[str, ...] | None, start: tuple[str, int] | None, *, internal: bool) -> list[str]:
-        """The topics that are asked for, from ``start`` on. Of all topics that one may be gone by now."""
+        """Return the requested topics from ``start`` on.
+
+        If all topics are requested, ``start`` may be deleted by now.
+        """
         named = (
             sorted(name for name in self._topics if internal or not is_internal(name))
             if names is None
@@ -139,24 +143,28 @@ class MetadataCache:
             bad = check_topic_name(name)
             if bad:
                 return TopicMetadata(ErrorCode.INVALID_TOPIC_EXCEPTION, name, detail=bad)
-            return TopicMetadata(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name, detail=f"no topic {name!r} is known here")
+            return TopicMetadata(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name, detail=f"this broker knows no topic {name!r}"
+            )
         if topic.built is None:
             topic.built = _built(topic)
         return topic.built if schemas else msgspec.structs.replace(topic.built, schemas=())
 
-    # --- changes ---
+    # --- updates ---
 
     def overtaken(self, update: ControlUpdate) -> bool:
-        """A later update of the same controller has been taken. Partition states would not suffer from the old one,
-        being ordered by versions; but its live brokers are out of date, and a full one lacks what is new since."""
+        """Return whether a later update of the same controller has been applied.
+
+        An older one would not harm partition states, which have versions. But its live brokers are outdated, and a full
+        one lacks newer partitions.
+        """
         return (update.controller_epoch, update.sequence) < self._newest
 
     def apply(self, update: ControlUpdate) -> None:
-        """Take over what the controller says; its epoch and addressee have been checked before. An overtaken update
-        changes nothing.
+        """Apply an update whose epoch and addressee have been checked; skip an overtaken one.
 
         Raises:
-            ConfigError: a topic's setting is unknown to this version; nothing of the update has been taken then.
+            ConfigError: this version does not know a topic's setting; nothing of the update is applied.
         """
         if self.overtaken(update):
             return
@@ -180,7 +188,7 @@ class MetadataCache:
         self._forget_moves()
 
     def state_written(self, tp: TopicPartition, state: LeaderAndIsr, *, version: int, topic_id: str) -> None:
-        """Take in an ISR that this broker wrote as leader, or a newer state that it read from ZooKeeper."""
+        """Apply an ISR that this broker wrote as leader, or a newer state that it read from ZooKeeper."""
         known = self.partition(tp)
         if known is not None and known.topic_id == topic_id and version > known.version:
             self._set_partition(msgspec.structs.replace(known, state=state, version=version))
@@ -192,7 +200,7 @@ class MetadataCache:
         self.unproven = frozenset(broker.broker_id for broker in brokers if not broker.proves)
 
     def _keep_only(self, update: ControlUpdate) -> None:
-        """Forget topics and partitions that a full update does not name."""
+        """Drop topics and partitions that a full update does not name."""
         named = {(decision.topic, decision.partition) for decision in update.partitions}
         topics = {change.name for change in update.topics}
         for name in self._topics.keys() - topics:
@@ -238,7 +246,7 @@ class MetadataCache:
         self.moves_seen += 1
 
     def _forget_moves(self) -> None:
-        """Of partitions that are gone."""
+        """Drop the moves of partitions that no longer exist."""
         gone = [tp for tp, decision in self.moving.items() if self.partition(tp) is not decision]
         for tp in gone:
             del self.moving[tp]
@@ -246,14 +254,16 @@ class MetadataCache:
 
 
 def _masked(told: LeaderAndIsr, known: LeaderAndIsr) -> bool:
-    """Whether the leader was left out of a state that is known with it. A broker that has registered again is told of
-    no leader where its earlier incarnation led, and leads on until there is a new epoch: its clients must find it. A
-    partition that has lost its leader is in a new epoch."""
+    """Return whether an update hides the leader of a known state.
+
+    A broker that has registered again gets no leader for partitions that its earlier incarnation led. It leads on until
+    there is a new epoch, so its clients must find it. A partition that has lost its leader has a new epoch.
+    """
     return told.leader == NO_LEADER != known.leader and told.leader_epoch == known.leader_epoch
 
 
 def _cost(topic: TopicMetadata) -> int:
-    """What it takes of a piece."""
+    """Return the topic's cost in a reply's limit."""
     return 1 + len(topic.partitions) + sum(len(schema.message) for schema in topic.schemas) // _PARTITION_BYTES
 
 

@@ -1,4 +1,4 @@
-"""What all parts of one broker process share: who it is, what it hosts, what it counts."""
+"""The state that all parts of one broker process share: its identity, its replicas, its counters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerState:
-    """Owner: the broker's event loop; made by ``process``, handed to every request handler."""
+    """The shared state of one broker.
+
+    Owner: its event loop; ``process`` creates it, and every request handler gets it.
+    """
 
     partitions: Partitions
     fetches: Fetches
@@ -68,41 +71,41 @@ class BrokerState:
         self.cache = MetadataCache(cluster_id, config.topic_defaults)
         self.counters: Counter[str] = Counter()
         self._incarnation = NO_EPOCH
-        #: The cluster's secrets; none: this broker was started without.
+        #: The cluster's secrets; empty if this broker was started without any.
         self.keys = KeyRing() if keys is None else keys
         self.credentials = Credentials(self.keys, lambda: Identity(Sender.BROKER, self.broker_id, self._incarnation))
         self.access = Access(self.keys, self.cache, self.counters)
         #: running, stopping
         self.state = "running"
-        #: Others are to lead what is led here: from now on acks=1 is answered when all in-sync replicas have a record.
+        #: Leaderships are moving to other brokers: acks=1 now waits until all in-sync replicas have a record.
         self.hands_over = False
-        #: No new writes: the cluster is stopping and followers are to reach the leaders' ends.
+        #: The broker accepts no new writes: the cluster is stopping, and followers must reach the leaders' ends.
         self.quiesced = False
-        #: ISR changes put off while quiesced, to be carried out should this broker serve on after all.
+        #: ISR changes that were postponed while quiesced, performed if this broker serves on after all.
         self.put_off: list[Callable[[], None]] = []
         self.log_dir = log_dir
-        #: Told when the log directory is found broken, by whichever partition found it.
+        #: Called with the first error of the log directory, by the partition that finds it.
         self.log_failed = on_log_failed
-        #: Called with each update of a controller that is taken.
+        #: Called with each applied update of a controller.
         self.update_taken: Callable[[ControlUpdate], None] = lambda update: None
-        #: Called when a log was set aside.
+        #: Called after a log was set aside.
         self.log_set_aside: Callable[[], None] = lambda: None
-        #: Told when a broker elsewhere is registered under this one's id, and stays.
+        #: Called when a broker elsewhere is registered under this one's id, and stays.
         self.id_taken = on_id_taken
-        #: Begin a controlled stop that the supervisor takes as a wish to be started again. Raises BrokerError.
+        #: Begins a controlled shutdown after which the supervisor starts the broker again. Raises BrokerError.
         self.restart = restart
-        #: Held while an update of the controller is carried out: they are taken one after the other.
+        #: Held while an update of the controller is applied: updates are applied one after the other.
         self.control_turn = asyncio.Lock()
-        #: Held while an internal topic is made.
+        #: Held while an internal topic is created.
         self.internal_topics_turn = asyncio.Lock()
-        #: Work on requests that takes more than a turn of the loop.
+        #: Work on requests that takes more than a turn of the event loop.
         self.slices = Slices()
         self._wall_ahead_ms = time.time_ns() // 1_000_000 - self.now_ms()
         self._registry: ZkRegistration | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Called whenever the controller's word has been taken over.
+        #: Called after each applied update of the controller.
         self.metadata_listeners: list[Callable[[], None]] = []
-        #: Called whenever this process has been registered.
+        #: Called after each registration of this process.
         self.registration_listeners: list[Callable[[], None]] = []
         self._metadata_waiters: list[asyncio.Future[None]] = []
         self._role_waiters: list[asyncio.Future[None]] = []
@@ -110,7 +113,7 @@ class BrokerState:
 
     @property
     def registry(self) -> ZkRegistration:
-        """Raises BrokerError BROKER_NOT_AVAILABLE until this broker is registered."""
+        """Return the registration. Raise BrokerError BROKER_NOT_AVAILABLE until this broker is registered."""
         if self._registry is None:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {self.broker_id} is still starting")
         return self._registry
@@ -120,7 +123,7 @@ class BrokerState:
         self._registry = registry
 
     def resume(self) -> None:
-        """Take writes again, and do what was put off."""
+        """Accept writes again, and perform the postponed ISR changes."""
         self.quiesced = False
         put_off, self.put_off = self.put_off, []
         for work in put_off:
@@ -128,33 +131,33 @@ class BrokerState:
 
     @property
     def incarnation(self) -> int:
-        """Version of this broker's incarnation node; -1 until registered."""
+        """Return the version of this broker's incarnation node; -1 until registered."""
         return self._incarnation
 
     @incarnation.setter
     def incarnation(self, incarnation: int) -> None:
         self._incarnation = incarnation
-        self.cache.relieved = False  # that was said to the one before
+        self.cache.relieved = False  # the controller confirmed it to the incarnation before
         for listener in self.registration_listeners:
             listener()
         _wake(self._registration_waiters)
 
     async def registered(self, incarnation: int, *, timeout_s: float) -> None:
-        """Wait until this broker knows itself to be ``incarnation``, or a later one, or time is up."""
+        """Wait until this broker has this ``incarnation`` or a later one, or the time is up."""
         end = time.monotonic() + timeout_s
         while self._incarnation < incarnation and (left_s := end - time.monotonic()) > 0:
             await asyncio.wait({_waiter(self._registration_waiters)}, timeout=left_s)
 
     def now_ms(self) -> int:
-        """The clock that replicas are stepped with: never goes back."""
+        """Return the time of the replicas' clock, which is monotonic."""
         return time.monotonic_ns() // 1_000_000
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch, for what outlives the process; within it the time never goes back."""
+        """Return milliseconds since the epoch, for values that outlive the process; monotonic within the process."""
         return self.now_ms() + self._wall_ahead_ms
 
     def next_metadata(self) -> asyncio.Future[None]:
-        """Done when the controller's next word has been taken over."""
+        """Return a future that completes after the controller's next update."""
         return _waiter(self._metadata_waiters)
 
     def metadata_changed(self) -> None:
@@ -163,14 +166,14 @@ class BrokerState:
         _wake(self._metadata_waiters)
 
     def next_role_change(self) -> asyncio.Future[None]:
-        """Done when a replica's role has changed, or the way the process is to end."""
+        """Return a future that completes when a replica's role changes, or the way in which the process ends."""
         return _waiter(self._role_waiters)
 
     def roles_changed(self) -> None:
         _wake(self._role_waiters)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run work beside the requests; ``end_tasks`` cancels what is left of it."""
+        """Run work beside the requests; ``end_tasks`` cancels it if it still runs."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -50,7 +50,7 @@ def make(live: int, factor: str) -> tuple[BrokerError, list[TopicRecord]]:
 def test_too_few_brokers_create_no_internal_topic_with_fewer_replicas() -> None:
     error, made = make(2, "3")
     assert error.code is ErrorCode.COORDINATOR_NOT_AVAILABLE and error.retriable
-    assert "2 brokers are alive, 3 (internal.topic.replication.factor) needed" in error.detail
+    assert "2 brokers are live, 3 (internal.topic.replication.factor) needed" in error.detail
     assert not made
 
 

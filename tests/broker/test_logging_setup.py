@@ -24,8 +24,8 @@ def test_a_burst_of_log_lines_is_cut_and_counted(
         now += 10
         lines.info("partition %d", 1000)
         lines.info("partition %d", 1001)
-    assert caplog.messages[20:] == ["partition 1000 (980 more like this were held back)", "partition 1001"]
-    assert caplog.records[-1].filename == "test_logs.py"
+    assert caplog.messages[20:] == ["partition 1000 (980 more like this were dropped)", "partition 1001"]
+    assert caplog.records[-1].filename == "test_logging_setup.py"
 
 
 def lines_of(message: str, *arguments: object, error: BaseException | None = None) -> list[str]:
@@ -70,7 +70,7 @@ def test_every_log_of_a_program_has_this_formatter() -> None:
     for module in [*ROOT.glob("sparklog/**/*.py"), *ROOT.glob("jobs/*.py")]:
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "logging":
-                is_base = module.name == "logs.py" and node.attr == "Formatter"
+                is_base = module.name == "logging_setup.py" and node.attr == "Formatter"
                 assert node.attr != "Formatter" or is_base, f"{module}:{node.lineno}: use LineFormatter"
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.basicConfig":
                 named = {keyword.arg for keyword in node.keywords}

@@ -292,7 +292,7 @@ def test_what_stands_in_the_way_is_told(cluster: ProcessCluster, admin: Admin, t
         producer.send("mine", b"other data", partition=0).result(60)
     with pytest.raises(BrokerError, match=r"TOPIC_ALREADY_EXISTS.*not created by a restore"):
         restored(cluster, archived)
-    with pytest.raises(BrokerError, match=r"INVALID_CONFIG.*restoring=true is for topics that are made by a restore"):
+    with pytest.raises(BrokerError, match=r"INVALID_CONFIG.*only a restore creates a topic with restoring=true"):
         admin.alter_topic("mine", {"restoring": "true"})
     batches = RestoreBatches(DEFAULT_SCHEMA, 0, "timestamp", 1 << 20).nothing(1, 5)
     with (

@@ -1,1 +1,1 @@
-"""Group coordinators on this broker, and what groups keep from retention."""
+"""Group coordinators on this broker, and the records that groups hold back from retention."""

@@ -1,4 +1,4 @@
-"""A group coordinator in a broker: told by the cluster's metadata which topics there are, and which are gone."""
+"""A group coordinator in a broker. The cluster's metadata gives it the topics, and the deletions of topics."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sparklog.zk.session import PAUSE_S
 
 _log = logging.getLogger(__name__)
 
-#: What the controller says about topics is handed on together: many topics change at the same time. In large clusters
-#: that takes its time, and may take so small a part of the broker's.
+#: Changes of topics are applied together, because many topics change at the same time. In large clusters this takes
+#: time; it may take at most this fraction of the broker's.
 _TOGETHER_S = 0.1
 _SMALL_PART = 50
-#: Between two questions to a ZooKeeper that does not answer.
+#: The longest pause between two questions to a ZooKeeper that does not respond.
 _LONGEST_PAUSE_S = 10.0
 
 
@@ -35,14 +35,14 @@ class GroupHost(CoordinatorRuntime):
 
     def __init__(self, broker: BrokerState, partition: Partition) -> None:
         self.groups = Groups(_settings(broker.config))
-        #: The topic that had been deleted last when this was looked at last.
+        #: The last deleted topic at the last check.
         self._forgotten = ""
         self._looking: asyncio.TimerHandle | None = None
         self._look_after_s = _TOGETHER_S
-        #: Topics (name, id) that ZooKeeper is being asked about, and the look at them that asked last.
+        #: Topics (name, id) that ZooKeeper is being asked about, and the number of the last check that asked.
         self._in_question: dict[tuple[str, str], int] = {}
         self._looks = 0
-        #: Holds that are being looked at: group, and key of the transaction.
+        #: Holds that are being checked: group, and key of the transaction.
         self._asking: set[tuple[str, str]] = set()
         super().__init__(broker, partition, self.groups)
 
@@ -65,7 +65,10 @@ class GroupHost(CoordinatorRuntime):
             self.broker.metadata_listeners.remove(self._metadata_changed)
 
     def look_at_holds(self, group: str, holds: Iterable[tuple[str, Hold]]) -> None:
-        """Somebody waits for their end: is it there, and nobody has said so? Aborted transactions tell no group."""
+        """Check whether these holds have ended without a message, for a member that waits for them.
+
+        Aborted transactions send nothing to groups.
+        """
         for key, hold in holds:
             if (group, key) not in self._asking:
                 self._asking.add((group, key))
@@ -74,10 +77,10 @@ class GroupHost(CoordinatorRuntime):
     async def _look_at_hold(self, group: str, key: str, hold: Hold) -> None:
         try:
             takes_part, epoch = await self.broker.hanging.takes_part(key, hold.producer_id)
-            # One before the coordinator that knew it may not have heard of it; later ones have read what that wrote.
+            # A coordinator of an earlier epoch may not know the transaction; a later one has read its records.
             if not takes_part and epoch >= hold.coordinator_epoch and not self.unready:
                 self.step(HoldEnded(group, key, hold.producer_id))
-        except BrokerError as error:  # whoever waits asks again
+        except BrokerError as error:  # the member asks again
             _log.info("%s: unknown whether transaction %s has ended: %s", self.partition.tp, key, error)
         finally:
             self._asking.discard((group, key))
@@ -97,12 +100,14 @@ class GroupHost(CoordinatorRuntime):
             self._look_after_s = max(_TOGETHER_S, _SMALL_PART * (time.monotonic() - began))
 
     def _drop_deleted(self) -> None:
-        """Drop the offsets of topics that were deleted, or made anew under their name: so the controller said, or
-        ZooKeeper does, for this broker may be the last to hear of a new topic."""
+        """Drop the offsets of topics that were deleted or recreated, by the controller's update or by ZooKeeper.
+
+        ZooKeeper is asked because this broker may be the last to learn of a new topic.
+        """
         forgotten = self.broker.cache.forgotten
         self._forgotten = next(reversed(forgotten), "")
         unknown = []
-        # Of one look those without an id first: while they wait, their name may come to mean another topic.
+        # In each check the topics without an id come first: while they wait, their name may come to mean another topic.
         for topic, topic_id in sorted(self.groups.topics(), key=lambda one: (one[1], one[0])):
             known = self.broker.cache.topic(topic)
             if known is None or topic_id not in {"", known.change.topic_id}:
@@ -119,8 +124,10 @@ class GroupHost(CoordinatorRuntime):
                 self.broker.spawn(self._drop_those_gone(), f"topics of {self.partition.tp}")
 
     async def _drop_those_gone(self) -> None:
-        """Until ZooKeeper has answered for each topic in question: the next deletion, or the next coordinator, which
-        would look again, may be far away."""
+        """Ask ZooKeeper until it has responded for each topic in question, and drop the offsets of deleted ones.
+
+        Without this the next check would come with the next deletion or coordinator, maybe much later.
+        """
         pause_s = PAUSE_S
         try:
             while self._in_question and not self.ended:
@@ -134,31 +141,31 @@ class GroupHost(CoordinatorRuntime):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
-            self._in_question.clear()  # whatever ended this: the next deletion looks again
+            self._in_question.clear()  # after any error the next deletion checks again
 
     async def _look_for_gone(self) -> tuple[list[tuple[str, str]], Exception | None]:
-        """Topics that are gone, of those in question; and what kept the rest from being asked about."""
+        """Return the deleted ones of the topics in question, and the error that ended the questions early."""
         gone: list[tuple[str, str]] = []
         for one, look in list(self._in_question.items()):
             try:
                 lives = await self.broker.registry.topic_lives(*one)
             except (BrokerError, ClusterError) as error:
-                # Last from now on: what is wrong may be this topic's alone.
+                # This topic moves to the end: the error may concern it alone.
                 self._in_question[one] = self._in_question.pop(one)
                 return gone, error
             if not lives and not one[1]:
-                # Whatever id: later it may be there again, with offsets of its own.
+                # A topic of this name without an id: later it may exist again, with offsets of its own.
                 self.step(TopicsGone((one,)))
             elif not lives:
                 gone.append(one)
             elif self._in_question[one] != look:
-                continue  # asked for again after it was asked about: it may be gone since
+                continue  # a later check asked for this topic again: it may be deleted since
             del self._in_question[one]
         return gone, None
 
 
 def _views(broker: BrokerState) -> dict[str, TopicView]:
-    """The topics that groups may read, as this broker knows them."""
+    """Return the topics that groups may read, as this broker knows them."""
     racks = {one.broker_id: one.rack for one in broker.cache.brokers if one.rack}
     views = {}
     for name in broker.cache.topics():
@@ -166,7 +173,8 @@ def _views(broker: BrokerState) -> dict[str, TopicView]:
         if topic is None or is_internal(name) or not topic.partitions:
             continue
         count = len(topic.partitions)
-        if count - 1 not in topic.partitions:  # they are numbered without gaps, but may be told of one by one
+        # partition numbers have no gaps, but updates may bring partitions one by one
+        if count - 1 not in topic.partitions:
             count = next(number for number in range(count) if number not in topic.partitions)
         near: tuple[frozenset[str], ...] = ()
         if racks:
@@ -177,8 +185,11 @@ def _views(broker: BrokerState) -> dict[str, TopicView]:
 
 
 def _settings(config: BrokerConfig) -> GroupSettings:
-    """The memory of a transaction's decision ends well before the transaction's key is forgotten, after which its
-    decisions count from the beginning."""
+    """Return the settings of groups.
+
+    A group drops a transaction's decision well before the coordinator drops the transaction's key, after which the
+    key's decisions are counted from the beginning.
+    """
     return GroupSettings(
         retention_ms=config.offsets_retention_ms,
         max_size=config.group_max_size,

@@ -1,4 +1,4 @@
-"""Requests about groups, their members and offsets: checked, handed to the coordinator, answered with what it says."""
+"""Requests about groups, members and offsets: checked, and passed to the coordinator, whose result is the response."""
 
 from __future__ import annotations
 
@@ -43,14 +43,17 @@ from sparklog.protocol.messages import (
 )
 from sparklog.protocol.senders import Sender
 
-#: Topics that a member may name.
+#: The most topics that a member may name.
 MAX_TOPICS = 10_000
 
 
 def handle_commit_offsets(
     broker: BrokerState, connection: ServerConnection, request: CommitOffsets, body: memoryview
 ) -> None:
-    """What a transaction hands over is taken as it is: its topics may be gone, but its decision stands."""
+    """Commit offsets.
+
+    Those of a transaction are accepted without checks: its decision stands, even if a topic is deleted.
+    """
     if request.transaction is not None:
         broker.access.require(connection, Sender.BROKER, "CommitOffsets of a transaction")
     elif len(request.offsets) > MAX_ENTRIES:
@@ -91,7 +94,7 @@ def commit_offsets(
     offsets: tuple[GroupOffset, ...],
     answered: Callable[[BrokerError | None], None],
 ) -> None:
-    """Commit ``offsets`` for the request's group. Raises BrokerError when this broker does not coordinate it now."""
+    """Commit ``offsets`` for the request's group. Raise BrokerError if this broker does not coordinate the group."""
     host = broker.coordinators.groups.of(request.group)
     named = tuple(_with_topic_id(broker, offset) for offset in offsets)
 
@@ -114,9 +117,11 @@ def _refusal(broker: BrokerState, offset: GroupOffset, *, member: bool) -> Parti
 
 
 def _unknown(broker: BrokerState, offset: GroupOffset, *, member: bool) -> str:
-    """Why there can be no offset for this partition, or the empty string. What a member owns exists, though this broker
-    may be the last to hear of it, unless it was deleted. What others say comes late, too: an offset of a topic that was
-    deleted would stand for the one made anew under its name."""
+    """Return why there can be no offset for this partition, or the empty string.
+
+    A partition that a member owns exists unless it was deleted, although this broker may be the last to learn of it.
+    Other clients' commits may be late: an offset of a deleted topic would count for a new topic of the same name.
+    """
     if member and offset.topic_id and offset.topic_id not in broker.cache.forgotten:
         return ""
     tp = TopicPartition(offset.topic, offset.partition)
@@ -129,7 +134,7 @@ def _unknown(broker: BrokerState, offset: GroupOffset, *, member: bool) -> str:
 
 
 def below_zero(offset: GroupOffset) -> str:
-    """Why no group can stand there, or the empty string."""
+    """Return why the offset is invalid, or the empty string."""
     named = f"{offset.topic}-{offset.partition}"
     return "" if offset.offset >= 0 else f"{named}: offset {offset.offset} found, 0 or more expected"
 
@@ -167,7 +172,7 @@ def handle_fetch_offsets(
 def handle_hold_offsets(
     broker: BrokerState, connection: ServerConnection, request: HoldOffsets, body: memoryview
 ) -> None:
-    """Not without the word of the transaction's coordinator that there is such a transaction."""
+    """Hold offsets, after the transaction's coordinator has confirmed that the transaction exists."""
     if not request.member_id:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
     broker.coordinators.groups.of(request.group)
@@ -195,7 +200,7 @@ async def _hold(broker: BrokerState, request: HoldOffsets) -> Reply:
 
 
 def _host_of(broker: BrokerState, connection: ServerConnection) -> str:
-    """Of a member, as others know it: whoever is on this broker's host has come without an address."""
+    """Return a member's host as other hosts know it; a member on this broker's host comes without an address."""
     if not connection.within_host:
         return connection.peer.rpartition(":")[0].strip("[]")
     own = broker.cache.endpoint(broker.broker_id)
@@ -203,7 +208,7 @@ def _host_of(broker: BrokerState, connection: ServerConnection) -> str:
 
 
 def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request: Heartbeat, body: memoryview) -> None:
-    """Answered when the coordinator has news for the member, or its heartbeat interval is over."""
+    """Respond when the coordinator has a new assignment for the member, or at the end of its heartbeat interval."""
     if not request.member_id:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
     _check_sizes(request)
@@ -232,7 +237,7 @@ def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request:
 
 
 def _check_sizes(request: Heartbeat) -> None:
-    """What is kept of a member, and written, stays small beside one append. Raises BrokerError INVALID_REQUEST."""
+    """Raise BrokerError INVALID_REQUEST if the member's state is too large: it must be small beside one append."""
     owned = sum(len(found.partitions) for found in request.owned)
     if owned > MAX_PLAIN:
         detail = f"{owned} partitions found that a member owns, {MAX_PLAIN} at most expected"
@@ -243,7 +248,7 @@ def _check_sizes(request: Heartbeat) -> None:
 
 
 def _check_times(request: Heartbeat, config: BrokerConfig) -> None:
-    """Raises BrokerError INVALID_SESSION_TIMEOUT, INVALID_CONFIG: names the bounds."""
+    """Raise BrokerError INVALID_SESSION_TIMEOUT or INVALID_CONFIG with the bounds."""
     low, high = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
     if not low <= request.session_timeout_ms <= high:
         detail = f"session.timeout.ms={request.session_timeout_ms}: expected {low} to {high}"
@@ -284,7 +289,7 @@ def handle_list_groups(
 
 
 def _list_groups(broker: BrokerState, cid: int) -> Generator[None, None, Reply]:
-    """There may be hundreds of thousands. Those of each coordinator are in order."""
+    """List the groups. There may be hundreds of thousands; each coordinator's are sorted."""
     listings: list[Iterable[tuple[str, GroupHost]]] = []
     for host in broker.coordinators.groups.all_ready():
         if broker.slices.over():

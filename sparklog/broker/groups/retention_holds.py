@@ -1,9 +1,9 @@
-"""How far groups have read, as retention asks: ``retention.wait.for.groups``.
+"""The positions of groups for retention: ``retention.wait.for.groups``.
 
-A leader asks each group's coordinator before it lets records go. What a group has not committed past stays, and so does
-everything while its coordinator cannot be asked: then the answer is not known, and the last one may be of a group that
-was reset since. ``retention.hard.ms`` is what ends the wait. A group that has committed nothing in a partition has read
-nothing of it. An answer that is old is low, which keeps more.
+A leader asks each group's coordinator before it deletes records. Records that a group has not committed past stay. All
+records stay while the coordinator does not respond: an earlier response may be from before a reset of the group.
+``retention.hard.ms`` ends the wait. A group without a committed offset in a partition has read nothing of it. An old
+response is too low, which keeps more records.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Committed = Mapping[TopicPartition, GroupOffset]
 
 
 class RetentionHolds:
-    """Owner: ``LogMaintenance``, on the broker's event loop."""
+    """The questions of retention to groups' coordinators. Owner: ``LogMaintenance``, on the broker's event loop."""
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
-        #: Made when there is somebody to ask: hardly any topic waits for groups.
+        #: Created at the first question: few topics wait for groups.
         self._peers: InterBrokerClient | None = None
 
     def close(self) -> None:
@@ -38,12 +38,12 @@ class RetentionHolds:
             self._peers.close()
 
     async def ask(self, groups: Iterable[str]) -> dict[str, Committed]:
-        """What these groups have committed; those whose coordinator cannot be asked are left out."""
+        """Return the committed offsets of these groups, without groups whose coordinator does not respond."""
         found: dict[str, Committed] = {}
         for group in groups:
             try:
                 offsets = await self._offsets(group)
-            except BrokerError as error:  # noqa: PERF203 - the others are asked all the same
+            except BrokerError as error:  # noqa: PERF203 - the other groups are asked too
                 self._broker.counters["retention.groups.not.asked"] += 1
                 _log.warning("retention waits for group %s, whose coordinator does not respond: %s", group, error)
             else:
@@ -53,7 +53,7 @@ class RetentionHolds:
     async def _offsets(self, group: str) -> Iterable[GroupOffset]:
         broker = self._broker
         if broker.cache.topic(OFFSETS) is None:
-            return ()  # nobody has ever committed anything
+            return ()  # no group has ever committed an offset
         coordinator = coordinator_of(broker, OFFSETS, group)
         if coordinator == broker.broker_id:
             return broker.coordinators.groups.of(group).groups.offsets(group).values()
@@ -69,7 +69,7 @@ class RetentionHolds:
 
 
 def read_to(tp: TopicPartition, topic_id: str, groups: Iterable[str], known: Mapping[str, Committed]) -> int:
-    """The offset that all of these groups have committed past, as far as is known."""
+    """Return the lowest offset that all of these groups have committed, as far as is known."""
     ends = []
     for group in groups:
         committed = known.get(group, {}).get(tp)

@@ -1,7 +1,7 @@
-"""Which of a stopping broker's partitions still need it: looked at often, while they become fewer.
+"""A cached answer to the question whether any of a stopping broker's partitions still needs it.
 
-There may be ten thousand, and news come every few milliseconds: counting them all each time took more of the processor
-than all else a stop asks of the broker that goes.
+There may be ten thousand partitions, and changes come every few milliseconds. A count of all partitions at each change
+took more processor time than the rest of a stop.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from sparklog.broker.replication.partition import Partition
 
 
 class CachedAny:
-    """Owner: the broker's event loop."""
+    """Partitions that satisfied a condition at the last check. Owner: the broker's event loop."""
 
     def __init__(self, partitions: Callable[[], Iterable[Partition]], needs: Callable[[Partition], bool]) -> None:
-        """``partitions`` gives those that may; ``needs`` says of one whether it still does."""
+        """``partitions`` returns the candidates; ``needs`` is the condition."""
         self._partitions = partitions
         self._needs = needs
         self._left: list[Partition] = []
 
     def any(self) -> bool:
-        """Whether there is one. As long as those seen last are some, no others are looked at."""
+        """Return whether a partition satisfies the condition.
+
+        Other partitions are checked only once the cached ones do not.
+        """
         while self._left:
             if self._needs(self._left[-1]):
                 return True

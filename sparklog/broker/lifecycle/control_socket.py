@@ -1,8 +1,8 @@
-"""The broker's Unix socket: its supervisor's way to watch it, adopt it and stop it.
+"""The broker's Unix socket, through which its supervisor watches it, adopts it and stops it.
 
-One JSON object a line, one answer a line. The connection that said hello with the newest lease name is the lease: it
-is held open, and its end is how the broker learns that its supervisor is gone. A socket and not a signal, because a
-supervisor that adopts a broker is not its parent.
+Each line is one JSON object, and gets one line as its response. The connection that said hello with the newest lease
+name is the lease. It stays open, and its end tells the broker that its supervisor is gone. This is a socket and not a
+signal, because a supervisor that adopts a broker is not its parent.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from sparklog.protocol.proof import Secret
 
 _log = logging.getLogger(__name__)
 
-#: Longest path a Unix socket address holds, without the closing zero. Source: unix(7), sun_path.
+#: The longest path of a Unix socket's address, without the closing zero. Source: unix(7), sun_path.
 MAX_PATH_BYTES = 107
 _LINE_BYTES = 64 * 1024
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One line from a supervisor."""
+    """One command from a supervisor."""
 
     op: str
     driver_epoch: int = 0
     generation: int = 0
     controlled: bool = True
-    #: Of a hello: the cluster's secrets in hexadecimal, the newest first.
+    #: In a hello: the cluster's secrets in hexadecimal, the newest first.
     secrets: tuple[str, ...] = ()
 
 
 class SupervisorCommands(Protocol):
-    """What the socket may ask of the broker process. None of it blocks."""
+    """The commands of the socket to the broker process. None of them blocks."""
 
     def status(self) -> dict[str, Any]: ...
 
     def stop(self, *, controlled: bool) -> None: ...
 
     def learn(self, secrets: tuple[Secret, ...]) -> None:
-        """These are the cluster's secrets now, the newest first."""
+        """Replace the cluster's secrets by these, the newest first."""
 
     def adopted(self) -> None:
-        """A newer supervisor than any before holds the lease: it wants this broker to serve."""
+        """Serve on, because a newer supervisor than any before holds the lease."""
 
     def quiesce(self) -> None: ...
 
@@ -59,7 +59,10 @@ class SupervisorCommands(Protocol):
 
 
 class ControlSocket:
-    """Owner: the broker process. ``open`` before the broker serves, ``close`` last of all."""
+    """The server of the control socket. Owner: the broker process.
+
+    ``open`` runs before the broker serves, ``close`` at the very end.
+    """
 
     def __init__(self, path: str, lease: SupervisorLease, steering: SupervisorCommands) -> None:
         self._path = path
@@ -70,12 +73,15 @@ class ControlSocket:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Raises ConfigError when the path is too long for a Unix socket, OSError when it cannot be made."""
+        """Open the socket.
+
+        Raise ConfigError if the path is too long for a Unix socket, OSError if it cannot be created.
+        """
         if len(os.fsencode(self._path)) > MAX_PATH_BYTES:
             raise ConfigError(
                 f"control socket {self._path!r}: {len(os.fsencode(self._path))} bytes, at most {MAX_PATH_BYTES} fit"
             )
-        # The log directory's lock is held by now, so whoever bound this path before is dead.
+        # This process holds the log directory's lock, so the process that bound this path before is dead.
         with contextlib.suppress(FileNotFoundError):
             Path(self._path).unlink()
         self._server = await asyncio.start_unix_server(self._accept, self._path, limit=_LINE_BYTES)
@@ -105,7 +111,7 @@ class ControlSocket:
         except (OSError, ValueError) as error:
             _log.info("control connection closed: %s", error)
         except asyncio.CancelledError:
-            pass  # only close() cancels, and it is about to end the loop as well
+            pass  # only close() cancels, and it ends the loop as well
         finally:
             if held is not None:
                 self._lease.released(held)
@@ -114,7 +120,7 @@ class ControlSocket:
             self._tasks.discard(task)
 
     def _answer(self, line: bytes, held: LeaseName | None) -> tuple[dict[str, Any], LeaseName | None]:
-        """The answer to one line, and the lease this connection holds from now on."""
+        """Return the response to one line, and the lease that this connection now holds."""
         try:
             command = msgspec.json.decode(line, type=Command)
         except msgspec.MsgspecError as error:

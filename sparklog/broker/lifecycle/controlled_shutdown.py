@@ -1,7 +1,8 @@
-"""A broker that is going to stop waits until nobody counts on it: first for successors, then to be left out.
+"""Controlled shutdown: a stopping broker waits for new leaders, then until no ISR contains it.
 
-Before it says so, whoever may succeed it has all it was ever acknowledged for, with acks=1 too: a follower that leads
-next without the leader's last records would have them cut everywhere."""
+Before it announces the stop, possible new leaders get all records that it has acknowledged, also with acks=1. A
+follower that became leader without the last records would have them truncated everywhere.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +16,30 @@ from sparklog.errors import SparklogError
 
 _log = logging.getLogger(__name__)
 
-#: News that come within this time are looked at together: a look goes over all partitions, and each may have its own.
+#: The time for which changes are gathered before a check: a check visits all partitions, and each may have its own
+#: change.
 _NEWS_S = 0.03
-#: Followers fetch without being asked, within milliseconds of each record.
+#: The pause between two checks: followers fetch each record within milliseconds.
 _LOOK_S = 0.005
-#: So much of the time for a stop may pass until followers have the leaders' logs; one that hangs is not waited for.
+#: The share of the stop's time in which followers may catch up; the broker does not wait for one that hangs.
 _SHARE_TO_CATCH_UP = 0.5
 
 
 async def hand_over(broker: BrokerState, *, goes_on: Callable[[], bool]) -> None:
-    """Wait until no partition needs this broker, as far as others can take over, or time is up, or the stop does not
-    go on in this way. Leaders first; then the in-sync sets: whoever ends while leaders count on it stops their
-    writes."""
+    """Wait until no partition needs this broker, the time is up, or the process must end in another way.
+
+    Leaderships move first, then the ISRs shrink: if the broker ended while leaders had it in their ISR, their writes
+    would stop.
+    """
     partitions = broker.partitions
     movable = CachedAny(partitions.leading, partitions.movable)
     counted_on = CachedAny(lambda: partitions, partitions.counted_on)
 
     def needed() -> bool:
-        # Until it leads nothing the controller does not tell leaders that it goes.
+        # The controller removes this broker from ISRs once it leads no partition.
         if partitions.led:
             return movable.any()
-        # A controller of an earlier release does not say that, but tells of each in-sync set.
+        # A controller of an earlier release does not send ``relieved``, but sends each ISR.
         return not broker.cache.relieved and counted_on.any()
 
     async def relieved() -> None:
@@ -52,13 +56,15 @@ async def hand_over(broker: BrokerState, *, goes_on: Callable[[], bool]) -> None
         await asyncio.wait_for(relieved(), timeout_s)
     except (asyncio.TimeoutError, SparklogError) as error:
         detail = str(error) or f"still after {timeout_s:g} s"
-        left = f"leading {partitions.led} partitions, counted on in {counted_on.count()}"
+        left = f"leading {partitions.led} partitions, in the ISR of {counted_on.count()} others"
         _log.warning("stopping while %s: %s", left, detail)
 
 
 async def followers_caught_up(broker: BrokerState, timeout_s: float, *, goes_on: Callable[[], bool]) -> None:
-    """Wait until all in-sync replicas have what leaders here have now, for as long as ``timeout_s`` at most. What comes
-    meanwhile is their business who answer for it: see ``BrokerState.hands_over``."""
+    """Wait until in-sync followers have the leaders' present records, for at most ``timeout_s``.
+
+    Records that come meanwhile wait for followers before their response: see ``BrokerState.hands_over``.
+    """
     partitions = broker.partitions
     ends = {partition: partition.log.log_end_offset for partition in partitions.leading()}
     behind = CachedAny(

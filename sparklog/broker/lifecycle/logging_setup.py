@@ -1,7 +1,7 @@
-"""Where a broker's log lines go, what a line looks like, and a bound on how many of one kind there are.
+"""A broker's log: its file, its format, and a bound on the number of lines of one kind.
 
-Lines go to the process' own file or to standard error, which its supervisor has pointed at a file: never to an
-inherited executor pipe, which would block the broker once nobody reads it.
+Lines go to the process's own file or to standard error, which its supervisor has redirected to a file. They never go to
+an inherited pipe of an executor: once no process reads the pipe, it would block the broker.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ _FILE_BYTES = 32 * 1024 * 1024
 _FILES_KEPT = 4
 
 
-#: Lines of one kind that are written in a period.
+#: The most lines of one kind in a period.
 _BURST = 20
 _PERIOD_S = 10.0
 
 
 class Lines:
-    """Lines of one kind that thousands of partitions have at once: as ``RateLimit``, for a small part of what the
-    logging of a line costs that is held back."""
+    """A limit for lines of one kind that thousands of partitions log at once.
+
+    It works as ``RateLimit``, but a dropped line costs far less.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -38,7 +40,7 @@ class Lines:
         now = time.monotonic()
         if now - self._since >= _PERIOD_S:
             if self._count > _BURST:
-                message = f"{message} ({self._count - _BURST} more like this were held back)"
+                message = f"{message} ({self._count - _BURST} more like this were dropped)"
             self._since, self._count = now, 0
         self._count += 1
         if self._count <= _BURST:
@@ -46,9 +48,9 @@ class Lines:
 
 
 class RateLimit(logging.Filter):
-    """Lets ``burst`` records of one call site through per ``period_s``, then says how many it held back.
+    """A filter that passes ``burst`` records of one call site in each ``period_s``, then logs how many it dropped.
 
-    A partition that fails a thousand times a second must not fill the disk that the log lives on.
+    A partition that fails a thousand times a second must not fill the disk of the log.
     """
 
     def __init__(self, burst: int = _BURST, period_s: float = _PERIOD_S) -> None:
@@ -63,23 +65,23 @@ class RateLimit(logging.Filter):
         since, count = self._seen.get(site, (now, 0))
         if now - since >= self._period_s:
             if count > self._burst:
-                record.msg = f"{record.msg} ({count - self._burst} more like this were held back)"
+                record.msg = f"{record.msg} ({count - self._burst} more like this were dropped)"
             since, count = now, 0
         self._seen[site] = (since, count + 1)
         return count < self._burst
 
 
 class LineFormatter(logging.Formatter):
-    """One line for each message, whatever clients and peers put into it: the names of groups and members, error texts.
+    """A formatter that writes one line for each message, whatever clients and peers put into it (names, error texts).
 
-    What does not print is escaped, line ends included. Tracebacks keep their lines, each behind a bar: no line of a
-    message or of a traceback can pass for another one of the log.
+    It escapes unprintable characters, including line ends. A traceback keeps its lines, each after a bar, so no line of
+    a message or traceback can look like another line of the log.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         kept = record.exc_text
         if record.exc_info:
-            record.exc_text = None  # the text of another formatter, which escapes nothing
+            record.exc_text = None  # another formatter may have set it, without escapes
         try:
             return super().format(record)
         finally:
@@ -100,9 +102,11 @@ def _behind_bars(text: str) -> str:
 
 
 def bounded_file(log_file: str) -> logging.Handler:
-    """A file that is followed by another when it is full; the last few are kept, and no process fills a disk in years.
-    Other users than its owner cannot read it: it names topics, groups and clients. Raises OSError when it cannot be
-    opened."""
+    """Return a handler that starts a new file when one is full and keeps the last few, so it never fills a disk.
+
+    Only the owner can read the files, which contain names of topics, groups and clients. Raises OSError if the file
+    cannot be opened.
+    """
     return _PrivateFile(log_file, maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT)
 
 
@@ -114,7 +118,7 @@ class _PrivateFile(RotatingFileHandler):
 
 
 def configure_logging(log_file: str, *, level: int = logging.INFO) -> None:
-    """Set up the root logger of this process. Raises OSError when the file cannot be opened."""
+    """Set up the root logger of this process. Raise OSError if the file cannot be opened."""
     handler = bounded_file(log_file) if log_file else logging.StreamHandler()
     handler.setFormatter(LineFormatter(_FORMAT, datefmt="%H:%M:%S"))
     handler.addFilter(RateLimit())

@@ -1,10 +1,12 @@
-"""One broker process from start to exit: what is opened in which order, and how it ends.
+"""One broker process from start to exit: the order in which it opens everything, and how it ends.
 
-Start: lock the log directory, answer on the control socket, recover the logs, listen, register in ZooKeeper, serve.
-Registration comes last, for whoever sees it connects. A started broker leads nothing until the controller says so.
+Start: lock the log directory, open the control socket, recover the logs, listen, register in ZooKeeper, serve.
+Registration comes last, because clients connect once they see it. A started broker leads no partition until the
+controller's update.
 
-End: hand over leaderships (when controlled), stop taking part, close the ZooKeeper session so that others go on, then
-fsync and leave the clean-stop marker. Every wait is bounded, and a timer in a thread of its own bounds them all.
+End: move leaderships (in a controlled shutdown), stop replication and requests, close the ZooKeeper session so that
+other brokers take over, then fsync and write the clean-shutdown marker. Every wait is bounded, and a timer in a thread
+of its own bounds the whole.
 """
 
 from __future__ import annotations
@@ -60,35 +62,39 @@ from sparklog.storage.open_files import descriptors_for_clients
 _log = logging.getLogger(__name__)
 
 EXIT_OK = 0
-#: Or cannot go on: its id is registered by another.
+#: Also the code of a broker that must end because its id is registered by another one.
 EXIT_CANNOT_START = 69
 EXIT_STOP_TIMED_OUT = 71
 EXIT_LOG_FAILED = 74
 
-#: One in so many connections is kept for brokers and the controller, and so many at most: a broker of a hundred opens
-#: some four to each other.
+#: The fraction and the most of connections that are reserved for brokers and the controller: a broker in a cluster of a
+#: hundred opens about four to each other one.
 _KEPT_PART, _MOST_KEPT = 10, 1000
-#: Beyond the wait for successors: closing connections, fsync, ZooKeeper.
+#: Beyond the wait for new leaders: the time for closing connections, fsync and ZooKeeper.
 _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
-#: A disk that has failed is told to ZooKeeper within this, or not at all.
+#: The longest wait for the note in ZooKeeper that the disk has failed.
 _DOUBT_LIMIT_S = 15.0
-#: A loop that stands still for less is not ended, however short sessions are: on a busy machine a death costs more.
+#: The watchdog does not end a shorter stall of the event loop, however short sessions are: on a busy machine a restart
+#: costs more.
 _STALL_MS = 6000
 
 
 class StopMode(Enum):
-    """How the process is to end."""
+    """The way in which the process ends."""
 
-    #: Leaderships are moved first.
+    #: The controller moves leaderships first.
     CONTROLLED = "controlled"
-    #: The whole cluster stops: nothing is moved, the ISRs stay as they are.
+    #: The whole cluster stops: no leadership moves, and the ISRs stay as they are.
     FINISH = "finish"
     AT_ONCE = "at once"
 
 
 class BrokerProcess:
-    """Owner: ``__main__``; everything runs on one event loop. Implements ``control_socket.Steering``."""
+    """The broker process. Owner: ``__main__``; everything runs on one event loop.
+
+    It implements ``control_socket.SupervisorCommands``.
+    """
 
     def __init__(self, config: ProcessConfig, keys: KeyRing | None = None) -> None:
         self._config = config
@@ -127,7 +133,7 @@ class BrokerProcess:
         self._start_again = False
 
     async def run(self) -> int:
-        """The exit code, once everything is closed."""
+        """Run the broker and return the exit code once everything is closed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
@@ -181,7 +187,7 @@ class BrokerProcess:
         self._topic_notes = TopicNotes(broker, self._directory)
         broker.update_taken = self._update_taken
         broker.partitions.wiring = PartitionEffects(broker, fetchers=self._fetchers, upkeep=self._upkeep)
-        # Session ids of an earlier process must not be taken for this one's.
+        # Session ids of an earlier process must differ from this one's.
         first_id = int.from_bytes(os.urandom(4), "big")
         broker.fetches = Fetches(broker, SessionCache(slots=broker.config.fetch_session_slots, first_id=first_id))
         if config.control_socket:
@@ -195,7 +201,7 @@ class BrokerProcess:
         self._set_aside.start()
         self._topic_notes.start()
         broker.hanging.start()
-        gc.freeze()  # as the logs were: what was made until now lives as long as the process
+        gc.freeze()  # as for the logs: all objects so far live as long as the process
         _log.info(
             "broker %d serves at %s:%d as incarnation %d, %d logs in %s",
             broker.broker_id,
@@ -213,7 +219,7 @@ class BrokerProcess:
         self._report_ready()
 
     def _update_taken(self, update: ControlUpdate) -> None:
-        """Note, beside the loop, a controller epoch that is higher than all before."""
+        """Store, in a thread, a controller epoch that is higher than all before."""
         assert self._directory is not None and self._topic_notes is not None
         self._topic_notes.told(update)
         file, epoch, controller_id = self._directory.seen_file, update.controller_epoch, update.controller_id
@@ -221,15 +227,17 @@ class BrokerProcess:
         async def note() -> None:
             try:
                 await asyncio.to_thread(file.note_controller, epoch, controller_id)
-            except OSError as error:  # a full disk: the next controller's epoch is noted
+            except OSError as error:  # a full disk: the next controller's epoch is stored
                 _log.warning("could not record controller epoch %d in the log directory: %s", epoch, error)
 
         if epoch > file.seen.controller_epoch:
             self._broker.spawn(note(), "note the controller epoch")
 
     async def _load(self, directory: LogDirectory) -> list[Log]:
-        """Open all logs. What they are made of stays: the collector would look at all of it again and again while it
-        grows, and need not look at it later."""
+        """Open all logs, and take their objects out of the garbage collector.
+
+        They live as long as the process. The collector would visit them all again and again while their number grows.
+        """
         gc.collect()
         gc.disable()
         try:
@@ -301,17 +309,21 @@ class BrokerProcess:
             except OSError as error:
                 _log.warning("no process waits for this broker: %s", error)
 
-    # --- what ends it ---
+    # --- reasons to end ---
 
     def _signalled(self) -> None:
-        """The first signal is a controlled stop; another one while that goes on ends it at once. During the hand-over
-        of a restart it is the first one: the restart becomes a stop."""
+        """Stop on a signal: controlled at the first one, at once at a further one.
+
+        A signal during the controlled shutdown of a restart counts as the first one: the restart becomes a stop.
+        """
         stopping = self._ending is not None and not self._start_again
         self._end(StopMode.AT_ONCE if stopping else StopMode.CONTROLLED)
 
     def _end(self, ending: StopMode) -> None:
-        """The quicker way to end counts: when the whole cluster stops there are no successors to wait for. Whoever
-        ends a broker that was to restart wants it to stay away."""
+        """Begin to end the process in this way, unless it ends in a quicker way already.
+
+        If the whole cluster stops, there is no new leader to wait for. An end during a restart cancels the restart.
+        """
         overtakes = ending is StopMode.AT_ONCE or (ending is StopMode.FINISH and self._ending is StopMode.CONTROLLED)
         if self._ending is None or overtakes:
             self._ending = ending
@@ -320,14 +332,14 @@ class BrokerProcess:
         self._broker.roles_changed()
 
     def _restart(self) -> None:
-        """Without a supervisor this would be a stop, and in a cluster that stops nobody is started again.
+        """Begin a restart. It needs a supervisor, which starts the broker again, and a cluster that is not stopping.
 
         Raises:
             BrokerError: INVALID_REQUEST, BROKER_STOPPING.
         """
         broker = self._broker
         if self._start_again:
-            return  # it was told twice
+            return  # a second request
         if self._ending is not None or broker.quiesced:
             raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping")
         if not self._lease.held:
@@ -338,7 +350,7 @@ class BrokerProcess:
         self._start_again = True
 
     def _log_failed(self, partition: Partition | None, error: Exception) -> None:
-        """One directory is one disk: when it fails for one replica it has failed for all."""
+        """Take the log directory offline. It is one disk: a failure of one replica is a failure of all."""
         if partition is not None:
             partition.fail(error)
         if self._log_error is None:
@@ -356,7 +368,7 @@ class BrokerProcess:
         self._end(StopMode.CONTROLLED)
 
     def _id_taken(self, error: Exception) -> None:
-        """Two brokers of one id: the registered one is the broker. The supervisor, if there is one, tries again."""
+        """End because another broker is registered under this id. The supervisor, if there is one, tries again."""
         _log.critical("broker %d ends: %s", self._config.broker_id, error)
         self._broker.state = "failed"
         self._id_is_taken = True
@@ -376,7 +388,7 @@ class BrokerProcess:
             asyncio.get_running_loop().call_later(_ORPHAN_CHECK_S, self._check_lease)
 
     async def _ask_relief(self) -> None:
-        """An orphan stops once nobody counts on it, if the driver lives and goes without it; else it serves on."""
+        """Stop an orphan if the driver has left it out and no partition has it in its ISR; otherwise serve on."""
         registry = self._broker.registry
         self._broker.counters["orphan.looks"] += 1
         awaited, at_work = await registry.barrier_job()
@@ -402,7 +414,7 @@ class BrokerProcess:
         elif step is OrphanStep.STOP:
             self._end(StopMode.CONTROLLED)
 
-    # --- steering, from the control socket ---
+    # --- the supervisor's commands ---
 
     def status(self) -> dict[str, Any]:
         broker = self._broker
@@ -480,8 +492,11 @@ class BrokerProcess:
         )
 
     async def _doubt_directory(self, registry: ZkRegistration) -> None:
-        """A disk that fails may not take a note of that: a file system that has gone read-only does not, and is what it
-        was after it has been mounted again."""
+        """Note in ZooKeeper that the log directory's data is untrusted.
+
+        A failed disk may not store that itself: a read-only file system does not, and is as before after the next
+        mount.
+        """
         try:
             await asyncio.wait_for(registry.doubt_directory(), _DOUBT_LIMIT_S)
         except (SparklogError, asyncio.TimeoutError) as error:
@@ -492,7 +507,7 @@ class BrokerProcess:
             )
 
     async def _leave(self) -> None:
-        """Answer what waits, close connections, end the ZooKeeper session."""
+        """Respond to waiting requests, close connections, and end the ZooKeeper session."""
         broker = self._broker
         broker.quiesced = True
         if self._upkeep is not None:
@@ -519,7 +534,7 @@ class BrokerProcess:
             await self._registry.close()
 
     def _close_directory(self) -> None:
-        """In a thread: the last fsyncs take the disk's time."""
+        """Flush and close the logs. Runs in a thread, because the last fsyncs take the disk's time."""
         assert self._directory is not None
         try:
             if self._log_error is None and self._registry is not None:
@@ -536,9 +551,9 @@ class BrokerProcess:
 
 
 def _give_up(limit_s: float, loop: asyncio.AbstractEventLoop) -> None:
-    """In the timer's thread: say what hangs, then end the process."""
+    """End the process after a stop that hangs; log what hangs first. Runs in the timer's thread."""
     _log.critical("stopping took more than %.0f s: ending the process", limit_s)
     for task in asyncio.all_tasks(loop):
-        _log.critical("still under way: %s", task)
+        _log.critical("still running: %s", task)
     faulthandler.dump_traceback(all_threads=True)
     os._exit(EXIT_STOP_TIMED_OUT)

@@ -1,7 +1,7 @@
-"""The JSON file a broker process is started with: written by its supervisor, read once.
+"""The JSON file with which a broker process starts: its supervisor writes it, the process reads it once.
 
-Settings keep Kafka's keys; where the process listens, which directory it owns and who supervises it are not settings
-but facts about this one process.
+Settings keep Kafka's keys. The address, the log directory and the supervisor are not settings, but facts about this one
+process.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from sparklog.config import BrokerConfig, broker_config
 from sparklog.errors import ConfigError
 from sparklog.protocol.proof import KeyRing
 
-#: Exit code of a broker that was asked to restart: its supervisor starts it again at once, for this was no crash.
+#: The exit code of a requested restart: the supervisor starts the broker again at once, because it did not crash.
 EXIT_RESTART = 75
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one broker process is told; see the fields."""
+    """The configuration of one broker process; see the fields."""
 
     cluster_id: str
     broker_id: int
     log_dir: str
-    #: Address given to clients and other brokers; ``bind_host`` is where the socket listens.
+    #: The address for clients and other brokers; the socket listens at ``bind_host``.
     host: str
-    #: 0 takes any free port; whoever starts the process keeps the port it reports.
+    #: 0 takes any free port; the supervisor stores the port that the process reports.
     port: int
     zookeeper: str
     bind_host: str = ""
     rack: str | None = None
     settings: dict[str, str] = {}
-    #: Path of the supervisor's Unix socket; empty: none.
+    #: The path of the supervisor's Unix socket; empty for none.
     control_socket: str = ""
-    #: Name of the lease it was started under. Driver epoch 0: nobody's, and the orphan clock stands still until
-    #: a supervisor has come.
+    #: The name of the lease under which the process started. Driver epoch 0 is no driver's, and the orphan clock starts
+    #: only once a supervisor has connected.
     driver_epoch: int = 0
     generation: int = 0
-    #: File descriptor that gets one line ``ready <port>`` and is closed when the broker serves; -1: none.
+    #: A file descriptor that gets one line ``ready <port>`` and is closed when the broker serves; -1 for none.
     ready_fd: int = -1
-    #: Log file; empty: standard error.
+    #: The log file; empty for standard error.
     log_file: str = ""
-    #: File with the cluster's secret, see ``secret_file``; empty: none, and every connection is believed.
+    #: The file with the cluster's secret, see ``secret_file``; empty for none, and the broker trusts every connection.
     secret_file: str = ""
 
     def broker_settings(self) -> BrokerConfig:
-        """Raises ConfigError as ``config.broker_config``."""
+        """Return the broker's settings. Raise ConfigError as ``config.broker_config`` does."""
         return broker_config(self.settings)
 
     def keys(self) -> KeyRing:
-        """Raises ConfigError as ``secret_file.read_secret_file``."""
+        """Return the cluster's secrets. Raise ConfigError as ``secret_file.read_secret_file`` does."""
         return read_secret_file(Path(self.secret_file)) if self.secret_file else KeyRing()
 
 
 def load_process_config(path: Path) -> ProcessConfig:
-    """Raises ConfigError naming the file and the field that is wrong."""
+    """Read the file. Raise ConfigError with the file and the wrong field."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ProcessConfig)
     except OSError as error:

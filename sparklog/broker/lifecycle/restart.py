@@ -1,4 +1,4 @@
-"""RestartBroker: a controlled stop after which the supervisor starts the broker again."""
+"""RestartBroker requests: a controlled shutdown, after which the supervisor starts the broker again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The file that holds a cluster's secret on a host: one secret a line in hexadecimal, the newest first.
+"""The file with a cluster's secrets on a host: one secret for each line in hexadecimal, the newest first.
 
-Only the user of the brokers may read it (mode 0600), and it is in no log directory, whose copies would carry it along.
+Only the user of the brokers may read it (mode 0600). It is in no log directory, so copies of log directories lack it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_secret_file(path: Path) -> KeyRing:
 
 
 def write_secret_file(path: Path, keys: KeyRing) -> None:
-    """Write ``keys`` to ``path``, readable by this user alone, whole or not at all."""
+    """Write ``keys`` to ``path``, readable by this user alone, atomically."""
     written = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

@@ -1,7 +1,8 @@
-"""While a broker that stops hands over, the disk writes what the stop would have to wait for at its end.
+"""Flushes during the controlled shutdown, so that the end of the stop has less to flush.
 
-Twice: at once, for the load has left much, and when all leaderships have gone, for then others are told and what is
-still to come are the records of some moments. The checkpoint follows, so that the last one finds little to take.
+There are two flushes: one at once, because the load has left much to write, and one when all leaderships have moved,
+after which only the records of a few moments can follow. Each ends with a checkpoint, so that the last checkpoint is
+small.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from sparklog.storage.log_directory import LogDirectory
 
 
 class ShutdownFlush:
-    """Owner: the broker process' event loop, from the wish to stop until ``end`` returns."""
+    """The flushes of one stop.
+
+    Owner: the broker process's event loop, from the request to stop until ``end`` returns.
+    """
 
     def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
         self._broker = broker
@@ -24,9 +28,9 @@ class ShutdownFlush:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="durable ahead of the stop")
 
     async def end(self) -> None:
-        """No further round. Waits for what is under way: what a disk says to it is not said again."""
+        """Start no further flush, and wait for the one in progress: a disk reports an error only once."""
         self._ended = True
-        self._broker.roles_changed()  # which may be waited for
+        self._broker.roles_changed()  # the task may wait for this
         await self._task
 
     async def _run(self) -> None:
@@ -37,7 +41,10 @@ class ShutdownFlush:
             await self._round()
 
     async def _round(self) -> None:
-        """Neither error ends the stop: the directory is offline then, or the disk full, and the stop says so itself."""
+        """Flush once.
+
+        Errors do not end the stop: the directory is offline then, or the disk full, and the stop reports it.
+        """
         loop = asyncio.get_running_loop()
         ahead = self._directory.sync_ahead()
         if ahead is None:

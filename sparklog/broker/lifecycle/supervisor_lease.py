@@ -1,11 +1,11 @@
-"""Who supervises this broker, and what it does when nobody does. Pure: times come in, decisions go out.
+"""The lease of a broker's supervisor, and the broker's steps without one. Pure: times come in, decisions go out.
 
-A supervisor holds a lease named by (driver epoch, barrier generation). The broker obeys the highest name it has seen
-and tells an older supervisor that it is superseded, so two generations of barrier tasks never pull at one broker.
-A broker that the generation at work of a living driver leaves out for ``orphan_timeout_ms`` asks to be relieved of its
-leaderships, and stops only when nobody counts on it any more, which takes a live controller. Without a driver it
-serves on, whoever controls the cluster, up to ``orphan_max_ms`` if that is set: all brokers are orphans then, and
-would stop one another's service.
+A supervisor holds a lease named by (driver epoch, barrier generation). The broker obeys the highest name it has seen,
+and an older supervisor learns that it is superseded, so two generations of barrier tasks never control one broker. A
+broker that the running generation of a living driver leaves out for ``orphan_timeout_ms`` asks the controller to move
+its leaderships. It stops only once no ISR contains it, which needs a live controller. Without a driver it serves on,
+whichever process is the controller, up to ``orphan_max_ms`` if that is set: then all brokers are orphans, and would
+stop the whole service.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ from typing import NamedTuple
 
 
 class LeaseName(NamedTuple):
-    """Orders supervisors: a later driver first, then a later generation of its barrier job."""
+    """The name of a lease. It orders supervisors: a later driver first, then a later generation of its barrier job."""
 
     driver_epoch: int
     generation: int
 
 
 class OrphanStep(Enum):
-    """What the lack of a supervisor asks for now."""
+    """The step that the lack of a supervisor requires now."""
 
     NOTHING = "nothing"
     ASK_RELIEF = "ask_relief"
-    #: take back that relief was asked for
+    #: withdraw the request to move leaderships
     SERVE_ON = "serve_on"
     STOP = "stop"
 
 
 class SupervisorLease:
-    """Owner: the broker process' event loop. ``supervised`` is false for brokers started by hand or by a test."""
+    """The lease of one broker. Owner: the broker process's event loop.
+
+    ``supervised`` is false for brokers started by hand or by a test.
+    """
 
     def __init__(self, highest: LeaseName, *, supervised: bool, orphan_timeout_ms: int, orphan_max_ms: int) -> None:
         self.highest = highest
@@ -41,7 +44,7 @@ class SupervisorLease:
         self._orphan_max_ms = orphan_max_ms
         self._supervised = supervised
         self._alone_since_ms: int | None = None
-        #: of the generations at work the one seen last, as a supervisor or from afar
+        #: the last running generation that was seen, as a supervisor or in ZooKeeper
         self._at_work = highest
 
     @property
@@ -49,7 +52,7 @@ class SupervisorLease:
         return self._holders > 0
 
     def admit(self, name: LeaseName) -> bool:
-        """Take a supervisor's hello: false when it is superseded. A higher name starts a lease of its own."""
+        """Accept a supervisor's hello; return false if it is superseded. A higher name starts a new lease."""
         if name < self.highest:
             return False
         if name > self.highest:
@@ -61,16 +64,19 @@ class SupervisorLease:
         return True
 
     def released(self, name: LeaseName) -> None:
-        """A supervisor's connection closed; those of superseded ones no longer count."""
+        """Note that a supervisor's connection closed; superseded ones do not count."""
         if name == self.highest and self._holders:
             self._holders -= 1
 
     def expect_supervisor(self) -> None:
-        """A newer generation is being submitted: being alone counts from its end, should it leave this broker out."""
+        """Reset the orphan clock, because a newer generation is being submitted, which may include this broker."""
         self._alone_since_ms = None
 
     def check(self, now_ms: int) -> OrphanStep:
-        """Call about once a second: the clock starts with the first call that finds nobody."""
+        """Return the next step.
+
+        Call it about once a second: the clock starts at the first call without a supervisor.
+        """
         if self.held or not self._supervised:
             self._alone_since_ms = None
             return OrphanStep.NOTHING
@@ -82,9 +88,11 @@ class SupervisorLease:
         return OrphanStep.ASK_RELIEF if alone_ms >= self._orphan_timeout_ms else OrphanStep.NOTHING
 
     def left_out(self, generation: LeaseName | None) -> bool:
-        """Whether an orphan whose time is up by ``check`` is without a supervisor because the ``generation`` at work
-        goes without it. None: there is none, or no driver. Being alone counts anew from the first sight of each: its
-        tasks may still be on their way."""
+        """Return whether an orphan has no supervisor because the running ``generation`` leaves it out.
+
+        ``generation`` None means that there is none, or no driver. The orphan clock starts again at each new
+        generation: its tasks may not have started yet.
+        """
         if generation is None:
             return False
         if generation != self._at_work:
@@ -95,9 +103,11 @@ class SupervisorLease:
 
 
 def relief(*, left_out: bool, controller_lives: bool, announced: bool, counted_on: int, held: bool) -> OrphanStep:
-    """What an orphan whose time is up does next. It stops only when it is in no ISR (``counted_on`` are the partitions
-    that have it there, those it leads among them): so the last one to serve a partition stays. ``announced``: the
-    controller knows that it wants to go."""
+    """Return the next step of an orphan whose time is up.
+
+    It stops only when no ISR contains it (``counted_on`` is the number of partitions whose ISR does, including those it
+    leads), so the last broker of a partition stays. ``announced``: the controller knows that it wants to stop.
+    """
     if not left_out:
         return OrphanStep.SERVE_ON if announced and not held else OrphanStep.NOTHING
     if not controller_lives or held:

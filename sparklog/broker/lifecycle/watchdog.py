@@ -1,8 +1,8 @@
-"""Ends the process when its event loop has stopped turning.
+"""A watchdog that ends the process when its event loop stops.
 
-A broker whose disk hangs must not look alive: kazoo's own thread would keep its session, and with it every
-leadership, for ever. So a thread watches a beat that only the loop gives, and after one session timeout without it
-ends the process at once: no shutdown order could be trusted now. With short sessions it waits longer (ADR 7).
+A broker with a hanging disk must not seem alive: kazoo's thread would keep its session, and all its leaderships, for
+ever. So a thread watches a beat that only the loop gives. After one session timeout without a beat it ends the process
+at once, because no orderly shutdown can be trusted then. With short sessions it waits longer (ADR 7).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ EXIT_STALLED = 70
 
 
 class Watchdog:
-    """Owner: the broker process. ``start`` and ``stop`` on the event loop; the watching is a daemon thread's."""
+    """The watchdog of a broker process. Owner: the process.
+
+    ``start`` and ``stop`` run on the event loop; a daemon thread watches.
+    """
 
     def __init__(self, limit_ms: int) -> None:
         self._limit_s = limit_ms / 1000
@@ -54,12 +57,12 @@ class Watchdog:
             if self._beat != seen:
                 seen, stalled_s = self._beat, 0.0
                 continue
-            # Time in which this thread did not run either (SIGSTOP, a suspended machine) says nothing about the loop.
+            # Time in which this thread did not run either (SIGSTOP, a suspended machine) proves nothing about the loop.
             stalled_s += min(slept, 2 * self._tick_s)
             if stalled_s >= self._limit_s:
                 self._end(stalled_s)
 
     def _end(self, stalled_s: float) -> None:
-        _log.critical("event loop has not turned for %.1f s: ending the process", stalled_s)
+        _log.critical("the event loop has not run for %.1f s: ending the process", stalled_s)
         faulthandler.dump_traceback(all_threads=True)
         os._exit(EXIT_STALLED)

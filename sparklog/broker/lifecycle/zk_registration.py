@@ -1,7 +1,7 @@
-"""The broker's dealings with ZooKeeper: its registration, the ISR writes of its leaders, topics and producer ids.
+"""The broker's use of ZooKeeper: its registration, the ISR writes of its leaders, topics and producer ids.
 
-Nothing here decides. Results of ISR writes go back to the partition as events, on the loop, whenever they come; a
-partition that was dropped meanwhile gets none.
+This module makes no decisions. Results of ISR writes return to the partition as events, on the loop; a partition that
+was dropped since gets none.
 """
 
 from __future__ import annotations
@@ -38,16 +38,19 @@ from sparklog.zk.session import PAUSE_S, ZkSession
 
 _log = logging.getLogger(__name__)
 
-#: ISR changes are gathered for so long before the controller is told, and longer for each of them while more are being
-#: written: it tells all brokers while thousands of elections and ISRs are still to come. No write of a client waits for
-#: the controller to know; a broker that stops does.
+#: The time for which ISR changes are gathered before the controller is notified, longer for each change while more
+#: writes are in flight: otherwise the controller would update all brokers while thousands of elections and ISRs are
+#: still to come. No client's write waits for the controller here; a stopping broker does.
 _NOTIFY_DELAY_MS = 20
 _NOTIFY_PARTITION_MS = 0.2
 _NOTIFY_LATEST_MS = 200
 
 
 class ZkRegistration:
-    """Owner: the broker process' event loop, from ``open`` to ``close``."""
+    """The session and registration of one broker.
+
+    Owner: the broker process's event loop, from ``open`` to ``close``.
+    """
 
     def __init__(self, broker: BrokerState, session: ZkSession, registration: BrokerRegistration) -> None:
         self._broker = broker
@@ -60,15 +63,15 @@ class ZkRegistration:
             on_registered=self._registered_again,
             on_failed=self._registration_failed,
         )
-        #: What this broker wrote and the controller has not been told: by topic, its id, and partition.
+        #: The states that this broker wrote and the controller does not know yet: by topic, topic id and partition.
         self._changed: dict[tuple[str, str], dict[int, VersionedState]] = {}
         self._changes = 0
-        #: ISR writes whose answer has not come.
+        #: ISR writes without a response so far.
         self._writing = 0
-        #: What a partition is being told that its node holds.
+        #: The state of a partition's node, while the partition handles the event about it.
         self._known: VersionedState | None = None
         self._isr_lines = Lines(_log)
-        #: Nodes by which the controller hears of cuts that partitions refuse, and what they say.
+        #: The nodes that report refused cuts to the controller, and their content.
         self._refusals: dict[Partition, tuple[str, RefuseCut]] = {}
         self._producer_ids = iter(range(0))
         self._producer_ids_lock = asyncio.Lock()
@@ -76,10 +79,11 @@ class ZkRegistration:
 
     @classmethod
     async def open(cls, broker: BrokerState, zookeeper: str, registration: BrokerRegistration) -> ZkRegistration:
-        """Connect and register; sets ``broker.incarnation``.
+        """Connect and register; set ``broker.incarnation``.
 
         Raises:
-            ClusterError: no ZooKeeper, another cluster's, or a broker elsewhere holds the id (BrokerIdTaken).
+            ClusterError: ZooKeeper is unreachable or another cluster's, or a broker elsewhere has the id
+                (BrokerIdTaken).
         """
         config = broker.config
         session = await ZkSession.open(
@@ -103,8 +107,10 @@ class ZkRegistration:
         return registry
 
     async def _name_doubts(self, doubted: Mapping[TopicPartition, str]) -> None:
-        """Name in the registration the logs that were here and are not, or that could not be read, of topics that still
-        have a replica here: what this broker acknowledged is lost with them."""
+        """Name missing and unreadable logs in the registration, if their topics still have a replica here.
+
+        The records that this broker acknowledged in them are lost.
+        """
         topics = {name: await self._read_topic(name) for name in {tp.topic for tp in doubted}}
         lost = []
         for tp, topic_id in doubted.items():
@@ -136,7 +142,7 @@ class ZkRegistration:
         await self._session.close()
 
     async def doubt_directory(self) -> None:
-        """Have the next process on this log directory register as untrusted, whatever its disk says by then.
+        """Have the next process on this log directory register as untrusted, whatever its disk contains by then.
 
         Raises:
             ZkUnreachable: the session was closed.
@@ -144,7 +150,7 @@ class ZkRegistration:
         await self._registration.doubt_directory()
 
     def _registered_again(self, incarnation: int) -> None:
-        """A session expired; this is the same process with its log intact, under a new incarnation."""
+        """Note a new incarnation: a session expired, but this process and its logs are the same."""
         self._broker.incarnation = incarnation
         self._broker.counters["zookeeper.registrations"] += 1
         for partition, (_, effect) in list(self._refusals.items()):  # their nodes went with the session
@@ -177,7 +183,10 @@ class ZkRegistration:
     def _isr_answered(
         self, partition: Partition, effect: WriteIsr, wanted: VersionedState, sent: asyncio.Future[tuple[int, ...]]
     ) -> None:
-        """A write that is done takes no task of its own: thousands are, when a broker goes."""
+        """Handle the result of an ISR write.
+
+        A successful write needs no task, because the stop of a broker causes thousands of writes.
+        """
         self._writing -= 1
         if sent.cancelled():
             return
@@ -190,7 +199,7 @@ class ZkRegistration:
             self._tell(partition, wanted, IsrWritten(effect.isr, wanted.version))
 
     async def _settle(self, partition: Partition, effect: WriteIsr, sent: asyncio.Future[tuple[int, ...]]) -> None:
-        """Hand on what became of a write that failed."""
+        """Give the partition the outcome of a failed write."""
         expected = effect.expected_version
         outcome = await self._store.isr_outcome(sent, partition.tp, expected_version=expected, added=effect.added)
         if partition.stopped:
@@ -213,21 +222,21 @@ class ZkRegistration:
             _log.info("%s: ISR %s not written: the topic was deleted", partition.tp, list(effect.isr))
 
     async def _refused(self, partition: Partition, found: VersionedState, expected: int) -> None:
-        """Hand over what the node holds, unless it is by now the node of another topic of this name."""
+        """Give the partition the state of its node, unless the node belongs to a new topic of this name by now."""
         lives = await self._session.patiently(lambda: self._session.exists(paths.topic_id(partition.topic_id)))
         if not lives or partition.stopped:
             return
         self._tell(partition, found, IsrRefused(found.state, found.version, expected))
 
     def _tell(self, partition: Partition, stored: VersionedState, event: IsrWritten | IsrRefused) -> None:
-        """The partition's node is known to hold this. Whether that is news to the controller the partition says."""
+        """Give the partition the state of its node. The partition decides whether the controller must be notified."""
         state, version = stored.state, stored.version
         self._broker.cache.state_written(partition.tp, state, version=version, topic_id=partition.topic_id)
         self._known = stored
         partition.step(event)
 
     def isr_changed(self, partition: Partition) -> None:
-        """Tell the controller, together with whatever else changes in the next moment."""
+        """Notify the controller, together with other changes of the next moment."""
         assert self._known is not None and self._known.version == partition.replica.version
         if not self._changed:
             self._broker.spawn(self._notify(), "ISR change notification")
@@ -238,7 +247,7 @@ class ZkRegistration:
     async def _notify(self) -> None:
         begun = self._broker.now_ms()
         while True:
-            # What is not being written will not come: nobody waits for more than there is.
+            # Without writes in flight there is nothing to wait for.
             more = self._changes * _NOTIFY_PARTITION_MS if self._writing else 0
             left_ms = min(_NOTIFY_LATEST_MS, _NOTIFY_DELAY_MS + more) - (self._broker.now_ms() - begun)
             if left_ms <= 0:
@@ -251,7 +260,7 @@ class ZkRegistration:
     # --- refused cuts -----------------------------------------------------------------------------------------------
 
     def refuse_cut(self, partition: Partition, effect: RefuseCut) -> None:
-        """Tell the controller, until ``accept_cut``, that this replica holds committed records its leader lacks."""
+        """Report to the controller, until ``accept_cut``, that the leader lacks committed records of this replica."""
         path = paths.cut_refusal(f"{self._broker.broker_id}-{uuid.uuid4().hex}")
         self._refusals[partition] = path, effect
         self._broker.spawn(self._refuse_cut(partition, path, effect), f"refused cut of {partition.tp}")
@@ -268,13 +277,13 @@ class ZkRegistration:
             effect.offset,
             effect.high_watermark,
         )
-        with suppress(ZkNodeExists):  # the answer to an earlier attempt was lost
+        with suppress(ZkNodeExists):  # an earlier attempt created it, and its response was lost
             await self._session.patiently(lambda: self._session.create(path, encode(refusal), ephemeral=True))
         if self._refusals.get(partition, ("",))[0] != path:
             self.withdraw_request(path)
 
     def accept_cut(self, partition: Partition) -> None:
-        """The refusal does not stand any more."""
+        """Withdraw the report of a refused cut."""
         path, _ = self._refusals.pop(partition, ("", None))
         if path:
             self.withdraw_request(path)
@@ -282,7 +291,12 @@ class ZkRegistration:
     # --- topics and producers ---------------------------------------------------------------------------------------
 
     async def create_topic(self, record: TopicRecord) -> None:
-        """Raises BrokerError as ``ClusterStore.create_topic``; ZkUnreachable when it is not there afterwards."""
+        """Create a topic.
+
+        Raises:
+            BrokerError: as in ``ClusterStore.create_topic``.
+            ZkUnreachable: the topic does not exist afterwards.
+        """
         try:
             await self._store.create_topic(record)
         except ZkUnreachable as error:
@@ -294,9 +308,11 @@ class ZkRegistration:
                 raise
 
     async def topic_lives(self, name: str, topic_id: str) -> bool:
-        """Whether ZooKeeper has this topic; with an empty id, any of this name. What was written before it was asked
-        counts. What can be no topic's name or id is none's: clients say them, and ZooKeeper is not bothered with a path
-        of a megabyte. Raises ZkUnreachable."""
+        """Return whether ZooKeeper has this topic; with an empty id, any topic of this name.
+
+        The result includes all writes before the call. An impossible name or id is no topic's; ZooKeeper is not asked,
+        because a client's path of a megabyte would break its connection. Raises ZkUnreachable.
+        """
         if check_topic_name(name) or (topic_id and check_topic_name(topic_id)):
             return False
         path = paths.topic_id(topic_id) if topic_id else paths.topic(name)
@@ -304,7 +320,7 @@ class ZkRegistration:
         return await self._session.exists(path)
 
     async def restore_topic(self, record: TopicRecord, states: Mapping[int, LeaderAndIsr]) -> None:
-        """Make a topic of this id again. Raises as ``create_topic``."""
+        """Recreate a topic of this id. Raise as ``create_topic`` does."""
         try:
             await self._store.restore_topic(record, states)
         except ZkUnreachable as error:
@@ -316,7 +332,7 @@ class ZkRegistration:
                 raise
 
     async def deleted_topics(self, topic_ids: Iterable[str]) -> set[str]:
-        """Return which of these ids belong to topics that ZooKeeper names as deleted. Raises ZkUnreachable."""
+        """Return those of the ids whose topics ZooKeeper names as deleted. Raise ZkUnreachable."""
         return await self._store.deleted_topics(topic_ids)
 
     async def request_delete(self, name: str, topic_id: str) -> None:
@@ -325,15 +341,16 @@ class ZkRegistration:
     async def change_topic(
         self, name: str, change: Callable[[TopicRecord], TopicRecord], *, in_thread: bool = False
     ) -> TopicRecord | None:
-        """Write what ``change`` makes of the topic's record, as often as another writer was faster; what it makes is
-        looked at again after a lost answer, too, so it must leave alone what it has changed before. ``in_thread``:
+        """Write the result of ``change`` to the topic's record, and retry while other writers are faster.
+
+        ``change`` also runs again after a lost response, so it must not change its own result again. ``in_thread``:
         ``change`` takes long, and may run in a thread.
 
-        Returns the record as it is then; None: there is no such topic.
+        Returns the new record; None if there is no such topic.
 
         Raises:
-            BrokerError: what ``change`` raises; INVALID_PARTITIONS when the record is too large for one node.
-            ZkUnreachable: not connected for a session timeout.
+            BrokerError: errors of ``change``; INVALID_PARTITIONS if the record is too large for one node.
+            ZkUnreachable: no connection for a session timeout.
         """
         while True:
             with suppress(ZkUnreachable):
@@ -350,22 +367,22 @@ class ZkRegistration:
             await self._session.connected(timeout_ms=self._broker.config.session_timeout_ms)
 
     async def request_election(self, request: ElectionRequest) -> str:
-        """Ask the controller to elect leaders anew; the path of the request's node, which lives until that is done."""
+        """Request an election, and return the path of the request's node. The controller deletes the node when done."""
         path = paths.election(uuid.uuid4().hex)
         try:
             await self._store.request_election(path, request)
-        except ZkUnreachable:  # it may be there all the same
+        except ZkUnreachable:  # the node may exist nevertheless
             self.withdraw_request(path)
             raise
         return path
 
     async def request_done(self, path: str) -> None:
-        """Wait, as long as it takes, until the node of a request is gone."""
+        """Wait without a limit until the node of a request is deleted."""
         while True:
             await self._session.connected()
             changed = asyncio.Event()
             try:
-                # Not exists: for a node that is gone that would leave a watch, and this name never comes again.
+                # ``exists`` would leave a watch for a deleted node, and this name never comes again.
                 await self._session.get(path, on_change=changed.set)
             except ZkNoNode:
                 return
@@ -374,7 +391,7 @@ class ZkRegistration:
             await changed.wait()
 
     def withdraw_request(self, path: str) -> None:
-        """Nobody waits for this any more: it must not be carried out later, however long ZooKeeper is away."""
+        """Delete a request that no caller waits for, so that it is not carried out when ZooKeeper responds again."""
         self._broker.spawn(self._withdraw(path), "withdraw a request")
 
     async def _withdraw(self, path: str) -> None:
@@ -386,11 +403,11 @@ class ZkRegistration:
                 return
 
     async def read_states(self, partitions: Iterable[TopicPartition]) -> list[VersionedState | None]:
-        """What ZooKeeper has on these partitions now; None where a topic is gone. Raises ZkUnreachable."""
+        """Return ZooKeeper's states of these partitions; None for deleted topics. Raise ZkUnreachable."""
         return list(await asyncio.gather(*map(self._store.read_state, partitions)))
 
     async def next_producer_id(self) -> int:
-        """A producer id never given out before; one ZooKeeper write for a thousand of them."""
+        """Return a new producer id; one ZooKeeper write serves a thousand ids."""
         async with self._producer_ids_lock:
             try:
                 return next(self._producer_ids)
@@ -400,7 +417,7 @@ class ZkRegistration:
                 return next(self._producer_ids)
 
     async def _next_block(self) -> range:
-        """Return a block of producer ids above each that this broker was given before, and note that it is given."""
+        """Return a block of producer ids above all blocks that this broker had before, and store its end."""
         seen = self._broker.partitions.directory.seen_file
         block = await self._store.next_producer_ids(now_s=time.time(), above=seen.seen.producer_ids)
         try:
@@ -412,30 +429,32 @@ class ZkRegistration:
     # --- stopping ---------------------------------------------------------------------------------------------------
 
     async def announce_stopping(self) -> None:
-        """Ask the controller to move this broker's leaderships away."""
+        """Ask the controller to move this broker's leaderships to other brokers."""
         self.announced = True
         await self._registration.announce_stopping()
 
     async def withdraw_stopping(self) -> None:
-        """A supervisor has come back: this broker stays."""
+        """Withdraw the stop, because a supervisor has connected: this broker stays."""
         self.announced = False
-        self._broker.cache.relieved = False  # from now on others may count on it again
+        self._broker.cache.relieved = False  # ISRs may contain this broker again from now on
         await self._registration.withdraw_stopping()
 
     def vouch(self) -> None:
-        """A controller has told this incarnation what it is, so it has taken note if its logs were untrusted."""
+        """Mark the registration as trusted: the controller's update shows that it knows of any untrusted logs."""
         self._registration.vouch()
 
     async def barrier_job(self) -> BarrierJob:
-        """What the driver has a broker without a supervisor expect. A generation is awaited while ZooKeeper is away, as
-        nobody knows."""
+        """Return the state of the driver's barrier job.
+
+        While ZooKeeper is unreachable a generation counts as expected.
+        """
         try:
             return await self._store.barrier_job()
         except ZkUnreachable:
             return BarrierJob(awaited=True)
 
     async def controller_lives(self) -> bool:
-        """Whether somebody is there to move leaderships."""
+        """Return whether there is a controller that can move leaderships."""
         try:
             return await self._session.exists(paths.CONTROLLER)
         except ZkError:

@@ -1,7 +1,7 @@
 """Compaction in a broker: the log that needs it most, one at a time, in a thread, at a bounded rate.
 
-Each replica cleans for itself, leader or follower: what it shows to readers does not depend on when. A log that cannot
-be cleaned (its bytes are damaged) is left alone until the topic's settings change or the broker is started again.
+Each replica cleans its own log, leader or follower: what readers see does not depend on the time of cleaning. A log
+that cannot be cleaned (its bytes are damaged) stays as it is until the topic's settings change or the broker restarts.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from sparklog.storage.disk import is_full
 
 _log = logging.getLogger(__name__)
 
-#: Partitions looked at in one turn of the loop: a look may read some headers.
+#: Partitions that are checked in one turn of the event loop: a check may read some headers.
 _LOOKS = 50
 _Result = TypeVar("_Result")
 
 
 class Cleaner:
-    """Owner: the broker process' event loop, from ``start`` to ``close``."""
+    """The compaction of all logs of a broker. Owner: the broker process's event loop, from ``start`` to ``close``."""
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
         self._job: CleanJob | None = None
-        #: logs that could not be cleaned, with the settings they had then
+        #: logs that could not be cleaned, with their settings at that time
         self._uncleanable: dict[Partition, object] = {}
-        #: those that are left for the next look
+        #: logs that wait for the next pass
         self._put_off: set[Partition] = set()
         self._closed = False
 
@@ -47,12 +47,12 @@ class Cleaner:
             self._broker.spawn(self._clean_again_and_again(), "cleaner")
 
     def close(self) -> None:
-        """No new work; what is under way is given up."""
+        """Start no new work, and cancel the cleaning in progress."""
         self._closed = True
         if self._job is not None:
             try:
                 self._job.cancel()
-            except OSError as error:  # the next start ends what was begun
+            except OSError as error:  # the next start of the broker finishes it
                 _log.error("could not finish a log cleaning: %s", error)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -94,7 +94,7 @@ class Cleaner:
         return True
 
     async def _clean(self, partition: Partition) -> None:
-        if not self._may_clean(partition):  # it may have been stopped meanwhile
+        if not self._may_clean(partition):  # the partition may have stopped since
             return
         began = time.monotonic()
         try:
@@ -102,7 +102,7 @@ class Cleaner:
         except StorageError as error:
             self._broker.log_failed(partition, error)
             return
-        if job is None:  # no room for what it would have to leave beside
+        if job is None:  # no room for the files that the cleaning would write
             self._put_off.add(partition)
             return
         self._job = job
@@ -127,7 +127,8 @@ class Cleaner:
             self._broker.config.cleaner_buffer_bytes,
             self._broker.config.cleaner_io_bytes,
             seed=int.from_bytes(os.urandom(16), "little"),
-            keep_times=not is_internal(partition.tp.topic),  # a coordinator's records, each alone when written
+            # the coordinator wrote its records one by one, each with a time of its own
+            keep_times=not is_internal(partition.tp.topic),
         )
 
     async def _carry_out(self, partition: Partition, job: CleanJob) -> CleanerState | None:
@@ -151,8 +152,11 @@ class Cleaner:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _failed(self, partition: Partition, job: CleanJob, error: Exception) -> None:
-        """Its segments may have gone with a log that was cut or deleted; damaged bytes are for people; a broken disk
-        is one for all."""
+        """Report a failed cleaning.
+
+        A cancelled one needs no report: its segments may have gone with a log that was cut or deleted. An operator must
+        repair damaged bytes. A broken disk takes all its logs offline.
+        """
         if job.cancelled or self._closed:
             return
         counters = self._broker.counters

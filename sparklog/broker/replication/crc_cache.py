@@ -1,9 +1,9 @@
-"""Running CRCs of stored batches that were verified, for the next projection of them (``record.projection``).
+"""Running CRCs of verified stored batches, for later projections of the same batches (``record.projection``).
 
-An entry is of the batch that has this header in the log of this topic id. The header says base offset, leader epoch,
-append time, length and the body's CRC, so a batch that takes the place of another one, after a truncation, a compaction
-or a topic made anew, is another key; what nobody asks for any more goes in its turn. Whatever a disk does to the bytes
-later shows in the reader's check, and a reader who has found that has the broker forget (``FetchPartition.verify``).
+An entry belongs to the batch with this header in the log of this topic id. The header has base offset, leader epoch,
+append time, length and the CRC of the body. So a batch that replaces another one, after a truncation, a compaction or a
+recreation of the topic, has another key; entries without reads leave the cache in LRU order. If a disk damages the
+bytes later, the reader's check fails, and the reader has the broker drop the entry (``FetchPartition.verify``).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from sparklog.record.projection import RunningCrcs
 
-#: Some 20,000 batches of 20 columns, so 80 GB where they are of 4 MiB.
+#: Enough for about 20,000 batches of 20 columns: 80 GB if each has 4 MiB.
 LIMIT_BYTES = 16 * 1024 * 1024
-#: What an entry takes besides its CRCs, roughly.
+#: The approximate size of an entry without its CRCs.
 _OVERHEAD = 600
 
 
 class BatchKey(NamedTuple):
-    """``header``: as stored, packed."""
+    """A stored batch. ``header``: its packed header, as stored."""
 
     topic_id: str
     partition: int
@@ -28,12 +28,12 @@ class BatchKey(NamedTuple):
 
 
 class CrcCache:
-    """Those of the batches that were used last, of all logs of a broker. Owner: its event loop."""
+    """The running CRCs of the batches of all logs that were used last. Owner: the broker's event loop."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
-        #: What all entries may take together.
+        #: The limit for all entries together.
         self.limit_bytes = limit_bytes
-        #: What they take, each with ``_OVERHEAD``.
+        #: The size of all entries, each with ``_OVERHEAD``.
         self.size_bytes = 0
         self._entries: OrderedDict[BatchKey, RunningCrcs] = OrderedDict()
 
@@ -41,14 +41,14 @@ class CrcCache:
         return len(self._entries)
 
     def get(self, key: BatchKey) -> RunningCrcs | None:
-        """Those of this batch, or None; they are the ones used last from now on."""
+        """Return the CRCs of this batch, or None, and mark them as the most recently used."""
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
         return found
 
     def put(self, key: BatchKey, running: RunningCrcs) -> None:
-        """Keep them, in the place of others. More than the limit allows in all are not kept, whatever is in the way."""
+        """Store the CRCs of a batch, and drop the least recently used entries above the limit."""
         self.forget(key)
         self._entries[key] = running
         self.size_bytes += _bytes_of(running)
@@ -57,7 +57,7 @@ class CrcCache:
             self.size_bytes -= _bytes_of(oldest)
 
     def forget(self, key: BatchKey) -> None:
-        """Have the batch verified when it is asked for next; one of which nothing is kept is fine."""
+        """Drop the CRCs of a batch, so that its next read verifies it. A missing entry is no error."""
         found = self._entries.pop(key, None)
         if found is not None:
             self.size_bytes -= _bytes_of(found)

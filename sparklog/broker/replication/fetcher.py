@@ -1,11 +1,13 @@
-"""The following side of replication: one connection to each broker that leads something this broker follows.
+"""The fetchers of followers: one connection to each broker that leads a partition this broker follows.
 
-Each connection carries one incremental fetch session for all partitions followed there, with one long poll under way.
-Answers are applied partition by partition in their order: records appended, logs truncated, high watermarks raised, as
-the replica's core decides. A partition the leader has an error for rests for a moment; the others go on.
+Each connection has one incremental fetch session for all partitions that this broker follows there, with one long poll
+in flight. The fetcher applies a response partition by partition, in order: the replica's state machine appends records,
+truncates the log and raises the high watermark. A partition for which the leader returns an error pauses briefly; the
+others continue.
 
-What producers with acks=all wait for is the way from an answer to the next request: it is gone in the turn of the loop
-in which the answer is read, without a task to wake. The task of each leader only makes connections, and ends them.
+Producers with acks=all wait for the time from a response to the next request. The fetcher therefore sends the next
+request in the turn of the event loop that reads the response, without waking a task. The task of each leader only opens
+and closes connections.
 """
 
 from __future__ import annotations
@@ -36,28 +38,28 @@ _log = logging.getLogger(__name__)
 _error_lines = Lines(_log)
 
 _PARTITION_PAUSE_S = 0.1
-#: A leader that has not heard of its election yet will within moments, and its writes wait for its followers.
+#: A leader that does not know of its election yet learns of it soon, and its writes wait for its followers.
 _EPOCH_PAUSE_S = 0.02
-#: A leader that lacks what is committed here is told so again.
+#: Pause before a follower repeats to its leader that it refuses a cut.
 _REFUSED_PAUSE_S = 0.5
-#: Answers are applied for so long in one turn of the loop.
+#: The longest time in one turn of the event loop for which responses are applied.
 _TURN_S = 0.05
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _CONNECT_TIMEOUT_S = 3.0
-#: On top of the long poll: after that a leader that does not answer is given up, and the connection with it.
+#: Added to the long poll's time: a leader that has not responded by then loses the connection.
 _ANSWER_TIMEOUT_S = 10.0
 
 
 class Followed(NamedTuple):
-    """A partition followed at one leader in one epoch."""
+    """A partition that this broker follows at one leader in one epoch."""
 
     partition: Partition
     leader_epoch: int
 
 
 class _UnderWay(msgspec.Struct, frozen=True):
-    """A request whose answer has not come. ``session_id`` as it was when the request was made."""
+    """A request without a response so far. ``session_id`` is the session's at the time of the request."""
 
     session_id: int
     named: tuple[FetchPartition, ...]
@@ -67,7 +69,10 @@ class _UnderWay(msgspec.Struct, frozen=True):
 
 
 class LeaderFetcher:
-    """Everything this broker follows at one leader. Owner: ``Fetchers``; runs as one task from first use on."""
+    """All partitions that this broker follows at one leader.
+
+    Owner: ``Fetchers``; runs as one task from the first use on.
+    """
 
     def __init__(self, broker: BrokerState, leader_id: int, throttle: CopyThrottle) -> None:
         self.leader_id = leader_id
@@ -75,13 +80,14 @@ class LeaderFetcher:
         self._broker = broker
         self._followed: dict[Key, Followed] = {}
         self._session = SessionBuilder()
-        #: Where each partition stood in the requests whose answers were applied so far, the one at work with them.
+        #: The position of each partition in the requests whose responses were applied so far, including the current
+        #: one.
         self._positions: dict[Key, FetchPartition] = {}
         self._under_way: deque[_UnderWay] = deque()
-        #: What is left to apply of the answers that have come.
+        #: The rest of the responses to apply.
         self._answers: deque[Iterator[None]] = deque()
         self._next_turn: asyncio.Handle | None = None
-        #: Why the connection is to be given up, once there is a reason.
+        #: Completes with an error when the connection must be closed.
         self._ended: asyncio.Future[None] | None = None
         self._nudge: asyncio.Handle | None = None
         self._wanted = asyncio.Event()
@@ -100,15 +106,19 @@ class LeaderFetcher:
     def unfollow(self, key: Key) -> None:
         if self._followed.pop(key, None) is not None:
             self._session.forget(*key)
-            self._positions.pop(key, None)  # or a connection of months would keep those of all topics that there were
+            # otherwise a connection of months would keep the positions of all deleted topics
+            self._positions.pop(key, None)
 
     def registered_again(self) -> None:
-        """A leader that has heard of the new incarnation counts on nothing that the one before held, and commits
-        nothing until this one has fetched: it is not to wait for the end of a long poll."""
+        """Send a request at once after a new registration of this broker.
+
+        A leader that sees the new incarnation discards the positions of the one before, and commits nothing until this
+        broker has fetched. It must not wait for the end of a long poll.
+        """
         self._nudge_soon()
 
     def _nudge_soon(self) -> None:
-        """Something new is wanted while a long poll waits: end it with a second request, one for all that is new."""
+        """Schedule a second request that ends the long poll, one for all changes of this turn."""
         if self._nudge is None:
             self._nudge = asyncio.get_running_loop().call_soon(self._send_nudge)
 
@@ -118,7 +128,7 @@ class LeaderFetcher:
             self._send_next()
 
     def _send_next(self) -> None:
-        """One request is under way as long as something is followed here, and a second one if there is news."""
+        """Send a request if partitions are followed and none is in flight; send a second one if there are changes."""
         if not self._under_way:
             if self._followed:
                 self._send()
@@ -126,11 +136,11 @@ class LeaderFetcher:
             self._send()
 
     def _has_news(self) -> bool:
-        """For the leader at which a long poll waits."""
+        """Return whether there is a change that the leader must know before its long poll ends."""
         return self._session.changed or self._under_way[0].incarnation != self._broker.incarnation
 
     async def run(self) -> None:
-        """Fetch until cancelled; a lost connection is made again with growing pauses."""
+        """Fetch until cancelled; reconnect after a lost connection, with growing pauses."""
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
@@ -145,7 +155,7 @@ class LeaderFetcher:
                     self._broker.counters["fetcher.connections.failed"] += 1
                     _log.info("could not fetch from broker %d: %s", self.leader_id, error or "no response in time")
                 except Exception:
-                    # Nobody else would fetch these partitions, and nobody would be told that they are not fetched.
+                    # No other task fetches these partitions, and no other one would report that.
                     self._broker.counters["fetcher.connections.failed"] += 1
                     _log.exception("fetching from broker %d", self.leader_id)
                 self._disconnect()
@@ -174,7 +184,7 @@ class LeaderFetcher:
         if hello is not None and hello.broker_id != self.leader_id:
             raise BrokerError(
                 ErrorCode.BROKER_NOT_AVAILABLE,
-                f"broker {self.leader_id} expected at {self._connection.address}, {hello.broker_id} answered",
+                f"broker {self.leader_id} expected at {self._connection.address}, broker {hello.broker_id} responded",
             )
 
     def _disconnect(self) -> None:
@@ -191,7 +201,7 @@ class LeaderFetcher:
         self._session.lost()
 
     async def _fetch_on(self) -> None:
-        """Until the connection is to be given up: raises why."""
+        """Wait until the connection must be closed; raise the reason."""
         timeout_s = self._broker.config.replica_fetch_wait_max_ms / 1000 + _ANSWER_TIMEOUT_S
         ended = self._ended = asyncio.get_running_loop().create_future()
         self._send_next()
@@ -234,13 +244,16 @@ class LeaderFetcher:
 
     def _want(self, key: Key) -> None:
         followed = self._followed[key]
-        if followed.partition.awaits_name:  # it is followed again once it is named
+        if followed.partition.awaits_name:  # the partition is followed again once a checkpoint names its log
             self._session.forget(*key)
             return
         self._want_at_end(key, followed, self._throttle.limit(followed.partition.tp))
 
     def _want_at_end(self, key: Key, followed: Followed, limit: int, *, again: bool = False) -> None:
-        """``limit``: what the throttle says of it. ``again``: name it even where it stands as it stood."""
+        """Request the partition from its log end on.
+
+        ``limit`` is the throttle's rate for it. ``again``: request it even if its position is unchanged.
+        """
         partition, otherwise = followed.partition, self._broker.config.replica_fetch_max_bytes
         log = partition.log
         self._session.want(
@@ -258,11 +271,11 @@ class LeaderFetcher:
             again=again,
         )
 
-    # --- answers ---
+    # --- responses ---
 
     def _answered(self, request: _UnderWay, answer: tuple[Reply, memoryview] | BrokerError) -> None:
         if not self._under_way or self._under_way[0] is not request:
-            return  # of a connection that was given up
+            return  # a response to a closed connection
         if isinstance(answer, BrokerError):
             self._end(answer)
             return
@@ -273,7 +286,7 @@ class LeaderFetcher:
             self._session.answered(reply)
         if reply.code != ErrorCode.NONE:
             self._broker.counters["fetcher.sessions.lost"] += 1
-        elif len(reply.partitions) == 1 and not self._answers:  # as it is where latency counts
+        elif len(reply.partitions) == 1 and not self._answers:  # the common case, where latency counts
             self._apply_alone(request, reply.partitions[0], body)
             return
         else:
@@ -290,8 +303,10 @@ class LeaderFetcher:
             self._end(error)
 
     def _go_on(self) -> None:
-        """Apply what has come, and ask for more. Others have their turn in between: a thousand new logs take longer
-        than a broker may be silent."""
+        """Apply responses and send the next request.
+
+        The loop gets a turn every ``_TURN_S``: a thousand new logs take longer than a broker may be silent.
+        """
         self._next_turn = None
         turn_ends = time.monotonic() + _TURN_S
         try:
@@ -306,15 +321,18 @@ class LeaderFetcher:
             self._end(error)
 
     def _take_positions(self, request: _UnderWay) -> None:
-        """Its answer is the next to be applied. Not sooner: what is left of the answer before was asked from where the
-        partitions stood in that request."""
+        """Adopt the positions of the request whose response is applied next.
+
+        An earlier change would corrupt the response before it, whose rest is applied at the positions of its own
+        request.
+        """
         for wanted in request.named:
             key = (wanted.topic, wanted.partition)
-            if key in self._followed:  # still
+            if key in self._followed:  # still followed
                 self._positions[key] = wanted
 
     def _apply_all(self, request: _UnderWay, reply: FetchReply, body: memoryview) -> Iterator[None]:
-        """One partition a step."""
+        """Apply a response, one partition for each step of the iterator."""
         self._take_positions(request)
         at = 0
         for answer in reply.partitions:
@@ -324,10 +342,10 @@ class LeaderFetcher:
             yield
 
     def _apply(self, answer: FetchedPartition, body: memoryview) -> None:
-        """``body``: the batches of this partition, headers first.
+        """Apply the response for one partition. ``body``: its batches, headers first.
 
         Raises:
-            BrokerError: CORRUPT_MESSAGE when there is less of it than the answer says.
+            BrokerError: CORRUPT_MESSAGE if ``body`` is shorter than the response announces.
         """
         code, batch_count, log_start_offset = answer.code, answer.batch_count, answer.log_start_offset
         headers_end = batch_count * HEADER_BYTES
@@ -340,7 +358,7 @@ class LeaderFetcher:
             return
         partition = followed.partition
         if position.topic_id != partition.topic_id:
-            return  # about a topic that was deleted since and made anew: epoch and offset may well be the same
+            return  # a response about a deleted topic of the same name, maybe with the same epoch and offset
         log, leader_epoch = partition.log, position.leader_epoch
         before = log.log_end_offset
         refused = partition.leader_answered(
@@ -359,13 +377,13 @@ class LeaderFetcher:
             body[headers_end:],
         )
         self._broker.counters["fetcher.bytes"] += len(body)
-        # A late answer of a deposed leader says nothing about the log of the present one.
+        # A late response of a former leader says nothing about the log of the present leader.
         news = code == ErrorCode.NONE and log_start_offset > log.log_start_offset
         if news and leader_epoch == partition.replica.leader_epoch:
             partition.advance_log_start(log_start_offset)
         if self._followed.get(key) is not followed:
             return
-        if partition.is_cutting or partition.awaits_name:  # then it is followed anew
+        if partition.is_cutting or partition.awaits_name:  # the partition is followed again later
             self._session.forget(*key)
             return
         moved = log.log_end_offset != before
@@ -383,20 +401,20 @@ class LeaderFetcher:
             limit = self._throttle.limit(partition.tp)
             if limit:
                 self._throttle.received(len(body))
-                # Whoever has all that is committed may be in the ISR by now, with no controller there to say so. Held
-                # back it would hold producers back.
+                # A replica that has all committed records may already be in the ISR, although the controller has not
+                # sent it yet. If the throttle held it, producers would wait for it.
                 if log.log_end_offset < answer.high_watermark and self._throttle.exhausted:
                     self._hold(key, followed)
                     return
             self._want_at_end(key, followed, limit, again=True)
 
     def _rest(self, key: Key, followed: Followed, pause_s: float = _PARTITION_PAUSE_S) -> None:
-        """Leave the partition out of the session for a moment."""
+        """Leave the partition out of the session for ``pause_s``."""
         self._session.forget(*key)
         asyncio.get_running_loop().call_later(pause_s, self._resume, key, followed)
 
     def _hold(self, key: Key, followed: Followed) -> None:
-        """Leave the partition out of the session until there are bytes for it to copy."""
+        """Leave the partition out of the session until the throttle has bytes for it."""
         self._broker.counters["fetcher.throttled"] += 1
         self._session.forget(*key)
         self._throttle.hold(followed.partition.tp, partial(self._resume, key, followed))
@@ -420,7 +438,7 @@ class Fetchers:
         self._closed = False
 
     def follow(self, partition: Partition, leader: int, leader_epoch: int) -> None:
-        """Fetch this partition from ``leader`` from its log's end on; replaces what was ordered before."""
+        """Fetch this partition from ``leader``, from its log end on; this replaces the order before it."""
         self.unfollow(partition, unless=leader)
         if self._closed:
             return

@@ -1,11 +1,13 @@
-"""What the controller says: checked against epochs and incarnation, then carried out, one update after the other.
+"""The controller's updates: checked against epochs and incarnation, then applied, one after the other.
 
-A request of an older controller, or meant for an earlier incarnation of this broker, changes nothing; nor does one
-that the same controller has given up and told again, when it comes after its repetition: each is refused. Within one
-update the picture of the cluster comes first, so that a leader named by a decision can be reached, then leadership,
-then deletions. A small update takes one turn of the loop. A large one is carried out in slices, between which clients
-are served: a hundred thousand new logs take longer than a broker may be silent. What happens in between is in order,
-for each decision stands for itself and is fenced by its version.
+The broker refuses an update of an older controller, an update for an earlier incarnation of this broker, and an update
+that the same controller has given up and sent again, if it arrives after its repetition. Within an update the broker
+first applies the state of the cluster, so that it can reach each leader that a decision names; then leaderships; then
+deletions.
+
+A small update takes one turn of the event loop. A large one is applied in slices, and clients are served between
+slices: a hundred thousand new logs take longer than a broker may be silent. Other events between two slices do no harm,
+because each decision is complete in itself and fenced by its version.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ _log = logging.getLogger(__name__)
 Failure = tuple[str, int, int, str]
 
 
-#: The controller sees a registration before the broker has ZooKeeper's answer to it; for so long it is waited for.
+#: The longest wait for this broker's registration: the controller may see the registration before ZooKeeper's response
+#: reaches the broker.
 _REGISTRATION_S = 2.0
 
 
-#: Decisions carried out in one turn of the loop.
+#: Decisions that are applied in one turn of the event loop.
 _SLICE = 100
 
 
@@ -41,7 +44,7 @@ def handle_control_update(
 ) -> None:
     broker.access.require_controller(connection, request.controller_epoch)
     early = request.incarnation > broker.incarnation
-    # A changed list of brokers is every replica's concern. A changed or deleted topic may have most of the partitions.
+    # Every replica processes a changed list of brokers. A changed or deleted topic may have most of the partitions.
     all_concerned = request.brokers is not None or request.topics or request.deleted
     concerned = max(len(request.partitions), len(broker.partitions) if all_concerned else 0)
     if request.full:
@@ -54,21 +57,22 @@ def handle_control_update(
 
 
 async def _in_turn(broker: BrokerState, connection: ServerConnection, request: ControlUpdate) -> None:
-    """Once this broker is registered and the update before this one is done."""
+    """Apply an update once this broker is registered and the update before it is done."""
     await broker.registered(request.incarnation, timeout_s=_REGISTRATION_S)
     try:
         async with broker.control_turn:
             for _ in _carry_out(broker, connection, request):
                 await asyncio.sleep(0)
     except Exception as error:
-        # Here nobody above would answer; a controller that waits for one cannot tell this broker anything more.
+        # No caller would respond here, and a controller that waits for the response could send this broker no further
+        # update.
         detail = f"{type(error).__name__}: {error}"
         connection.reply(ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
         raise
 
 
 def _carry_out(broker: BrokerState, connection: ServerConnection, request: ControlUpdate) -> Iterator[None]:
-    """Yields where others may have a turn."""
+    """Apply an update and send the response; yield where other work may run."""
     refusal = _refusal(broker, request)
     if refusal is not None:
         broker.counters["control.refused"] += 1
@@ -79,8 +83,9 @@ def _carry_out(broker: BrokerState, connection: ServerConnection, request: Contr
         broker.counters["control.overtaken"] += 1
         detail = f"update {request.sequence} of controller epoch {request.controller_epoch} came after a later one"
         _log.info("control update of %s: %s", request.controller_id, detail)
-        # Not NONE: who still waits for this answer would take it for told. Only another sender of its epoch can have
-        # sent the later one, for each waits for an answer, or gives it up, before it goes on.
+        # The code is not NONE: a sender that still waits would take its update for applied. Only another sender of the
+        # same epoch can have sent the later update, because each sender waits for a response, or gives it up, before
+        # the next update.
         connection.reply(ControlUpdateReply(request.cid, ErrorCode.STALE_CONTROLLER_EPOCH, (), detail))
         return
     broker.counters["control.updates"] += 1
@@ -127,8 +132,11 @@ def _refusal(broker: BrokerState, update: ControlUpdate) -> BrokerError | None:
 
 
 def _tell_brokers(broker: BrokerState) -> Iterator[None]:
-    """Leaders shrink thousands of in-sync sets at this, while others are to be written to. They come first: ZooKeeper
-    writes while the rest take note."""
+    """Give every replica the new list of live brokers.
+
+    Partitions led here come first: their leaders may shrink thousands of ISRs now, and ZooKeeper writes while the other
+    replicas process the list.
+    """
     event = BrokersChanged(broker.cache.incarnations)
     leading = dict.fromkeys(broker.partitions.leading())
     leading.update(dict.fromkeys(broker.partitions))
@@ -141,7 +149,7 @@ def _tell_brokers(broker: BrokerState) -> Iterator[None]:
 def _decide(broker: BrokerState, decisions: Sequence[PartitionDecision]) -> list[Failure]:
     failed: list[Failure] = []
     for decision in decisions:
-        # A topic just created may have partitions whose first state is not written yet.
+        # A topic just created may have partitions without a state in ZooKeeper.
         if decision.version < 0:
             continue
         if broker.broker_id not in decision.replicas:
@@ -156,7 +164,7 @@ def _decide(broker: BrokerState, decisions: Sequence[PartitionDecision]) -> list
             )
             failed.append((decision.topic, decision.partition, code, str(error)))
         except Exception as error:
-            # One decision that cannot be understood must not keep the others from being followed.
+            # One malformed decision must not keep the broker from applying the others.
             _log.exception("%s-%d: invalid decision of the controller", decision.topic, decision.partition)
             detail = f"{type(error).__name__}: {error}"
             failed.append((decision.topic, decision.partition, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
@@ -167,7 +175,7 @@ def _decide_one(broker: BrokerState, decision: PartitionDecision) -> None:
     topic = broker.cache.topic(decision.topic)
     if topic is None or topic.change.topic_id != decision.topic_id:
         raise BrokerError(
-            ErrorCode.UNKNOWN_TOPIC_ID, f"{decision.topic}: topic id {decision.topic_id} came without its topic"
+            ErrorCode.UNKNOWN_TOPIC_ID, f"{decision.topic}: no update has named the topic of id {decision.topic_id}"
         )
     partition = broker.partitions.host(TopicPartition(decision.topic, decision.partition), topic)
     partition.check_usable()
@@ -176,11 +184,11 @@ def _decide_one(broker: BrokerState, decision: PartitionDecision) -> None:
 
 
 def _check_epoch(broker: BrokerState, partition: Partition, decision: PartitionDecision) -> None:
-    """Refuse a leader epoch that this replica's log proves to have been given before, to another leader. Its records
-    would mix with those of that leader, and nobody could tell them apart. Such an epoch comes from a ZooKeeper that was
-    put back from an older copy; the controller answers with a higher one.
+    """Refuse a leader epoch that an earlier leader had, as the records in this replica's log prove.
 
-    Only a replica that was told nothing yet can judge by its log alone.
+    Records of both leaders would have the same epoch, and no broker could tell them apart. Such an epoch comes from a
+    ZooKeeper that was restored from an older copy. The controller responds with a higher one. Only a replica without a
+    decision so far can judge by its log alone.
 
     Raises:
         BrokerError: FENCED_LEADER_EPOCH.
@@ -207,8 +215,10 @@ def _decided(broker: BrokerState, decision: PartitionDecision, topic: CachedTopi
 
 
 def _dismiss(broker: BrokerState, decision: PartitionDecision) -> None:
-    """The partition goes on without this broker, whose data is deleted, if it has any and the decision is not older
-    than what it knows. A member of the ISR keeps what it has, whatever it is told."""
+    """Drop a replica that the decision assigns to other brokers, and delete its data.
+
+    The replica stays if the decision is older than the replica's state, or if this broker is in the ISR.
+    """
     tp = TopicPartition(decision.topic, decision.partition)
     topic = broker.cache.topic(decision.topic)
     partition = broker.partitions.get(tp)
@@ -225,8 +235,10 @@ def _dismiss(broker: BrokerState, decision: PartitionDecision) -> None:
 
 
 def _let_go(broker: BrokerState, tp: TopicPartition) -> None:
-    """Set data aside that was found at start, once this broker is neither a replica nor in the ISR by the newest state.
-    It is not deleted: where ZooKeeper was put back from an older copy, the brokers that it names may have no copy."""
+    """Set aside a log found at the start, if the newest state has this broker neither as a replica nor in the ISR.
+
+    The log is not deleted: if ZooKeeper was restored from an older copy, the brokers that it names may have no copy.
+    """
     known = broker.cache.partition(tp)
     if known is None or broker.broker_id in (*known.replicas, *known.state.isr):
         return
@@ -236,7 +248,7 @@ def _let_go(broker: BrokerState, tp: TopicPartition) -> None:
 
 
 def _retune(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
-    """Hand changed schemas and settings to replicas that no decision named."""
+    """Apply changed schemas and settings to replicas without a decision in the update."""
     changed: dict[str, CachedTopic] = {}
     for change in update.topics:
         topic = broker.cache.topic(change.name)
@@ -258,7 +270,7 @@ def _retune(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
                 continue
             known = broker.cache.partition(partition.tp)
             if settings_changed and known is not None and broker.broker_id in known.replicas:
-                partition.step(_decided(broker, known, topic))  # min.insync.replicas may be another one
+                partition.step(_decided(broker, known, topic))  # min.insync.replicas may have changed
 
 
 def _delete(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
@@ -276,8 +288,11 @@ def _delete(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
 
 
 def _drop_stale(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
-    """A full update names every replica of this broker. What it does not name is set aside, not deleted: the controller
-    may have been told by a ZooKeeper that lacks a topic."""
+    """Set aside the replicas and logs that a full update does not name.
+
+    A full update names every replica of this broker. The others are not deleted, because the controller's ZooKeeper may
+    have lost a topic.
+    """
     own = {
         (TopicPartition(decision.topic, decision.partition), decision.topic_id)
         for decision in update.partitions

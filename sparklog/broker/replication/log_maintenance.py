@@ -1,7 +1,7 @@
-"""Work that no request waits for: sealing, new schemas, checkpoints, retention, flushes, copies that cuts need.
+"""Background work on logs: sealing, new schemas, checkpoints, retention, flushes, and the copies that cuts need.
 
-Sealing starts when the high watermark says so, a copy when a cut is ordered; the rest on timers. What takes the disk's
-time runs in threads; a log is only ever touched from the event loop.
+A change of the high watermark starts sealing, and an ordered cut starts a copy; timers start the rest. Disk work runs
+in threads. Only the event loop changes a log.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ _log = logging.getLogger(__name__)
 _SEAL_THREADS = 2
 _FLUSH_THREADS = 2
 _FLUSH_CHECK_MS = 100
-#: Before a leader is asked again after a cut whose copy could not be made, the last one after each further cut: what a
-#: copy takes of a disk, others lack meanwhile.
+#: Pauses before a follower asks its leader again after a cut whose copy failed; the last one repeats. A copy uses disk
+#: bandwidth and room that other logs need.
 _CUT_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-#: Before a checkpoint that names new logs is tried again on a full disk.
+#: The pause before another try of a checkpoint that names new logs on a full disk.
 _NAMES_PAUSE_S = 1.0
-#: Partitions, and logs with files, that the garbage collector is not to look at any more.
+#: The change in the number of partitions and logs with files after which the garbage collector's frozen set is renewed.
 _SPARED_AT_ONCE = 1000
 
 
 class LogMaintenance:
-    """Owner: the broker process' event loop, from ``start`` to ``close``."""
+    """The maintenance of all logs of a broker. Owner: the broker process's event loop, from ``start`` to ``close``."""
 
     def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
         self._broker = broker
         self._directory = directory
         self._pool = ThreadPoolExecutor(_SEAL_THREADS, thread_name_prefix="seal")
-        #: Of its own: thousands of topics may be due, and seals and checkpoints are not to wait for them.
+        #: A separate pool: thousands of topics may be due, and seals and checkpoints must not wait for them.
         self._flush_pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="flush")
-        #: Of their own, one after the other: a copy takes what a disk has, room as well, and what frees some waits for
-        #: a checkpoint.
+        #: A separate pool with one thread: a copy takes bandwidth and room of the disk, and the deletions that free
+        #: room wait for a checkpoint.
         self._cut_pool = ThreadPoolExecutor(1, thread_name_prefix="cut")
-        #: Segments to seal of the logs at which a thread is at work.
+        #: The segments to seal of each log that a thread is sealing.
         self._seals: dict[Partition, deque[SealJob]] = {}
         self._holds = RetentionHolds(broker)
-        #: Of its own: records of new logs wait for it.
+        #: A separate pool: records of new logs wait for it.
         self._name_pool = ThreadPoolExecutor(1, thread_name_prefix="name")
         self._naming = False
-        #: There are logs to be fsynced by time: looked at every moment, and only then.
+        #: Set while logs wait for a flush by time; only then are they checked.
         self._unflushed = asyncio.Event()
         self._closed = False
-        #: What a thread met first: heard at the end also when nobody waits for its work any more.
+        #: The first failure in a thread. ``ended`` raises it even if no task waits for the work any more.
         self._failure: StorageError | None = None
-        #: Partitions and logs with files when the collector was last spared.
+        #: The number of partitions and logs with files when the collector last froze its objects.
         self._spared = 0
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class LogMaintenance:
         self._every(_FLUSH_CHECK_MS, self._flush, "flush", while_set=self._unflushed)
 
     def close(self) -> None:
-        """No new work; what runs in threads ends by itself, and its result is dropped."""
+        """Start no new work. Work in threads ends without a signal, and its result is dropped."""
         self._closed = True
         self._holds.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -86,8 +86,9 @@ class LogMaintenance:
         self._name_pool.shutdown(wait=False, cancel_futures=True)
 
     def ended(self) -> None:
-        """After ``close``: wait for what still runs in threads. Blocks. A disk tells once that it has lost something:
-        who flushes the same files afterwards would be told that all is well.
+        """Wait, after ``close``, for the work that still runs in threads. Blocks.
+
+        A disk reports a lost write only once: a later flush of the same files would succeed.
 
         Raises:
             StorageError: a flush or a seal has failed.
@@ -100,7 +101,7 @@ class LogMaintenance:
             raise self._failure
 
     def _noted(self, work: Callable[[], None]) -> None:
-        """In a thread."""
+        """Run ``work`` in a thread and keep its first StorageError."""
         try:
             work()
         except StorageError as error:
@@ -108,10 +109,10 @@ class LogMaintenance:
             raise
 
     def committed(self, partition: Partition) -> None:
-        """The high watermark moved: a rolled segment may have become complete, or one begun with a new schema."""
+        """Start work that a higher high watermark allows: seal complete segments, and store new schemas."""
         durability = partition.log.durability
         if self._closed or not durability.may_be_due:
-            return  # as after nearly every append
+            return  # as after almost every append
         schemas = durability.schemas_due()
         if schemas is not None:
             self._broker.spawn(self._store_schemas(partition, schemas), f"schemas of {partition.tp}")
@@ -126,7 +127,7 @@ class LogMaintenance:
         self._broker.spawn(self._seal(partition), f"seal {partition.tp}")
 
     async def _seal(self, partition: Partition) -> None:
-        """One segment of a log after the other, oldest first: each writes the log's leader epochs up to its end."""
+        """Seal the segments of one log in order, oldest first: each seal writes the leader epochs up to its end."""
         waiting = self._seals[partition]
         try:
             while waiting and not self._closed:
@@ -140,13 +141,16 @@ class LogMaintenance:
             del self._seals[partition]
 
     def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        """A process that ends leaves its logs as they are."""
+        """Start the copy that a cut needs. A process that ends leaves its logs as they are."""
         if not self._closed:
             self._broker.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
 
     async def _prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        """The log stays as it is meanwhile, and nobody else has the replica go on. Where there is no copy its leader is
-        asked anew: where that begins later by then, there may be nothing left to copy."""
+        """Make the copy that a cut needs, then cut the log.
+
+        The log does not change during the copy, because no other task fetches for the replica. If there is no copy, the
+        follower asks its leader again: the leader's log may begin later by then, and leave nothing to copy.
+        """
         if self._closed:
             return
         pause_s = _CUT_PAUSES_S[min(partition.failed_cuts, len(_CUT_PAUSES_S) - 1)]
@@ -168,7 +172,7 @@ class LogMaintenance:
         partition.cut_failed(job)
 
     async def _store_schemas(self, partition: Partition, job: PartitionFileJob) -> None:
-        """Where they stay if nobody comes to it the segments have them, too."""
+        """Store the log's schemas in its partition file. If this does not happen, the segments still have them."""
         if self._closed:
             return
         try:
@@ -194,7 +198,7 @@ class LogMaintenance:
                         await done
                 except StorageError as error:
                     self._broker.log_failed(None, error)
-                except OSError as error:  # a full disk: what could not be written is tried again
+                except OSError as error:  # a full disk: the write is tried again
                     self._broker.counters[f"{name}.failed"] += 1
                     _log.error("%s failed: %s", name, error)
 
@@ -214,14 +218,17 @@ class LogMaintenance:
                 partition.log_named()
 
     def _name_soon(self) -> None:
-        """There is a new log. All logs that this turn of the loop makes are named by one checkpoint."""
+        """Start a checkpoint for a new log. One checkpoint names all logs that this turn of the loop creates."""
         if not self._naming and not self._closed:
             self._naming = True
             self._broker.spawn(self._name_logs(), "name logs")
 
     async def _name_logs(self) -> None:
-        """Write checkpoints until they name all logs. Where thousands of logs are new, each checkpoint names those that
-        came while the one before was written; a pause as long as the last write leaves time for other work."""
+        """Write checkpoints until they name all logs.
+
+        If thousands of logs are new, each checkpoint names those that came during the one before. A pause as long as
+        the last write leaves time for other work.
+        """
         try:
             while self._directory.unnamed and not self._closed:
                 began_s = time.monotonic()
@@ -239,12 +246,15 @@ class LogMaintenance:
             self._naming = False
 
     def _spare_collector(self) -> None:
-        """What partitions are made of stays as long as they do, and there are a hundred objects to each: looked at with
-        every full collection they would stop the loop for some tenths of a second. So they are taken out of it as they
-        come, and given back when as many have gone."""
+        """Take the objects of partitions out of the garbage collector, or give them back.
+
+        They live as long as their partitions, about a hundred objects for each one. If every full collection visited
+        them, it would stop the loop for some tenths of a second. So they are frozen as partitions come, and unfrozen
+        when as many have gone.
+        """
         kept = len(self._broker.partitions) + self._directory.on_disk
         if kept >= self._spared + _SPARED_AT_ONCE:
-            gc.collect(1)  # young garbage would stay for good; to look for old one takes too long
+            gc.collect(1)  # young garbage would stay forever; a search for old garbage takes too long
             gc.freeze()
             self._spared = kept
         elif kept <= self._spared - _SPARED_AT_ONCE:
@@ -252,7 +262,7 @@ class LogMaintenance:
             self._spared = 0
 
     async def _retain(self) -> None:
-        """Leaders delete by age and size; followers delete what their leader has deleted."""
+        """Delete segments by age and size on leaders; followers delete what their leader has deleted."""
         await self._roll()
         due_work = self._broker.partitions.due_work
         for partition in due_work.behind():
@@ -272,9 +282,11 @@ class LogMaintenance:
                 self._broker.fetches.log_start_moved(partition)
 
     async def _roll(self) -> None:
-        """End the active segments that nobody writes to and whose records are too old to stay. Only a batch tells
-        followers of a new segment, whoever leads next, so it begins with a marker of no transaction: a reader finds
-        nothing at its offset."""
+        """End active segments that get no writes and whose records are older than the retention time.
+
+        Followers learn of a new segment only from a batch, whichever replica leads next. So the segment begins with a
+        marker of no transaction; a reader finds no record at its offset.
+        """
         now_us = time.time_ns() // 1000
         for partition in self._broker.partitions.due_work.due(now_us):
             if not partition.replica.is_leader or partition.stopped or partition.offline is not None:
@@ -287,7 +299,7 @@ class LogMaintenance:
             header, body = encode_marker(Marker(), rules.schema, schema_id=rules.schema_id)
             pending = PendingProduce([(header, memoryview(body))], self._rolled, own=True, roll=True)
             partition.produce(pending, acks=1, deadline_ms=NEVER)
-            await asyncio.sleep(0)  # each makes files
+            await asyncio.sleep(0)  # each one creates files
 
     def _rolled(self, answer: Answer) -> None:
         self._broker.counters["segments.rolled" if answer.code is ErrorCode.NONE else "segments.not.rolled"] += 1
@@ -300,12 +312,13 @@ class LogMaintenance:
             if partition is None or partition.offline is not None or not partition.log.durability.awaits_flush:
                 unflushed.discard(tp)
                 continue
-            self.committed(partition)  # what is fsynced with a new schema counts when that is stored
+            self.committed(partition)  # a flush of records with a new schema counts once the schema is stored
             job = partition.log.durability.flush_due(now_us)
             if job is not None:
                 self._broker.spawn(self._flush_one(partition, job), f"flush {partition.tp}")
         if not unflushed:
-            unflushed.clear()  # of the room, too, that thousands have left: the next look would go through it
+            # the set keeps the table that thousands of logs needed: an iteration would visit all of it
+            unflushed.clear()
             self._unflushed.clear()
 
     async def _flush_one(self, partition: Partition, job: FlushJob) -> None:
@@ -325,7 +338,7 @@ class LogMaintenance:
 
 
 def _awaited_groups(due: Iterable[Partition]) -> set[str]:
-    """Of topics led here from which something could go."""
+    """Return the groups that retention waits for in the due topics."""
     return {
         group
         for partition in due

@@ -1,8 +1,8 @@
-"""Which replicas background work has something to do with: noticed as logs change and as time passes.
+"""Index of the replicas that have background work, kept up to date as logs change and as time passes.
 
-Nobody goes through all replicas for that, however often retention, seals and hanging transactions are looked after: a
-replica is looked at once after it has changed, and what is found is kept until it changes again. So a broker whose
-partitions are idle does the same with ten thousand of them as with a hundred.
+Retention, seals and the search for hanging transactions run often, but never visit all replicas. The index checks a
+replica once after a change, and keeps the result until the next change. So a broker with ten thousand idle partitions
+does the same work as one with a hundred.
 """
 
 from __future__ import annotations
@@ -18,28 +18,32 @@ _NEVER_US = 2**63
 
 
 class MaintenanceIndex:
-    """Owner: ``Partitions``, on the broker's event loop."""
+    """The replicas with work for retention, seals, the cleaner and the search for hanging transactions.
+
+    Owner: ``Partitions``, on the broker's event loop.
+    """
 
     def __init__(self, directory: LogDirectory, hosted: Callable[[TopicPartition], Partition | None]) -> None:
         self._directory = directory
         self._hosted = hosted
-        #: To be looked at, beside those whose logs have changed.
+        #: Replicas to check, besides those whose logs have changed.
         self._to_look: set[Partition] = set()
         self._behind: set[Partition] = set()
         self._in_transaction: set[Partition] = set()
-        #: When retention may first find something, of those led here; us since the epoch. None of them is due before
-        #: ``_first_due_us``.
+        #: The earliest time at which retention may find work, for each partition led here; us since the epoch. None is
+        #: due before ``_first_due_us``.
         self._due_us: dict[Partition, int] = {}
         self._first_due_us = _NEVER_US
-        #: When the cleaner may first find something, of those of compacted topics; us since the epoch.
+        #: The earliest time at which the cleaner may find work, for each partition of a compacted topic; us since the
+        #: epoch.
         self._to_clean: dict[Partition, int] = {}
 
     def look_at(self, partition: Partition) -> None:
-        """Its role or its settings are others than they were."""
+        """Check the partition again, because its role or settings have changed."""
         self._to_look.add(partition)
 
     def forget(self, partition: Partition) -> None:
-        """It is not hosted any more."""
+        """Remove a partition that this broker no longer hosts."""
         self._to_look.discard(partition)
         self._behind.discard(partition)
         self._in_transaction.discard(partition)
@@ -47,18 +51,21 @@ class MaintenanceIndex:
         self._to_clean.pop(partition, None)
 
     def behind(self) -> list[Partition]:
-        """Those with segments to seal or schemas to store, whatever has kept that from being done."""
+        """Return the partitions with segments to seal or schemas to store."""
         self._look()
         self._behind = {partition for partition in self._behind if partition.log.durability.is_behind}
         return list(self._behind)
 
     def in_transaction(self) -> list[Partition]:
-        """Those with open transactions."""
+        """Return the partitions with open transactions."""
         self._look()
         return list(self._in_transaction)
 
     def due(self, now_us: int) -> list[Partition]:
-        """Those led here in which retention may find something to end or to delete, at ``now_us`` since the epoch."""
+        """Return the partitions led here in which retention may find work at ``now_us`` (since the epoch).
+
+        The work is a segment to end or to delete.
+        """
         self._look()
         if now_us < self._first_due_us:
             return []
@@ -67,13 +74,15 @@ class MaintenanceIndex:
         return due
 
     def to_clean(self, now_us: int) -> list[Partition]:
-        """Those of compacted topics in which the cleaner may find something at ``now_us`` since the epoch: each until
-        it was told ``clean_later``."""
+        """Return the partitions of compacted topics in which the cleaner may find work at ``now_us`` (since the epoch).
+
+        Each one is returned until ``clean_later`` is called for it.
+        """
         self._look()
         return [partition for partition, due_us in self._to_clean.items() if due_us <= now_us]
 
     def clean_later(self, partition: Partition, due_us: int | None) -> None:
-        """Nothing is to be cleaned before ``due_us``, None: ever, while the log and its settings stay as they are."""
+        """Skip the partition in ``to_clean`` until ``due_us`` (None: for ever) or until its log or settings change."""
         if due_us is None:
             self._to_clean.pop(partition, None)
         elif partition in self._to_clean:

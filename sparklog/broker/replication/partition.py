@@ -1,9 +1,10 @@
-"""One hosted replica: its pure core, its log, and the carrying out of what the core orders.
+"""One hosted replica: its state machine, its log, and the code that performs the state machine's effects.
 
-The core (``replica.Replica``) decides; this class hands it events one at a time, performs the effects in order and
-feeds results back before the next event. Only a produce that the core lets in at once (``append_epoch``) is in the log
-before its event, with nothing between the two. Everything here runs on the broker's event loop and never waits: what
-takes time (ZooKeeper, fetching, fsync) is handed to the surroundings and comes back as an event.
+The state machine (``replica.Replica``) decides. ``Partition`` gives it one event at a time, performs the effects in
+order, and feeds their results back before the next event. There is one exception: if the state machine admits a produce
+at once (``append_epoch``), the batches are in the log before the event, and nothing happens between the two. Everything
+in this module runs on the broker's event loop and never waits. Work that takes time (ZooKeeper, fetches, fsync) goes to
+the ``PartitionHost`` and comes back as an event.
 """
 
 from __future__ import annotations
@@ -73,29 +74,31 @@ _UNJUDGED: FetchVerdict = RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, "")
 
 
 class AppendRules(NamedTuple):
-    """What a batch must satisfy to be appended to this topic."""
+    """Rules that a batch must satisfy to be appended to a topic."""
 
     schema: pa.Schema
     schema_id: int
     max_message_bytes: int
     event_time: str | None
     key_columns: tuple[str, ...] = ()
-    #: each record must have a key
+    #: the topic is compacted: each record must have a key
     compacted: bool = False
-    #: readers see the time of the append, whatever the event-time column says
+    #: readers see the time of the append, whatever the event-time column contains
     stamped_by_log: bool = False
 
 
 class CheckedBatches(NamedTuple):
-    """The verdict on batches that were checked before their append: valid as long as the partition's rules are
-    ``rules``. ``refusals``: by number, why a batch cannot be appended."""
+    """The result of checks that ran before the append. It is valid as long as the partition's rules are ``rules``.
+
+    ``refusals`` gives the error of each batch that cannot be appended, by the batch's number in the request.
+    """
 
     rules: AppendRules
     refusals: Mapping[int, BrokerError]
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """How a produce to one partition ended."""
+    """The result of a produce to one partition."""
 
     code: ErrorCode
     base_offset: int
@@ -104,23 +107,26 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingProduce(msgspec.Struct):
-    """Batches waiting under a ticket, and whom to tell. ``own``: made by this broker (a marker), not by a producer.
-    ``placed``: of a restore, with the offsets that they had. ``roll``: they begin a segment.
+    """Batches that wait under a ticket, and the callback for their result.
 
-    Appended batches are let go of: what waits for the high watermark then takes no memory, when the connection that
-    it came by, and whose bytes in hand are bounded, is gone."""
+    ``own``: this broker made the batches (a marker), not a producer. ``placed``: the batches come from a restore and
+    keep their offsets. ``roll``: the batches begin a segment.
+
+    The partition drops the batches once they are appended. A request that then waits for the high watermark holds no
+    memory after its connection has closed and the connection's bound on bytes no longer counts them.
+    """
 
     batches: Batches
     answered: Callable[[Answer], None]
     own: bool = False
     placed: bool = False
     roll: bool = False
-    append_time_us: int = -1  #: when they were appended
-    checked: CheckedBatches | None = None  #: None: they are checked when they are appended
+    append_time_us: int = -1  #: the time of the append
+    checked: CheckedBatches | None = None  #: None: the batches are checked when they are appended
 
 
 class PartitionHost(Protocol):
-    """What a partition needs of the broker around it. Nothing here blocks or steps the partition again."""
+    """The services that a partition needs from its broker. No method blocks or steps the partition again."""
 
     def now_ms(self) -> int: ...
 
@@ -137,7 +143,10 @@ class PartitionHost(Protocol):
     def cut_accepted(self, partition: Partition) -> None: ...
 
     def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        """Run it in a thread, then ``cut_prepared``; later ``cut_failed`` where it has no room or failed unforeseen."""
+        """Run ``job`` in a thread, then call ``cut_prepared``.
+
+        Call ``cut_failed`` later if the disk is full or an unexpected error occurs.
+        """
 
     def role_changed(self, partition: Partition) -> None: ...
 
@@ -153,7 +162,7 @@ class PartitionHost(Protocol):
 
 
 class Partition:
-    """Owner: the broker's event loop, from the first decision about it until ``stop``."""
+    """One replica. Owner: the broker's event loop, from the controller's first decision until ``stop``."""
 
     def __init__(
         self,
@@ -170,12 +179,12 @@ class Partition:
         self.log = log
         self.replica = replica
         self.rules = rules
-        #: The topic, as last told, whose schemas and settings were taken over.
+        #: The cached topic whose schemas and settings this replica has applied.
         self.tuned_for: object = None
-        #: Why this replica can do nothing any more, or None.
+        #: Why this replica is offline, or None.
         self.offline: str | None = None
         self.stopped = False
-        #: Deadline that the table's timer knows of; see ``Partitions.deadline_moved``.
+        #: The deadline for which the timer is set; see ``Partitions.deadline_moved``.
         self.timer_ms = NEVER
         self._surroundings = surroundings
         self._events: deque[Event] = deque()
@@ -185,15 +194,15 @@ class Partition:
         self._append_refused: BrokerError | None = None
         self._verdict: FetchVerdict = _UNJUDGED
         self._next_ticket = 0
-        #: what a cut that was ordered waits for, and where it cuts
+        #: the job that an ordered cut waits for, and the offset of the cut
         self._cut: tuple[TruncationJob, int] | None = None
-        self._refused = False  #: the controller has been told, or is about to be, that a cut is refused
-        self.failed_cuts = 0  #: one after the other, in this role: the pause after the next one grows with them
+        self._refused = False  #: this replica has reported a refused cut to the controller, or is about to
+        self.failed_cuts = 0  #: failed cuts in a row in this role: each one makes the next pause longer
 
-    # --- what the broker tells it ---
+    # --- events from the broker ---
 
     def step(self, event: Event) -> None:
-        """Hand over one event and carry out all that follows from it."""
+        """Give the state machine one event and perform all effects that follow from it."""
         events, replica = self._events, self.replica
         if self._stepping:
             events.append(event)
@@ -208,7 +217,7 @@ class Partition:
                     break
                 event, now_ms = events.popleft(), self._surroundings.now_ms()
         except Exception as error:
-            # Core and log may disagree from here on: this replica must not go on as if nothing had happened.
+            # The state machine and the log may disagree now: the replica must stop.
             self._stepping = False
             self._fail(error)
         finally:
@@ -217,7 +226,7 @@ class Partition:
             self._surroundings.deadline_moved(self)
 
     def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
-        """Append batches if this is the leader; ``pending.answered`` is called once, now or later."""
+        """Append batches if this replica is the leader; call ``pending.answered`` once, now or later."""
         self._next_ticket += 1
         ticket = self._next_ticket
         self._pending[ticket] = pending
@@ -227,15 +236,15 @@ class Partition:
             return
         try:
             written = self._written(ticket, leader_epoch)
-        except Exception as error:  # as that of a step
+        except Exception as error:  # handled as an error in step()
             self._fail(error)
         else:
             if written is not None:
                 self.step(AppendedAtOnce(ticket, acks, deadline_ms, written.start, written.end))
 
     def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
-        """What to answer a follower: records, an error, or where its log diverges."""
-        self._verdict = _UNJUDGED  # which the step replaces
+        """Return the response to a follower: records, an error, or the offset at which its log diverges."""
+        self._verdict = _UNJUDGED  # the step replaces it
         self.step(event)
         verdict = self._verdict
         if verdict is _UNJUDGED:
@@ -243,7 +252,7 @@ class Partition:
         return verdict
 
     def leader_answered(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> BrokerError | None:
-        """Take over what the leader sent for this partition. Returns why its batches were not taken, or None."""
+        """Apply the leader's response for this partition; return why the batches were refused, or None."""
         log = self.log
         if event.batch_count and log.is_outdated_for(headers, time.time_ns() // 1000):
             _log.warning("%s: offline for longer than tombstones are kept: copying the log again", self.tp)
@@ -260,11 +269,11 @@ class Partition:
 
     @property
     def is_cutting(self) -> bool:
-        """A cut was ordered and is being prepared: no answer of the leader is of use before it is done."""
+        """Return whether an ordered cut is being prepared: until it is done, no response of the leader is of use."""
         return self._cut is not None
 
     def cut_prepared(self, job: TruncationJob) -> None:
-        """``job.run`` has returned: cut the log, unless the role that ordered it is no more, and fetch on."""
+        """Cut the log after ``job.run`` has returned, unless the role has changed since, and resume fetching."""
         if self._cut is None or self._cut[0] is not job or self.stopped:
             return
         offset, self._cut = self._cut[1], None
@@ -273,18 +282,18 @@ class Partition:
             self.step(self._cut_at(offset, job))
             if self.offline is None:
                 self._surroundings.start_fetching(self, self.replica.leader, self.replica.leader_epoch)
-        except Exception as error:  # as that of a step
+        except Exception as error:  # handled as an error in step()
             self._fail(error)
 
     def cut_failed(self, job: TruncationJob) -> None:
-        """No copy could be made, some time ago: forget the cut and ask the leader anew, unless the role has changed."""
+        """Drop a cut whose copy failed, and fetch from the leader again, unless the role has changed since."""
         if self._cut is not None and self._cut[0] is job and not self.stopped:
             self._forget_cut()
             self.failed_cuts += 1
             self.step(TruncationFailed())
 
     def log_named(self) -> None:
-        """A checkpoint names this log by now: it counts, and a follower fetches on."""
+        """Note that a checkpoint names this log: the log counts as durable now, and a follower fetches again."""
         if self.stopped or self.offline is not None:
             return
         self.step(LogNamed())
@@ -294,18 +303,18 @@ class Partition:
 
     @property
     def awaits_name(self) -> bool:
-        """The log holds records, and no checkpoint names it yet: a fetch would confirm them."""
+        """Return whether the log has records and no checkpoint names it yet: a fetch would confirm its records."""
         return not self.log.named and self.log.on_disk
 
     def advance_log_start(self, offset: int) -> None:
-        """The leader has deleted what is below ``offset``; what is committed here goes as well."""
+        """Delete committed records below ``offset``, as the leader has done."""
         try:
             self.log.advance_log_start(offset)
         except StorageError as error:
             self.storage_failed(error)
 
     def stop(self) -> None:
-        """Stop the replica: it is no longer assigned to this broker, or the broker stops. Idempotent."""
+        """Stop the replica, because it is no longer assigned to this broker or the broker stops. Idempotent."""
         if not self.stopped:
             self.step(Stopped())
             self.stopped = True
@@ -313,15 +322,18 @@ class Partition:
             self._surroundings.role_changed(self)
 
     def leave(self) -> None:
-        """The process ends. Nobody waits for a follower, nor is told of its end: of ten thousand that took a tenth of
-        a second."""
+        """Stop the replica because the process ends.
+
+        A follower has no waiting requests, and its stop needs no notification: for ten thousand followers these took a
+        tenth of a second.
+        """
         if self.replica.is_leader or self._pending:
             self.stop()
-        self._forget_cut()  # or its copy would be waited for
+        self._forget_cut()  # otherwise the process would wait for the cut's copy
         self.stopped = True
 
     def fail(self, error: Exception) -> None:
-        """The log directory is offline, found out elsewhere."""
+        """Take the replica offline after the log directory has failed elsewhere."""
         if self.offline is None:
             self.offline = str(error)
             self.step(LogFailed(self.offline))
@@ -329,27 +341,30 @@ class Partition:
             self._surroundings.role_changed(self)
 
     def storage_failed(self, error: StorageError) -> BrokerError:
-        """A read found the log directory broken: everything here goes offline. Returns what the reader is told."""
+        """Take the replica offline after a read failed; return the error for the reader."""
         self._fail(error)
         return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: {error}")
 
     def check_usable(self) -> None:
-        """Raises BrokerError KAFKA_STORAGE_ERROR when the log directory is offline."""
+        """Raise BrokerError KAFKA_STORAGE_ERROR if the log directory is offline."""
         if self.offline is not None:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: {self.offline}")
 
     def require_leader(self, leader_epoch: int) -> None:
-        """Raises BrokerError: NOT_LEADER_OR_FOLLOWER, or the epoch named (-1: none) is older or newer than here."""
+        """Raise BrokerError unless this replica leads and the epoch matches (-1 matches any).
+
+        Raises: BrokerError: NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
+        """
         replica = self.replica
         if not replica.is_leader or leader_epoch not in (NO_EPOCH, replica.leader_epoch):
             code = replica.check_epoch(leader_epoch) or ErrorCode.NOT_LEADER_OR_FOLLOWER
             raise BrokerError(code, self.standing(leader_epoch))
 
     def standing(self, leader_epoch: int) -> str:
-        """What this replica is, against the epoch a request named."""
+        """Return a description of this replica's role beside the epoch that a request named."""
         replica = self.replica
         return (
-            f"{self.tp}: leader epoch {leader_epoch} asked for, this replica is {replica.role} in epoch "
+            f"{self.tp}: leader epoch {leader_epoch} requested, this replica is {replica.role} in epoch "
             f"{replica.leader_epoch}, leader {replica.leader}"
         )
 
@@ -364,13 +379,16 @@ class Partition:
             self._events.append(LeaderAppended(ticket, written.start, written.end))
 
     def _written(self, ticket: int, leader_epoch: int) -> OffsetRange | None:
-        """Append what waits under the ticket, if it may be; the offsets. None: it was refused, and answered."""
+        """Append the batches of the ticket and return their offsets.
+
+        None if they were refused and the producer has its answer.
+        """
         pending, log = self._pending[ticket], self.log
         batches, placed = pending.batches, pending.placed
         now_us = time.time_ns() // 1000
         try:
             known = None
-            # A retry of what is in the log already is answered as such, even when the schema has moved on since.
+            # A retry of batches that are in the log succeeds, even if the schema has changed since.
             if not pending.own:
                 if placed or log.config.restoring:
                     self._check_restoring(placed=placed)
@@ -386,7 +404,8 @@ class Partition:
         except BrokerError as error:
             self._answer(ticket, error.code, detail=f"{self.tp}: {error.detail}")
         except StorageError as error:
-            # Before anybody is answered: what an answer lets in, of whoever waited for room, must find this offline.
+            # Take the replica offline before the response: the response may admit waiting requests, and they must find
+            # the replica offline.
             self._fail(error)
             self._answer(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
         else:
@@ -396,7 +415,7 @@ class Partition:
         return None
 
     def _check_restoring(self, *, placed: bool) -> None:
-        """Raises BrokerError: a topic that is being restored takes what has its offsets already, others never do."""
+        """Raise BrokerError unless the batches fit the topic: only a topic in restore accepts batches with offsets."""
         if self.log.config.restoring and not placed:
             raise BrokerError(ErrorCode.TOPIC_RESTORING, "the topic accepts no writes until its restore completes")
         if placed and not self.log.config.restoring:
@@ -427,7 +446,7 @@ class Partition:
         job = self.log.cuts.begin(effect.offset)
         if job is None:
             self._events.append(self._cut_at(effect.offset, None))
-        else:  # copying and fsync would hold up everything here for as long as the disk takes
+        else:  # the copy and its fsync would block the event loop for as long as the disk takes
             self._cut = job, effect.offset
             self._surroundings.prepare_cut(self, job)
 
@@ -496,12 +515,12 @@ class Partition:
         self._surroundings.role_changed(self)
 
     def _forget_cut(self) -> None:
-        """As if the answer that led to it had not come: whoever leads then is asked again."""
+        """Drop the pending cut, as if the leader's response had not arrived: the replica asks its next leader again."""
         if self._cut is not None:
             self._cut = None
             self.log.cuts.cancel()
 
-    # --- answers ---
+    # --- responses ---
 
     def _answer(self, ticket: int, code: ErrorCode, *, detail: str) -> None:
         self._answer_produce(AnswerProduce(ticket, code, -1, detail))
@@ -518,11 +537,11 @@ class Partition:
 
 
 def check_batch(tp: TopicPartition, rules: AppendRules, header: BatchHeader, body: memoryview, *, placed: bool) -> None:
-    """Check one batch of a producer, or of a restore. Reads no state: any thread may call it.
+    """Check one batch of a producer or of a restore. It reads no state, so any thread may call it.
 
     Raises:
-        BrokerError: whatever is wrong with the batch, foreseen or not: hostile bytes must not fail more than their own
-            request.
+        BrokerError: the batch is invalid. An unexpected error becomes a BrokerError too: hostile bytes must fail only
+            their own request.
     """
     try:
         check = validate_placed_batch if placed else validate_batch
@@ -547,7 +566,7 @@ def check_batch(tp: TopicPartition, rules: AppendRules, header: BatchHeader, bod
 
 
 def _take_verdict(checked: CheckedBatches, first: int, end: int) -> None:
-    """Raises BrokerError: the first refusal of the batches ``[first, end)``."""
+    """Raise the first refusal of the batches ``[first, end)``."""
     for number in range(first, end):
         if number in checked.refusals:
             raise checked.refusals[number]

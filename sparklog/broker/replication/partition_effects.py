@@ -1,4 +1,4 @@
-"""Where a partition's orders go that it cannot carry out itself: ZooKeeper, fetchers, upkeep, timers."""
+"""The effects that a partition cannot perform itself: those of ZooKeeper, fetchers, log maintenance and timers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionEffects:
-    """The ``PartitionHost`` of every partition in a broker process. Owner: its event loop."""
+    """The ``PartitionHost`` of every partition in a broker process. Owner: the broker's event loop."""
 
     def __init__(self, broker: BrokerState, *, fetchers: Fetchers, upkeep: LogMaintenance) -> None:
         self._broker = broker
@@ -25,7 +25,7 @@ class PartitionEffects:
 
     def write_isr(self, partition: Partition, effect: WriteIsr) -> None:
         if self._broker.quiesced and not effect.added:
-            # The cluster is stopping: followers go away one by one, and every ISR is to stay as it is.
+            # The cluster is stopping: followers stop one by one, and every ISR must stay as it is.
             _log.info("%s: ISR not shrunk to %s, the cluster is stopping", partition.tp, list(effect.isr))
             self._broker.put_off.append(lambda: self._broker.registry.write_isr(partition, effect))
             return
@@ -37,7 +37,7 @@ class PartitionEffects:
 
     def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None:
         if self._broker.state == "stopping" and self._broker.broker_id not in partition.replica.isr:
-            # Relieved of this replica: who fetched on would be taken into the ISR again.
+            # This broker is leaving the replica's ISR: if it fetched on, the leader would add it to the ISR again.
             self._fetchers.unfollow(partition)
             return
         self._fetchers.follow(partition, leader, leader_epoch)

@@ -1,7 +1,7 @@
-"""All replicas this broker hosts: looked up, created, dropped, and woken when time has passed.
+"""All replicas that this broker hosts: how they are found, created, dropped, and stepped at their deadlines.
 
-One timer serves them all: a heap of the replicas' deadlines, so that idle partitions cost nothing. An entry may be
-stale; it is checked when it comes up, which is cheaper than removing it for every produce.
+One timer serves all replicas from a heap of their deadlines, so an idle partition costs nothing. A heap entry may be
+stale. The timer checks each entry when it is due; removing the entry at every produce would cost more.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _log = logging.getLogger(__name__)
 
 
 class Partitions:
-    """Owner: the broker's event loop."""
+    """The hosted replicas, by topic and partition. Owner: the broker's event loop."""
 
     def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
         self._broker = broker
         self.directory = directory
         self._hosted: dict[tuple[str, int], Partition] = {}
         self.due_work = MaintenanceIndex(directory, self._hosted.get)
-        #: Those led here, as their replicas said last.
+        #: The partitions that this broker leads, by the last role change of each replica.
         self._led: set[Partition] = set()
-        #: What was found in verifying batches of any of these logs for projections: by it later ones are made.
+        #: The running CRCs of verified batches of all logs; later projections use them.
         self.kept_crcs = CrcCache()
         self._timers: list[tuple[int, int, Partition]] = []
         self._timer_order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
-        #: Who carries out what takes time; set once before the first partition is hosted.
+        #: Performs the effects that take time. It is set once, before the first partition is hosted.
         self.wiring: PartitionEffects
 
     def __iter__(self) -> Iterator[Partition]:
@@ -58,21 +58,21 @@ class Partitions:
         return len(self._hosted)
 
     def get(self, tp: tuple[str, int]) -> Partition | None:
-        """``tp``: a TopicPartition, or what equals one."""
+        """Return the hosted replica of ``tp`` (a TopicPartition or an equal tuple), or None."""
         return self._hosted.get(tp)
 
     def require(self, tp: tuple[str, int], topic_id: str = "") -> Partition:
-        """The hosted replica of ``tp`` (as in ``get``); ``topic_id`` empty is not checked.
+        """Return the hosted replica of ``tp`` (as in ``get``); an empty ``topic_id`` is not checked.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER when it lives on other brokers,
-                INCONSISTENT_TOPIC_ID, or KAFKA_STORAGE_ERROR when its log directory is offline.
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER if other brokers host it,
+                INCONSISTENT_TOPIC_ID, or KAFKA_STORAGE_ERROR if its log directory is offline.
         """
         partition = self._hosted.get(tp)
         if partition is None:
             raise self._absent(TopicPartition(*tp))
         if topic_id and topic_id != partition.topic_id:
-            detail = f"{partition.tp}: topic id {topic_id} asked for, {partition.topic_id} is here"
+            detail = f"{partition.tp}: topic id {topic_id} requested, this broker has {partition.topic_id}"
             raise BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail)
         if partition.offline is not None:
             partition.check_usable()
@@ -80,7 +80,7 @@ class Partitions:
 
     def _absent(self, tp: TopicPartition) -> BrokerError:
         if self._broker.cache.controller_epoch == NO_EPOCH:
-            detail = f"{tp}: broker {self._broker.broker_id} has started and was not told yet what it hosts"
+            detail = f"{tp}: broker {self._broker.broker_id} waits for its first update from the controller"
             return BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail)
         known = self._broker.cache.partition(tp)
         if known is not None:
@@ -97,11 +97,12 @@ class Partitions:
     # --- hosting ---
 
     def host(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
-        """The replica of ``tp``, created if need be: with the log of this topic id that was set aside, or an empty one.
-        The log of another topic id is set aside: nothing has named it as deleted.
+        """Return the replica of ``tp``; create it if needed, with the set-aside log of this topic id or an empty log.
+
+        A log of another topic id is set aside, because no update has named that topic as deleted.
 
         Raises:
-            StorageError: the log cannot be made.
+            StorageError: the log cannot be created.
         """
         topic_id = topic.change.topic_id
         partition = self._hosted.get(tp)
@@ -116,7 +117,7 @@ class Partitions:
         return partition
 
     def _create(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
-        rules = _append_rules(topic)  # before anything is made: what cannot be appended to needs no directory
+        rules = _append_rules(topic)  # first: a topic that cannot be appended to needs no directory
         log = self.directory.get(tp)
         if log is not None and log.topic_id != topic.change.topic_id:
             self._let_go(tp, keep=f"the topic has id {topic.change.topic_id} now")
@@ -140,15 +141,17 @@ class Partitions:
         return partition
 
     def retune(self, partition: Partition, topic: CachedTopic) -> bool:
-        """The topic's schemas or settings may have changed, if it is not the very one that was looked at last. Returns
-        whether the settings have."""
+        """Apply the topic's schemas and settings to a replica, unless it has those of this very object.
+
+        Returns whether the settings have changed.
+        """
         if partition.tuned_for is topic:
             return False
         _add_schemas(partition.log, topic.change)
         changed = partition.log.config != topic.config
         partition.log.config = topic.config
         self.due_work.look_at(partition)
-        if partition.log.durability.awaits_flush:  # of records that nobody wanted fsynced when they came
+        if partition.log.durability.awaits_flush:  # records that needed no fsync when they came
             self.directory.flush_later(partition.tp)
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
@@ -156,7 +159,7 @@ class Partitions:
         return changed
 
     def drop(self, partition: Partition, *, keep: str = "") -> None:
-        """Forget the replica. Its data is set aside where ``keep`` gives a reason, and deleted otherwise."""
+        """Remove the replica. Its data is set aside if ``keep`` gives a reason, and deleted otherwise."""
         _log.info("%s: dropped the replica of topic id %s", partition.tp, partition.topic_id)
         partition.stop()
         del self._hosted[partition.tp]
@@ -165,8 +168,7 @@ class Partitions:
         self._let_go(partition.tp, keep=keep)
 
     def drop_log(self, tp: TopicPartition, *, keep: str = "") -> None:
-        """Let go of data that was found at start and belongs to no replica of this broker any more; ``keep`` as in
-        ``drop``."""
+        """Remove a log found at the start that belongs to no replica of this broker; ``keep`` is as in ``drop``."""
         if not keep:
             _log.warning("%s: deleted the data of a deleted topic", tp)
         self._let_go(tp, keep=keep)
@@ -183,7 +185,7 @@ class Partitions:
             self._broker.log_failed(None, error)
 
     def follower_lost(self, replica_id: int) -> None:
-        """The follower's connection closed; every partition led here that it follows is told."""
+        """Notify every partition led here that the follower's connection has closed."""
         for partition in self.leading():
             partition.step(FollowerConnectionLost(replica_id))
 
@@ -197,15 +199,15 @@ class Partitions:
 
     @property
     def led(self) -> int:
-        """Partitions this broker leads."""
+        """Return the number of partitions that this broker leads."""
         return len(self._led)
 
     def leading(self) -> list[Partition]:
-        """Partitions this broker leads."""
+        """Return the partitions that this broker leads."""
         return list(self._led)
 
     def movable(self, partition: Partition) -> bool:
-        """It is led here, and another live in-sync replica could lead it."""
+        """Return whether this broker leads the partition and another live in-sync replica could lead it."""
         replica = partition.replica
         if partition not in self._led:
             return False
@@ -213,8 +215,11 @@ class Partitions:
         return any(member != own and member in live for member in replica.isr)
 
     def counted_on(self, partition: Partition) -> bool:
-        """Its live leader has this broker in the ISR, as far as it was told. A replica whose disk is broken follows no
-        decision any more: its own ISR stays as it was."""
+        """Return whether the partition's live leader has this broker in the ISR, by the controller's last update.
+
+        The replica's own ISR does not serve here: a replica with a broken disk follows no decision, so its ISR is
+        stale.
+        """
         told = self._broker.cache.partition(partition.tp)
         if told is None or told.state.leader not in self._broker.cache.incarnations:
             return False
@@ -222,30 +227,33 @@ class Partitions:
 
     @property
     def in_sync(self) -> int:
-        """Partitions that have this broker in the ISR, whoever leads them, as far as it was told."""
+        """Return the number of partitions with this broker in the ISR, by the controller's last update."""
         own = self._broker.broker_id
         return sum(own in partition.replica.isr for partition in self._hosted.values())
 
     @property
     def lagging(self) -> int:
-        """Led partitions whose in-sync followers do not have the whole log yet."""
+        """Return the number of led partitions whose in-sync followers lack a part of the log."""
         return sum(
             partition.replica.is_leader and partition.replica.high_watermark < partition.log.log_end_offset
             for partition in self._hosted.values()
         )
 
     def unclaimed_logs(self) -> list[Log]:
-        """Logs that were found on disk and belong to no hosted replica."""
+        """Return the logs on disk that belong to no hosted replica."""
         return [log for log in self.directory.logs() if log.tp not in self._hosted]
 
     def unclaimed_log(self, tp: TopicPartition) -> Log | None:
-        """The one of ``tp``, if there is one."""
+        """Return the log of ``tp`` that belongs to no hosted replica, or None."""
         return None if tp in self._hosted else self.directory.get(tp)
 
     # --- time ---
 
     def deadline_moved(self, partition: Partition) -> None:
-        """Called after every step, so it is cheap when the deadline did not come closer."""
+        """Set the timer for the partition's deadline.
+
+        It runs after every step, so it is cheap if the deadline is no earlier.
+        """
         deadline_ms = partition.replica.deadline_ms
         if deadline_ms >= partition.timer_ms:
             return
@@ -280,7 +288,7 @@ class Partitions:
         self._arm_for_next(now_ms)
 
     def _arm_for_next(self, now_ms: int) -> None:
-        """Whoever was stepped has perhaps armed the timer for a later time than who is next."""
+        """Set the timer for the first deadline, because a step may have set it for a later one."""
         if self._timers and (self._timer is None or self._timers[0][0] < self._timer_at_ms):
             self._arm(max(self._timers[0][0], now_ms + 1))
 
@@ -299,7 +307,7 @@ def _replica_settings(topic: CachedTopic) -> ReplicaSettings:
 
 def _append_rules(topic: CachedTopic) -> AppendRules:
     if not topic.change.schemas:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"topic {topic.change.name!r} came without a schema")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"topic {topic.change.name!r} has no schema in the update")
     newest = topic.change.schemas[-1]
     return AppendRules(
         parse_schema(newest.message),

@@ -1,8 +1,9 @@
-"""Logs that this broker keeps without serving them: when they go, and requests about them.
+"""Set-aside logs, which this broker keeps without serving them: their deletion, and requests about them.
 
-A set-aside log goes by itself in two cases. ZooKeeper names its topic id as deleted; that is asked whenever a log is
-set aside and at each retention check. Or it is older than ``log.set.aside.retention.ms`` and the partition's leader
-says that its own log holds all of it. In every other case it may be the last copy, and an operator decides.
+The broker deletes a set-aside log without an operator in two cases. First: ZooKeeper names its topic id as deleted; the
+broker checks this whenever a log is set aside and at each retention check. Second: the log is older than
+``log.set.aside.retention.ms``, and the partition's leader confirms that its own log has all of it. In every other case
+the log may be the last copy, and an operator decides.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ANSWER_TIMEOUT_S = 5.0
 
 
 class SetAsideLogs:
-    """Owner: the broker's event loop, from ``start`` to ``close``."""
+    """The set-aside logs of one broker. Owner: its event loop, from ``start`` to ``close``."""
 
     def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
         self._broker = broker
@@ -54,7 +55,7 @@ class SetAsideLogs:
         self._peers.close()
 
     async def listed(self, *, details: bool) -> tuple[list[SetAsideLog], bytes]:
-        """Return what is set aside here and, with ``details``, what this broker was told of its topics."""
+        """Return the set-aside logs and, with ``details``, this broker's notes on their topics."""
         return await asyncio.get_running_loop().run_in_executor(None, self._listed, details)
 
     def _listed(self, details: bool) -> tuple[list[SetAsideLog], bytes]:
@@ -98,11 +99,11 @@ class SetAsideLogs:
         )
 
     async def ask(self, broker_id: int, request: Request) -> Reply:
-        """Ask another broker. Raises BrokerError."""
+        """Send a request to another broker and return its response. Raises BrokerError."""
         return await self._peers.ask(broker_id, request, timeout_s=_ANSWER_TIMEOUT_S, still=lambda: True)
 
     def remove(self, name: str) -> None:
-        """Delete one set-aside log for good. One that is not there is fine. Raises OSError."""
+        """Delete one set-aside log permanently. A missing one is no error. Raises OSError."""
         with suppress(FileNotFoundError):
             self._directory.remove_set_aside(name)
             _log.warning("deleting set-aside log %s on an operator's request", name)
@@ -140,7 +141,7 @@ class SetAsideLogs:
         return await asyncio.get_running_loop().run_in_executor(None, self._directory.kept_aside.entries)
 
     async def _deleted(self, topic_ids: set[str]) -> set[str]:
-        """Return which of these topics ZooKeeper names as deleted; none while it cannot be asked."""
+        """Return those of the topics that ZooKeeper names as deleted; none while ZooKeeper does not respond."""
         if not topic_ids:
             return set()
         try:
@@ -154,10 +155,12 @@ class SetAsideLogs:
         return 0 <= keep_ms <= time.time_ns() // 1_000_000 - entry.mark.since_ms
 
     async def _is_elsewhere(self, entry: SetAsideEntry) -> bool:
-        """Whether the partition's leader holds every record of this log, in the same history, as committed; or has
-        let go of all of them by its retention."""
+        """Return whether the partition's leader has every record of this log, in the same history and committed.
+
+        The result is also true if the leader's retention has deleted all of them.
+        """
         mark = entry.mark
-        if not mark.intact and mark.last_epoch < 0:  # nobody knows what is in it
+        if not mark.intact and mark.last_epoch < 0:  # the content of the log is unknown
             return False
         known = self._broker.cache.partition(entry.tp)
         if known is None or known.topic_id != mark.topic_id or known.state.leader == NO_LEADER:
@@ -172,7 +175,7 @@ class SetAsideLogs:
             _log.info("%s stays set aside: %s", entry.name, error)
             return False
         if found.log_start_offset >= mark.log_end_offset:
-            # Of what recovery has set aside the leader may never have had these offsets, but others.
+            # If recovery set the log aside, the leader may have had other records at these offsets.
             return mark.intact
         has_all = found.code == ErrorCode.NONE and found.diverging is None
         return has_all and found.high_watermark >= mark.log_end_offset

@@ -1,10 +1,10 @@
-"""How fast a broker copies partitions that are being moved to it, so that a move does not take the network from others.
+"""The rate at which a broker copies partitions that a reassignment moves to it.
 
-``TokenBucket`` is the rate, pure. ``CopyThrottle`` holds partitions back while there are no tokens: they are left out
-of the fetch sessions and brought back one by one, so that other partitions of the same sessions wait for nothing.
-Limited are only replicas that a move adds and that are not in sync yet: a member of the ISR held back would hold
-producers back. A replica that has reached the high watermark may be one, for its leader adds it and only the controller
-tells it: it is not held any more either (``fetcher.py``).
+The limit leaves bandwidth to others. ``TokenBucket`` is the rate, a pure object. ``CopyThrottle`` holds partitions back
+while there are no tokens. They leave the fetch sessions and return one by one, so other partitions of the same sessions
+do not wait. The limit applies only to replicas that a reassignment adds and that are not in sync yet: if a member of
+the ISR were held back, producers would wait. A replica that has reached the high watermark may already be in the ISR,
+because its leader adds it and only the controller reports it. Such a replica is not held back either (``fetcher.py``).
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from sparklog.broker.state import BrokerState
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import PartitionDecision
 
-#: A limited partition asks for so much of a second's bytes at a time, but not for less than the second number.
+#: The share of a second's bytes that one request for a limited partition asks for, and the least number of bytes.
 _SHARE = 10
 _LEAST_BYTES = 16 * 1024
-#: Unused time that may be made up for: an event loop or a leader that was busy for a moment costs no bytes.
+#: The unused time that may be made up for: a short delay of an event loop or a leader costs no bytes.
 _BURST_S = 0.5
-#: A pause is looked at again after so long at the latest: the limit may have been lifted meanwhile.
+#: The longest time between two checks of a pause: the limit may have been removed since.
 _LONGEST_PAUSE_S = 1.0
 
 
 def limit_of(move: PartitionDecision, broker_id: int) -> int:
-    """Bytes per second at which ``broker_id`` may copy the partition; 0: as fast as it can."""
+    """Return the bytes per second at which ``broker_id`` may copy the partition; 0 means no limit."""
     adding = broker_id in move.target and broker_id not in move.original and broker_id not in move.state.isr
     return move.throttle_bytes if adding else 0
 
 
 class TokenBucket:
-    """Bytes per second, on average from the first byte on. What comes is counted after it has come, so the balance may
-    be in debt; nothing more is to be asked for before that is paid. Times are seconds of any clock that never goes
-    back."""
+    """Bytes per second, on average from the first byte on.
+
+    Bytes count after they have arrived, so the balance may be negative; no request may follow before it is at least 0.
+    Times are seconds of any monotonic clock.
+    """
 
     def __init__(self, rate: int, now_s: float, *, burst_s: float = _BURST_S) -> None:
         assert rate > 0
@@ -45,7 +47,7 @@ class TokenBucket:
         self._at_s = now_s
 
     def set_rate(self, rate: int, now_s: float) -> None:
-        """A debt stays a debt, and is paid at the new rate."""
+        """Change the rate. A negative balance stays, and recovers at the new rate."""
         assert rate > 0
         self._settle(now_s)
         self.rate = rate
@@ -55,12 +57,12 @@ class TokenBucket:
         self._balance -= count
 
     def wait_s(self, now_s: float) -> float:
-        """How long until there is no debt; 0: there is none."""
+        """Return the seconds until the balance is no longer negative."""
         self._settle(now_s)
         return max(0.0, -self._balance / self.rate)
 
     def spare(self, now_s: float) -> float:
-        """Bytes that may be asked for at once."""
+        """Return the bytes that may be requested at once."""
         self._settle(now_s)
         return max(0.0, self._balance)
 
@@ -71,9 +73,11 @@ class TokenBucket:
 
 
 class CopyThrottle:
-    """One for all fetchers of a broker, as the limit is the broker's. Owner: its event loop; ``close`` ends it.
+    """The one throttle of all fetchers of a broker, as the limit is per broker.
 
-    Where moves have different limits the smallest counts for all that have one.
+    Owner: the event loop; ``close`` ends it.
+
+    If reassignments have different limits, the smallest applies to all that have one.
     """
 
     def __init__(self, broker: BrokerState) -> None:
@@ -82,7 +86,7 @@ class CopyThrottle:
         self._limits: dict[TopicPartition, int] = {}
         self._moves_seen = -1
         self._held: deque[tuple[TopicPartition, Callable[[], None]]] = deque()
-        #: Let go, and nothing has come of it yet.
+        #: Partitions that were resumed and whose bytes have not arrived.
         self._awaited = 0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -93,33 +97,36 @@ class CopyThrottle:
         self._disarm()
 
     def limit(self, tp: TopicPartition) -> int:
-        """Bytes per second for this partition together with all that are limited; 0: not limited."""
+        """Return the bytes per second that this and all other limited partitions share; 0 means no limit."""
         self._look()
         if self._bucket is None or tp not in self._limits:
             return 0
         return self._bucket.rate
 
     def max_bytes(self, limit: int, otherwise: int) -> int:
-        """What one request asks for in a partition of this limit; ``otherwise``: in one of none."""
+        """Return the bytes that one request asks for in a partition with this limit; ``otherwise`` if it has none."""
         return min(max(limit // _SHARE, _LEAST_BYTES), otherwise) if limit else otherwise
 
     def received(self, count: int) -> None:
-        """Bytes of a limited partition have come."""
+        """Count bytes of a limited partition that have arrived."""
         if self._bucket is not None:
             self._bucket.take(count, self._now_s())
         self._awaited = max(self._awaited - 1, 0)
         if self._held and not self._closed:
-            # It is known now what the last one brought; it may be less than was allowed for.
+            # The size of the last response is known now; it may be smaller than the allowance.
             self._disarm()
             self._arm(0.0)
 
     @property
     def exhausted(self) -> bool:
-        """A limited partition is to be held. Also while others are: who comes again stands behind them."""
+        """Return whether a limited partition must be held.
+
+        While others are held it must, because it queues after them.
+        """
         return bool(self._held) or (self._bucket is not None and self._bucket.wait_s(self._now_s()) > 0)
 
     def hold(self, tp: TopicPartition, resume: Callable[[], None]) -> None:
-        """Call ``resume`` when it is this partition's turn, or when it is limited no more."""
+        """Call ``resume`` when it is this partition's turn, or when it is no longer limited."""
         self._held.append((tp, resume))
         if self._timer is None:
             self._arm(0.0)
@@ -139,17 +146,17 @@ class CopyThrottle:
         bucket, least_s = self._bucket, 0.0
         if bucket is not None and self._held and bucket.wait_s(self._now_s()) <= 0:
             share = self.max_bytes(bucket.rate, bucket.rate)
-            # More than one where time has been lost; less those whose bytes have not come yet.
+            # More than one partition if time was lost; fewer by those whose bytes have not arrived.
             for _ in range(min(len(self._held), max(1, int(bucket.spare(self._now_s()) / share) - self._awaited))):
                 self._awaited += 1
                 self._held.popleft()[1]()
-            # What they bring is not known before it has come: the next one waits for as long as that should last.
+            # The size of their responses is unknown so far: the next partition waits for as long as they should take.
             least_s = share / bucket.rate
         if self._held:
             self._arm(least_s)
 
     def _release(self) -> None:
-        """Let go of those that are limited no more: one that is in sync by now would hold producers back."""
+        """Resume partitions without a limit: one that is in sync now would make producers wait."""
         self._look()
         held, self._held = self._held, deque()
         for tp, resume in held:
@@ -159,7 +166,7 @@ class CopyThrottle:
                 resume()
 
     def metadata_changed(self) -> None:
-        """The controller has spoken: somebody's limit may be another."""
+        """Apply an update of the controller: the limit of a held partition may have changed."""
         if self._held and not self._closed and self._moves_seen != self._broker.cache.moves_seen:
             self._release()
             self._disarm()
@@ -167,7 +174,7 @@ class CopyThrottle:
                 self._arm(0.0)
 
     def _look(self) -> None:
-        """Take over limits that have changed."""
+        """Apply changed limits."""
         cache = self._broker.cache
         if self._moves_seen == cache.moves_seen:
             return

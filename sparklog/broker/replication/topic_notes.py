@@ -1,7 +1,7 @@
-"""Keeps ``topics`` in the log directory: what this broker was told of the topics that it hosts.
+"""The file ``topics`` of the log directory: the controller's last updates on the topics that this broker hosts.
 
-Only for a loss of ZooKeeper, and for set-aside logs; nothing is read from it while the cluster runs. So it is written
-some seconds late, in a thread, and only when something in it has changed.
+The file serves only after a loss of ZooKeeper, and for set-aside logs; a running cluster reads nothing from it. So the
+broker writes it some seconds late, in a thread, and only if its content has changed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ _log = logging.getLogger(__name__)
 
 
 class TopicNotes:
-    """Owner: the broker's event loop, from ``start``; ``write`` may run in any thread, one at a time."""
+    """The notes on topics.
+
+    Owner: the broker's event loop, from ``start``; ``write`` may run in any thread, one at a time.
+    """
 
     def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
         self._broker = broker
         self._directory = directory
         self._noted = directory.topic_notes()
-        #: Topics that updates have named since the notes were made; and whether one may be gone.
+        #: Topics that updates have named since the last notes, and whether a topic may be deleted.
         self._told: set[str] = set()
         self._may_be_gone = False
 
@@ -36,7 +39,7 @@ class TopicNotes:
         self._broker.spawn(self._repeat(), "topic notes")
 
     def told(self, update: ControlUpdate) -> None:
-        """An update was taken."""
+        """Record the topics that an applied update names."""
         self._may_be_gone |= update.full or bool(update.deleted)
         self._told.update(change.name for change in update.topics)
         self._told.update(decision.topic for decision in update.partitions)
@@ -48,7 +51,7 @@ class TopicNotes:
                 await asyncio.to_thread(self.write)
 
     def look(self) -> bool:
-        """Note what is new of the topics that updates have named; return whether ``write`` has something to do."""
+        """Make notes on the topics that updates have named; return whether ``write`` has work."""
         told, self._told = self._told, set()
         hosted = {partition.tp.topic for partition in self._broker.partitions} & told if told else set()
         changed, self._may_be_gone = self._may_be_gone, False
@@ -76,7 +79,7 @@ class TopicNotes:
         return changed
 
     def write(self) -> None:
-        """Blocks for an fsync. Topics of which nothing is here any more are left out."""
+        """Write the notes on disk; leave out topics without any data here. Blocks for an fsync."""
         live = {log.topic_id for log in self._directory.logs()}
         hosted = {partition.topic_id for partition in self._broker.partitions}
         kept = {entry.mark.topic_id for entry in self._directory.kept_aside.entries()}
@@ -88,6 +91,6 @@ class TopicNotes:
 
 
 def _replicas(partitions: Mapping[int, PartitionDecision]) -> tuple[tuple[int, ...], ...]:
-    """Return the replicas of each partition, none of one that was not told of yet."""
+    """Return the replicas of each partition; those of an unknown partition are empty."""
     count = max(partitions, default=-1) + 1
     return tuple(partitions[number].replicas if number in partitions else () for number in range(count))

@@ -1,12 +1,12 @@
-"""Which connections a broker takes the requests of brokers and of the controller from.
+"""Checks of the sender, for requests of brokers and of the controller.
 
-A connection that has proved itself (``protocol.proof``) speaks for the broker or the controller that it proved to be,
-and for no other. While the controller's table of brokers names some of release 0.1.0, which can prove nothing, their
-requests are taken without a proof, within what the controller has told: a follower's fetch only under the id of such a
-broker, and no incarnation or epoch beyond the ones told. The controller ends that for good once every broker proves
-itself. Control updates need a proof from the beginning.
+A connection that has proved its identity (``protocol.proof``) may send requests of the broker or the controller that it
+has proved to be, and of no other. Brokers of release 0.1.0 cannot prove their identity. While the controller's table of
+brokers has such brokers, this broker accepts their requests without a proof, within the controller's updates: a
+follower's fetch only under the id of such a broker, and no incarnation or epoch beyond the latest known. This ends
+permanently once every broker proves its identity. Control updates always need a proof.
 
-A broker that was started by hand without a secret takes every request, and says so in its log.
+A broker that an operator started without a secret accepts every request, and logs that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.protocol.senders import Sender
 
 
 class Access:
-    """Owner: the broker's event loop."""
+    """The checks of one broker's connections. Owner: the broker's event loop."""
 
     def __init__(self, keys: KeyRing, cache: MetadataCache, counters: Counter[str]) -> None:
         self._keys = keys
@@ -64,8 +64,10 @@ class Access:
         raise self._refusal(connection, Sender.BROKER, f"a fetch of follower {broker_id}")
 
     def proves_broker(self, connection: ServerConnection, broker_id: int | None = None) -> bool:
-        """Return whether ``connection`` has proved to be of this broker, or of any. A broker without a secret asks for
-        no proof and takes each connection for what it says."""
+        """Return whether ``connection`` has proved to be of this broker, or of any.
+
+        A broker without a secret requires no proof and trusts each connection.
+        """
         if not self._keys:
             return True
         identity = connection.identity

@@ -1,7 +1,7 @@
-"""AddColumns: more columns for a topic that is there, all of which may be null.
+"""AddColumns requests: more nullable columns for an existing topic.
 
-The topic's record gets one more schema: its columns, then the new ones. From then on producers have to use that one,
-and rows written before read as null in the new columns; nothing that is stored changes.
+The topic's record gets one more schema: the old columns, then the new ones. Producers must use the new schema from then
+on. Older rows read as null in the new columns; stored data does not change.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ async def _add_columns(broker: BrokerState, request: AddColumns) -> Reply:
 
 
 def with_columns(record: TopicRecord, columns: pa.Schema) -> TopicRecord:
-    """``record`` with those of ``columns`` that it lacks; itself when it lacks none, as after a lost answer.
+    """Return ``record`` with those of ``columns`` that it lacks; ``record`` itself if it lacks none, as in a retry.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH: the topic has one of them with another type, or a new one may not be null.
-            INVALID_REQUEST: the topic has Kafka's columns, by which its readers know it.
+        BrokerError: SCHEMA_MISMATCH if the topic has a column of that name with another type, or a new column is not
+            nullable. INVALID_REQUEST if the topic has Kafka's columns, by which readers recognize a default topic.
     """
     old = parse_schema(record.latest_schema.message)
     if old.equals(DEFAULT_SCHEMA):

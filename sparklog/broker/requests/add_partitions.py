@@ -1,7 +1,7 @@
-"""CreatePartitions: more partitions for a topic that is there.
+"""CreatePartitions requests: more partitions for an existing topic.
 
-The new partitions are appended to the topic's record; what the old ones hold stays where it is, so from then on a key
-may go to another partition than before.
+The new partitions are appended to the topic's record. Existing records stay in their partitions, so later records of a
+key may go to another partition.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def handle_create_partitions(
 
 
 async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> Reply:
-    # Every key would belong to another coordinator than the one that holds its state.
+    # With more partitions each key would belong to another coordinator than the one with its state.
     refuse_internal(request.topic, "not extended")
     placed: Placement | None = None
     carried = load(broker)
@@ -48,7 +48,7 @@ async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> 
         nonlocal placed
         before = len(record.assignment)
         if placed is not None and record.assignment[before - len(placed.assignment) :] == placed.assignment:
-            return record  # written by an attempt whose answer was lost
+            return record  # an earlier attempt wrote it, and its response was lost
         placed = _placement(broker.cache.brokers, request, record, carried)
         return msgspec.structs.replace(record, assignment=record.assignment + placed.assignment)
 
@@ -70,7 +70,7 @@ async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> 
 def _placement(
     brokers: Sequence[BrokerEndpoint], request: CreatePartitions, record: TopicRecord, carried: Load
 ) -> Placement:
-    """Replicas for the partitions that ``record`` lacks.
+    """Return replicas for the partitions that ``record`` lacks.
 
     Raises:
         BrokerError: INVALID_PARTITIONS, INVALID_REPLICA_ASSIGNMENT, INVALID_REPLICATION_FACTOR.

@@ -1,7 +1,8 @@
-"""CreateTopic, DeleteTopic, InitProducerId: checked here, written to ZooKeeper, carried out by the controller.
+"""CreateTopic, DeleteTopic and InitProducerId requests.
 
-Any broker takes them. A handler that waits (for ZooKeeper, then for the controller's word about the result) runs as a
-task of its own and replies when its wish has become true or its time is up.
+Any broker accepts them, checks them and writes them to ZooKeeper; the controller carries them out. A handler that waits
+for ZooKeeper and for the controller's update runs as a task. It responds when the update shows the result or its time
+is up.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def handle_init_producer_id(
 
 
 async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
-    # A broker that has just started knows of no live broker, itself included, until the controller tells it.
+    # A broker that has just started knows no live broker, not even itself, until its first update from the controller.
     if not await until_told(broker, lambda: bool(broker.cache.brokers), request.timeout_ms):
         raise BrokerError(
             ErrorCode.BROKER_NOT_AVAILABLE,
@@ -84,7 +85,7 @@ async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
 
 
 def _checked_topic(broker: BrokerState, request: CreateTopic) -> TopicRecord:
-    """Return the topic as it will be written, without its replicas."""
+    """Return the topic's record, without its replicas."""
     bad_name = check_topic_name(request.name)
     if bad_name:
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, bad_name)
@@ -110,7 +111,7 @@ def _checked_schema(request: CreateTopic) -> tuple[bytes, tuple[str, ...], str |
             raise BrokerError(ErrorCode.INVALID_REQUEST, "key columns and an event-time column require a schema")
         return schema_message(DEFAULT_SCHEMA), ("key",), "timestamp"
     schema = parse_schema(request.schema)
-    schema_message(schema)  # refuses the types that no topic may have
+    schema_message(schema)  # refuses types that no topic may have
     names = schema.names
     check_case((), names)
     known = frozenset(names)

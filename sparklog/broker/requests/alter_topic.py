@@ -1,4 +1,7 @@
-"""AlterTopic: settings of a topic that is there, checked as a whole and then in force everywhere, without a restart."""
+"""AlterTopic requests: changes of an existing topic's settings.
+
+All settings are checked together, and apply on all brokers without a restart.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ async def _alter_topic(broker: BrokerState, request: AlterTopic) -> Reply:
         config = {**kept, **request.config}
         check_config(broker, record.name, config, record.key_columns)
         if _is_restoring(config) and not _is_restoring(record.config):
-            detail = f"topic {record.name!r}: restoring=true is for topics that are made by a restore"
+            detail = f"topic {record.name!r}: only a restore creates a topic with restoring=true"
             raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
         return msgspec.structs.replace(record, config=config)
 
@@ -59,7 +62,7 @@ def _is_restoring(config: Mapping[str, str]) -> bool:
 
 
 def check_config(broker: BrokerState, name: str, config: Mapping[str, str], key_columns: Sequence[str]) -> None:
-    """Raises BrokerError INVALID_CONFIG: a setting is unknown or out of its range, or the topic cannot have it."""
+    """Raise BrokerError INVALID_CONFIG if a setting is unknown or out of range, or the topic cannot have it."""
     try:
         effective = topic_config(config, broker.config.topic_defaults)
     except ConfigError as error:

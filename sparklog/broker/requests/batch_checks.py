@@ -1,8 +1,8 @@
-"""The check of several batches that came in one request for one partition, or of one very large batch.
+"""The check of several batches of one request for one partition, or of one very large batch.
 
-Each batch may take ``max.message.bytes`` once it is decompressed, however few bytes were sent. The check of one batch
-is short, that of a thousand is not. So batches are checked before the append, between turns of the loop, and a batch
-that takes long by itself is checked in a thread. The append then takes the verdicts.
+Each batch may have ``max.message.bytes`` after decompression, however few bytes were sent. The check of one batch is
+short, the check of a thousand is not. So this module checks batches before their append, between turns of the event
+loop. It checks a batch that alone takes long in a thread. The append then uses the results.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.message import counted_bytes, read_batch_message
 
 MIB = 1024 * 1024
-#: Batches of one partition in one request. Producers send one.
+#: The most batches of one partition in one request. Producers send one.
 MAX_BATCHES = 1000
-#: Bytes that the batches of one partition in one request may take together once they are decompressed.
+#: The most bytes that the batches of one partition in one request may have together after decompression.
 MAX_BYTES = 4096 * MIB
-#: A batch that takes more than this once it is decompressed is checked in a thread.
+#: A batch with more bytes after decompression is checked in a thread.
 LOOP_BYTES = 32 * MIB
 
 _COMPRESSED = int(Flag.LZ4 | Flag.ZSTD)
-#: One thread: no more than one batch at a time takes memory for what it decompresses to.
+#: One thread: only one batch at a time is decompressed in memory.
 _thread = ThreadPoolExecutor(1, "batch checks")
 
 Checking = Generator["asyncio.Future[Any] | None", None, CheckedBatches]
@@ -40,22 +40,22 @@ class _Batch(NamedTuple):
 
 
 def is_short(batch_count: int, rules: AppendRules) -> bool:
-    """Whether the check of these batches fits into a turn of the loop, whatever they hold."""
+    """Return whether the check of these batches fits into a turn of the event loop, whatever their content."""
     return batch_count == 1 and rules.max_message_bytes <= LOOP_BYTES
 
 
 def check_count(batch_count: int) -> None:
-    """Raises BrokerError INVALID_REQUEST for more batches of one partition than one request may have."""
+    """Raise BrokerError INVALID_REQUEST if there are more batches of one partition than a request may have."""
     if batch_count > MAX_BATCHES:
         detail = f"{batch_count} batches of one partition found in one request, at most {MAX_BATCHES} expected"
         raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
 
 
 def check_batches(partition: Partition, batches: Batches, slices: Slices, *, placed: bool = False) -> Checking:
-    """Check all batches by the partition's present rules. Yields as ``Slices`` asks for it.
+    """Check all batches by the partition's present rules. Yields as ``Slices`` requires it.
 
     Raises:
-        BrokerError: MESSAGE_TOO_LARGE when they take more than ``MAX_BYTES`` together.
+        BrokerError: MESSAGE_TOO_LARGE if they have more than ``MAX_BYTES`` together.
     """
     rules, refusals, unpacked = partition.rules, dict[int, BrokerError](), 0
     for number, (header, body) in enumerate(batches):
@@ -64,7 +64,7 @@ def check_batches(partition: Partition, batches: Batches, slices: Slices, *, pla
         try:
             size = _unpacked_bytes(header, body)
             unpacked += min(size, rules.max_message_bytes)
-            if size <= LOOP_BYTES or size > rules.max_message_bytes:  # it is refused by its size
+            if size <= LOOP_BYTES or size > rules.max_message_bytes:  # the check refuses it by its size
                 check_batch(partition.tp, rules, header, body, placed=placed)
             else:
                 work = (partition.tp, rules, _Batch(header, body, placed))
@@ -84,7 +84,7 @@ def _check_in_thread(tp: Any, rules: AppendRules, batch: _Batch) -> None:
 
 
 def _unpacked_bytes(header: BatchHeader, body: memoryview) -> int:
-    """Raises BrokerError CORRUPT_MESSAGE."""
+    """Return the size after decompression. Raise BrokerError CORRUPT_MESSAGE."""
     if not header.flags & _COMPRESSED:
         return len(body)
     message = body[: header.length]

@@ -1,4 +1,4 @@
-"""Answers that come later: a request that waits for ZooKeeper, or for the controller's word about what it asked for."""
+"""Delayed responses, for requests that wait for ZooKeeper or for the controller's update about their result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_TIMEOUT_MS = 600_000
 def answer_later(
     broker: BrokerState, connection: ServerConnection, request: Request, work: Coroutine[Any, Any, Reply]
 ) -> None:
-    """Reply with what ``work`` returns, or with the error it raises."""
+    """Respond with the result of ``work``, or with the error that it raises."""
 
     async def answer() -> None:
         try:
@@ -38,12 +38,12 @@ def answer_later(
 
 
 def limit_s(timeout_ms: int) -> float:
-    """How long a request waits that names this time-out; 0 and below ask for the default."""
+    """Return the seconds that a request with this time-out waits; 0 and below stand for the default."""
     return (min(timeout_ms, _MAX_TIMEOUT_MS) if timeout_ms > 0 else _DEFAULT_TIMEOUT_MS) / 1000
 
 
 async def until_told(broker: BrokerState, true: Callable[[], bool], timeout_ms: int) -> bool:
-    """Whether the cluster's metadata made the condition true in time."""
+    """Return whether the cluster's metadata made the condition true in time."""
     loop = asyncio.get_running_loop()
     end = loop.time() + limit_s(timeout_ms)
     while not true():
@@ -55,8 +55,7 @@ async def until_told(broker: BrokerState, true: Callable[[], bool], timeout_ms: 
 
 
 async def until_led(broker: BrokerState, record: TopicRecord, timeout_ms: int) -> bool:
-    """Whether in time all partitions of a topic were known here, as many as in ``record`` at least, each with a
-    leader."""
+    """Return whether all partitions of a topic had a leader in time, at least as many as in ``record``."""
 
     def led() -> bool:
         topic = broker.cache.topic(record.name)

@@ -1,8 +1,8 @@
-"""DeleteRecords: the log begins at an offset that somebody names. Source: Kafka, DeleteRecords.
+"""DeleteRecords requests: a client names the offset at which the log begins. Source: Kafka, DeleteRecords.
 
-Carried out by the leader; its followers do the same once a fetch has told them. What the log starts at is durable
-before the answer. A topic that is only compacted refuses: its oldest record may be the only one of its key. While
-it is being restored there is none below where it began.
+The leader deletes; its followers do the same after their next fetch. The new log start is durable before the response.
+A topic that is only compacted refuses the request, because its oldest record may be the only one of its key. A topic in
+restore accepts it, because it has no records below the log start.
 """
 
 from __future__ import annotations

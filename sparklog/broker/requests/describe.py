@@ -1,4 +1,4 @@
-"""DescribeBroker: what this process is doing, for people, tests and counters."""
+"""DescribeBroker requests: the state of this process, for operators, tests and metrics."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _describe(partition: Partition) -> ReplicaDescription:
 
 
 def _describe_log(log: Log) -> ReplicaDescription:
-    """A log that was found on disk and whose role nobody has decided yet: a controller may ask where it ends."""
+    """Return the description of a log on disk without a role so far: a controller may ask for its end."""
     return ReplicaDescription(
         log.tp.topic,
         log.tp.partition,

@@ -1,7 +1,7 @@
-"""From a decoded request to the function that handles it.
+"""The dispatch of decoded requests to the functions that handle them.
 
-Handlers are plain callables that reply themselves, at once or later; none costs a task unless it has to wait for
-ZooKeeper. Whatever a handler raises becomes a typed answer, and the connection goes on.
+A handler is a plain function that responds itself, at once or later. A handler uses a task only if it waits for
+ZooKeeper. An exception in a handler becomes a typed response, and the connection stays open.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def _of_brokers(handle: HandleRequest) -> HandleRequest:
     return checked
 
 
-#: ``Fetch``, ``CommitOffsets`` and ``ControlUpdate`` check their senders themselves: it depends on what they say.
+#: ``Fetch``, ``CommitOffsets`` and ``ControlUpdate`` check their senders themselves, because the check depends on the
+#: content.
 _HANDLERS: dict[type, HandleRequest] = {
     Produce: produce.handle_produce,
     Fetch: fetch.handle_fetch,
@@ -157,7 +158,7 @@ HANDLERS = {
 
 
 class ConnectionHandler:
-    """One client's connection as the broker sees it. Owner: the server's connection."""
+    """The handler of one client's connection. Owner: the server's connection."""
 
     def __init__(self, broker: BrokerState, connection: ServerConnection) -> None:
         self._broker = broker

@@ -1,6 +1,6 @@
-"""ElectLeaders: the wish goes to the controller as a node in ZooKeeper, which it deletes once it has done what it can.
+"""ElectLeaders requests: a node in ZooKeeper asks the controller, which deletes the node after the elections.
 
-What came of it is then read from ZooKeeper and not from this broker's picture, which may be a moment older.
+The handler then reads the results from ZooKeeper, because this broker's metadata may be older.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from sparklog.zk.codecs import ElectionRequest
 
 PREFERRED, UNCLEAN = "preferred", "unclean"
 
-#: For what the controller wrote to arrive here as well, so that whoever asks next is not told of the old leader.
+#: The longest wait for the controller's update about the elections, so that this broker's next response has the new
+#: leader.
 _ECHO_TIMEOUT_MS = 1000
-#: How often the controller is asked, with pauses that double.
+#: How often the controller is asked, and the first pause, which doubles.
 _ATTEMPTS, _FIRST_PAUSE_S = 6, 0.03
-#: Partitions named in one node, whatever the length of their topics' names: ZooKeeper drops the connection, and with it
-#: what else this broker asks, on a node of 1 MB.
+#: The most partitions in one node, whatever the length of their topics' names: on a node of 1 MB ZooKeeper drops the
+#: connection, with all other requests of this broker.
 _IN_ONE_NODE = 3000
 
 
@@ -54,7 +55,7 @@ async def _elect_leaders(broker: BrokerState, request: ElectLeaders) -> Reply:
 def _sorted_out(
     broker: BrokerState, request: ElectLeaders, asked: Sequence[TopicPartition]
 ) -> Generator[None, None, tuple[dict[TopicPartition, PartitionResult], list[PartitionDecision]]]:
-    """The results of those that need no election, and the others."""
+    """Return the results of partitions that need no election, and the other partitions."""
     results: dict[TopicPartition, PartitionResult] = {}
     wanting: list[PartitionDecision] = []
     for tp in asked:
@@ -86,8 +87,10 @@ def _has_leader_wanted(broker: BrokerState, kind: str, known: PartitionDecision,
 async def _hold_elections(
     broker: BrokerState, request: ElectLeaders, wanting: Sequence[PartitionDecision]
 ) -> dict[TopicPartition, PartitionResult]:
-    """Ask the controller, and once more for those that it could have carried out and has not: a leader writes its ISR
-    itself, and the controller hears of that a moment later."""
+    """Have the controller elect leaders, and retry for partitions that it could have elected and has not.
+
+    A leader writes its ISR itself, and the controller learns of that a moment later.
+    """
     results: dict[TopicPartition, PartitionResult] = {}
     pause_s = _FIRST_PAUSE_S
     for _ in range(_ATTEMPTS):
@@ -103,11 +106,13 @@ async def _hold_elections(
 
 
 async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequence[PartitionDecision]) -> None:
-    """All nodes are there before one is waited for: an unclean election may wait for one broker's fate, and those of
-    other partitions must not wait with it.
+    """Write all nodes, then wait until the controller has deleted them.
+
+    All nodes exist before the first wait: an unclean election may wait for one broker's session, and elections of other
+    partitions must not wait with it.
 
     Raises:
-        BrokerError: REQUEST_TIMED_OUT: says how many partitions are named in nodes that were still there.
+        BrokerError: REQUEST_TIMED_OUT, with the number of partitions in the nodes that still exist.
     """
     registry = broker.registry
     end = asyncio.get_running_loop().time() + limit_s(request.timeout_ms)
@@ -122,8 +127,8 @@ async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequ
             task.result()
         if left:
             count = sum(asked[task][1] for task in left)
-            detail = f"no controller has carried the election of {count} of {len(wanting)} leaders out in time"
-            raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, f"{detail}, or not of all of them")
+            detail = f"no controller has completed the election of {count} of {len(wanting)} leaders in time"
+            raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail)
     except Exception:
         for task, (path, _) in asked.items():
             if not task.done():
@@ -137,7 +142,7 @@ async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequ
 async def _states(
     broker: BrokerState, wanting: Sequence[PartitionDecision]
 ) -> dict[TopicPartition, tuple[PartitionDecision, VersionedState | None]]:
-    """What ZooKeeper has on these partitions, once this broker has heard of it."""
+    """Return ZooKeeper's state of these partitions, after this broker has the same state or a newer one."""
     tps = [TopicPartition(known.topic, known.partition) for known in wanting]
     found = dict(zip(tps, await broker.registry.read_states(tps), strict=True))
     await until_told(broker, lambda: all(_arrived(broker, tp, state) for tp, state in found.items()), _ECHO_TIMEOUT_MS)
@@ -150,7 +155,7 @@ def _arrived(broker: BrokerState, tp: TopicPartition, found: VersionedState | No
 
 
 def _possible(broker: BrokerState, kind: str, known: PartitionDecision, found: VersionedState) -> bool:
-    """It has not the leader wanted, and could have."""
+    """Return whether the partition lacks the wanted leader although that leader could be elected."""
     if _has_leader_wanted(broker, kind, known, found.state):
         return False
     live = broker.cache.incarnations
@@ -162,7 +167,7 @@ def _possible(broker: BrokerState, kind: str, known: PartitionDecision, found: V
 def _outcome(broker: BrokerState, kind: str, known: PartitionDecision, found: VersionedState | None) -> PartitionResult:
     tp = TopicPartition(known.topic, known.partition)
     if found is None:
-        return _result(tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp} is gone")
+        return _result(tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp} no longer exists")
     state = found.state
     if _has_leader_wanted(broker, kind, known, state):
         return _result(tp, ErrorCode.NONE)
@@ -171,11 +176,11 @@ def _outcome(broker: BrokerState, kind: str, known: PartitionDecision, found: Ve
         alive = [replica for replica in known.replicas if replica in live]
         reason = f"{tp}: no replica of {list(known.replicas)} is alive; live are {sorted(live)}"
         if alive:
-            reason = f"{tp}: {alive} are alive; brokers of the in-sync set {list(state.isr)} are not given up yet"
+            reason = f"{tp}: {alive} are alive; brokers of the ISR {list(state.isr)} may still return"
         return _result(tp, ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, reason)
     preferred = known.replicas[0]
     lack = "alive" if preferred not in live else "in sync" if preferred not in state.isr else "chosen"
-    leader = f"broker {state.leader} leads" if state.leader != NO_LEADER else "nobody leads"
+    leader = f"broker {state.leader} leads" if state.leader != NO_LEADER else "no broker leads"
     reason = f"{tp}: broker {preferred} is not {lack}, in sync are {list(state.isr)}; {leader}"
     return _result(tp, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, reason)
 

@@ -1,8 +1,8 @@
-"""Fetch requests of consumers and followers: answered at once, or held until there is something to say.
+"""Fetch requests of consumers and followers: their responses, at once or after a wait for records.
 
-One long poll is one ``OpenFetch``. It looks at a partition once, and again only when the partition says that
-something moved, so a fetch that waits costs nothing. Partitions speak up in the middle of their steps; a held fetch
-only takes note and answers on the next turn of the loop, once for all that moved in this one.
+One long poll is one ``OpenFetch``. It reads a partition once, and again only after the partition reports a change, so a
+fetch that waits costs nothing. Partitions report changes in the middle of their steps. A waiting fetch only records the
+change; it responds in the next turn of the event loop, once for all changes of this turn.
 """
 
 from __future__ import annotations
@@ -32,49 +32,50 @@ from sparklog.replica.fetch_session import Key, SessionCache
 
 _log = logging.getLogger(__name__)
 
-#: Timers of the loop are of whole milliseconds, and come this much early at most. Who is due within it is answered: a
-#: timer set anew for what is left would come at once, again and again until then.
+#: The event loop's timers have whole milliseconds and fire at most this early. A fetch that is due within this time
+#: gets its response now: a new timer for the rest would fire at once, again and again.
 _TIMER_EARLY_S = 0.002
-#: Waiting fetches look again for so long in one turn of the loop, to within one of them.
+#: The time in one turn of the event loop for which waiting fetches read again; one fetch may exceed it.
 _LOOKS_S = 0.03
 #: Fetches without a session that wait on one connection: clients have one or two.
 _MOST_OF_CONNECTION = 16
-#: Fetches without a session that wait in the whole broker, and how long those beyond it wait, for nothing but time.
+#: Fetches without a session that wait in the whole broker, and the wait of each fetch above that number; no append ends
+#: that wait.
 _MOST_WAITING = 20_000
 _CROWDED_S = 0.1
 _M = TypeVar("_M")
 
 
 class Fetches:
-    """All fetches of one broker that wait, and the sessions they belong to. Owner: its event loop."""
+    """All waiting fetches of one broker, and their sessions. Owner: the broker's event loop."""
 
     def __init__(self, broker: BrokerState, sessions: SessionCache) -> None:
         self._broker = broker
         self._sessions = sessions
         self._holders = sessions.holders
         sessions.on_close = self._session_closed
-        #: By number.
+        #: The waiting fetches by number.
         self._waiting: dict[int, OpenFetch] = {}
-        #: Fetches without a session, by partition, and by the connection they came by.
+        #: Fetches without a session, by partition, and by connection.
         self._sessionless: dict[Key, dict[OpenFetch, FetchPartition]] = {}
         self._sessionless_of: dict[ServerConnection, dict[OpenFetch, None]] = {}
         self._sessionless_count = 0
         self._followers: dict[int, ServerConnection] = {}
-        #: The connection and incarnation that each follower was last found to be authorized with.
+        #: The connection and incarnation with which each follower was last authorized.
         self._admitted: dict[int, tuple[ServerConnection, int]] = {}
         self._unproven = broker.cache.unproven
         broker.metadata_listeners.append(self._metadata_changed)
-        #: When waiting fetches are to be looked after, and their numbers. One timer for all.
+        #: The deadlines of waiting fetches with the fetches' numbers. One timer serves all.
         self._due: list[tuple[float, int]] = []
-        #: The earliest of these times by number. Most fetches have been answered by then: whoever waits under their
-        #: number then is looked after, so that the next fetch of a session need not be noted again.
+        #: The earliest of these deadlines by number. Most fetches have their response by then. The deadline then serves
+        #: the fetch that waits under the same number, so the next fetch of a session needs no new entry.
         self._due_s: dict[int, float] = {}
         self._numbers = itertools.count(-1, -1)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
-        #: What was last seen for a follower, as long as nothing has moved: others wait at the same place.
+        #: The last read for a follower, kept while nothing changes: other followers wait at the same position.
         self._seen: tuple[FetchPartition, int, PartitionRead] | None = None
-        #: Those that look again on the next turn of the loop, and how many of them are consumers'.
+        #: The fetches that read again in the next turn of the event loop, and how many of them are consumers'.
         self._to_look: deque[OpenFetch] = deque()
         self._looks_scheduled = False
         self._consumers_due = 0
@@ -82,7 +83,7 @@ class Fetches:
     # --- time ---
 
     def answer_within(self, fetch: OpenFetch, delay_s: float) -> None:
-        """Answer with what there is once so much time has passed, if that has not been done by then."""
+        """Respond with the records found so far after ``delay_s``, unless the fetch has its response by then."""
         due_s = time.monotonic() + delay_s
         if due_s < fetch.due_s and not fetch.done:
             fetch.due_s = due_s
@@ -104,13 +105,14 @@ class Fetches:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._answer_due)
 
     def _answer_due(self) -> None:
-        self._timer, self._timer_s = None, -math.inf  # whatever is noted meanwhile: it is armed in the end
+        # entries that are added in this loop do not set the timer; it is set at the end
+        self._timer, self._timer_s = None, -math.inf
         now = time.monotonic() + _TIMER_EARLY_S
         try:
             while self._due and self._due[0][0] <= now:
                 due_s, number = heapq.heappop(self._due)
                 if self._due_s.get(number) != due_s:
-                    continue  # it was to be sooner
+                    continue  # an earlier deadline has replaced it
                 del self._due_s[number]
                 fetch = self._waiting.get(number)
                 if fetch is not None and fetch.due_s <= now:
@@ -123,17 +125,19 @@ class Fetches:
                 self._arm(self._due[0][0])
 
     def after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
-        """Answer now, or behind the answers to consumers that are on their way: whom it wakes may take this process's
-        core, and they would wait for that."""
+        """Send a response now, or after the responses to consumers that are due in the next turn.
+
+        The client that this response wakes may take this process's core, and the consumers would wait for that.
+        """
         if self._consumers_due:
             asyncio.get_running_loop().call_soon(answer, message)
         else:
             answer(message)
 
-    # --- looks ---
+    # --- reads ---
 
     def look_soon(self, fetch: OpenFetch) -> None:
-        """Have it look again on the next turn of the loop: there may be enough now."""
+        """Have the fetch read again in the next turn of the event loop: there may be enough records now."""
         if fetch.is_to_look or fetch.done:
             return
         fetch.is_to_look = True
@@ -141,13 +145,16 @@ class Fetches:
             self._looks_scheduled = True
             asyncio.get_running_loop().call_soon(self._look_again)
         if fetch.of_follower:
-            self._to_look.appendleft(fetch)  # what is written waits for followers, not for thousands of consumers
+            self._to_look.appendleft(fetch)  # acknowledged writes wait for followers, not for thousands of consumers
         else:
             self._to_look.append(fetch)
             self._consumers_due += 1
 
     def _look_again(self) -> None:
-        """Thousands may wait for one partition: those that do not fit into this turn of the loop look in the next."""
+        """Have the due fetches read again; those beyond the time of this turn read in the next one.
+
+        Thousands of fetches may wait for one partition.
+        """
         self._looks_scheduled = False
         to_look, ends_s = self._to_look, time.monotonic() + _LOOKS_S
         for _ in range(len(to_look)):
@@ -176,7 +183,7 @@ class Fetches:
             raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
         earlier = self._waiting.get(request.session_id) if request.session_id > 0 else None
         if earlier is not None:
-            # The fetcher has changed its mind about what it wants; the older request must not hold up the newer.
+            # The fetcher wants something else now; the older request must not delay the newer one.
             earlier.complete()
         try:
             context = self._sessions.begin(request, broker.now_ms(), line=connection)
@@ -202,11 +209,11 @@ class Fetches:
             self._hold(fetch)
 
     def _admit(self, connection: ServerConnection, replica_id: int, incarnation: int) -> None:
-        """Check that ``connection`` may fetch as this follower, and note that it does.
+        """Check that ``connection`` may fetch as this follower, and record that it does.
 
         Raises:
-            BrokerError: CLUSTER_AUTHORIZATION_FAILED; STALE_BROKER_EPOCH, the connection has proved nothing and names
-                an incarnation that the controller has not told of.
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED; STALE_BROKER_EPOCH if the connection has proved nothing and
+                names an incarnation that no update of the controller has named.
         """
         broker = self._broker
         broker.access.require_follower(connection, replica_id)
@@ -219,14 +226,16 @@ class Fetches:
             self._admitted[replica_id] = (connection, incarnation)
 
     def _metadata_changed(self) -> None:
-        """Check every follower again once other brokers than before may come without a proof."""
+        """Check every follower again after a change of the brokers that may connect without a proof."""
         if self._broker.cache.unproven != self._unproven:
             self._unproven = self._broker.cache.unproven
             self._admitted.clear()
 
     def _note_positions(self, fetch: OpenFetch) -> Partition | None:
-        """Tell each named partition how far the follower is. Returns the only one that is named, if it takes that for
-        granted."""
+        """Give each named partition the follower's position.
+
+        Returns the named partition if there is only one and its leader accepts the position.
+        """
         request, named = fetch.request, fetch.context.named
         served: Partition | None = None
         hosted, replica_id, incarnation = self._broker.partitions.get, request.replica_id, request.incarnation
@@ -260,7 +269,7 @@ class Fetches:
         of_connection[fetch] = None
         self._sessionless_count += 1
         if self._sessionless_count > _MOST_WAITING:
-            # Nothing wakes it: each append would have to look at all that wait.
+            # No append wakes this fetch: each append would have to visit all fetches that wait.
             self._broker.counters["fetch.crowded"] += 1
             self.answer_within(fetch, _CROWDED_S)
             return
@@ -289,8 +298,11 @@ class Fetches:
             del self._sessionless_of[fetch.connection]
 
     def _session_closed(self, session_id: int) -> None:
-        """To make room for another one, perhaps: nobody comes back to it, and nothing wakes what waits in it any more.
-        That is answered with what there is, unless its connection is lost."""
+        """Respond to the fetch of a closed session with the records found so far.
+
+        A session may close because another one needs its place. No request returns to it, and no append wakes its
+        fetch.
+        """
         fetch = self._waiting.get(session_id)
         if fetch is not None:
             asyncio.get_running_loop().call_soon(fetch.complete)
@@ -298,7 +310,7 @@ class Fetches:
     def connection_lost(self, connection: ServerConnection) -> None:
         for fetch in list(self._sessionless_of.get(connection, ())):
             fetch.abandon()
-        # A session's request waits on the connection that the session was last used on.
+        # A session's request waits on the connection that last used the session.
         for session_id in self._sessions.line_lost(connection):
             of_session = self._waiting.get(session_id)
             if of_session is not None:
@@ -319,7 +331,10 @@ class Fetches:
         max_bytes: int,
         isolation: int,
     ) -> PartitionRead:
-        """As that of ``fetch_read``: what one follower is told, the next one is told that waits at the same place."""
+        """Return the result of ``fetch_read``'s function of this name.
+
+        A follower that waits at the same position as the one before gets the same result without a read.
+        """
         seen = self._seen
         if seen is not None and verdict is None and seen[0] == wanted and seen[1] == max_bytes:
             return seen[2]
@@ -328,16 +343,19 @@ class Fetches:
             self._seen = wanted, max_bytes, look
         return look
 
-    # --- what moves ---
+    # --- changes of partitions ---
 
     def log_end_moved(self, partition: Partition) -> None:
-        """There is more for followers."""
+        """Wake the followers' fetches: there are new records for them."""
         for fetch in self._concerned(partition):
             if fetch.of_follower:
                 self.look_soon(fetch)
 
     def high_watermark_moved(self, partition: Partition) -> None:
-        """There is more for consumers; followers hear of it with the next records, or shortly."""
+        """Wake the consumers' fetches.
+
+        Followers learn of the high watermark with the next records, or after the linger.
+        """
         for fetch in self._concerned(partition):
             if fetch.of_follower:
                 fetch.answer_shortly()
@@ -345,16 +363,16 @@ class Fetches:
                 self.look_soon(fetch)
 
     def log_start_moved(self, partition: Partition) -> None:
-        """Old records are gone: followers of an idle partition would not hear of it otherwise."""
+        """Wake all fetches: followers of an idle partition would not learn of the deletion otherwise."""
         self.high_watermark_moved(partition)
 
     def changed(self, partition: Partition) -> None:
-        """The replica's role changed, or it is gone: whoever waits for it must hear."""
+        """Wake all fetches after the replica's role has changed or the replica has gone."""
         for fetch in self._concerned(partition):
             self.look_soon(fetch)
 
     def _concerned(self, partition: Partition) -> list[OpenFetch]:
-        """Waiting fetches that name this partition; it is marked for another look in each."""
+        """Return the waiting fetches that name this partition, and mark the partition for another read in each."""
         self._seen = None
         key: Key = partition.tp
         found = []

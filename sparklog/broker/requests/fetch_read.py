@@ -1,8 +1,8 @@
-"""One look at one partition on behalf of one fetch: records, an error, or nothing new.
+"""One read of one partition for one fetch: records, an error, or nothing new.
 
-A consumer sees what is below the high watermark (or the last stable offset) of whichever replica it asks. A follower
-sees the leader's whole log, provided that its own history has been compared with the leader's: for positions named in
-the request at hand the replica core has done so, for earlier ones of the same session it is done again here.
+A consumer reads below the high watermark (or the last stable offset) of the replica it asks. A follower reads the
+leader's whole log, after its history was compared with the leader's. The replica's state machine has compared the
+positions that this request names; this module compares the earlier positions of the same session.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from sparklog.replica.view import parted
 
 
 class PartitionRead(msgspec.Struct, frozen=True, gc=False):
-    """What a partition has to say. ``body``: the records, headers first, of ``size`` bytes. ``urgent``: an error or a
-    divergence, which is not held back and has no records. ``cost``: what it counts for in the bytes that an answer may
-    hold; more than its size where it was cut down to some columns."""
+    """The result of a read.
+
+    ``body``: the records, headers first, of ``size`` bytes. ``urgent``: an error or a divergence, which has no records
+    and does not wait. ``cost``: the bytes that the read counts for in the response's limit; more than ``size`` if the
+    records were projected.
+    """
 
     result: FetchedPartition
     body: tuple[Buffer, ...]
@@ -57,10 +60,10 @@ def look_for_consumer(
 
 
 def require_readable(partitions: Partitions, wanted: FetchPartition) -> tuple[Partition, EpochEnd | None]:
-    """The partition, when a consumer may read it at the offset; and where its log parted from what the consumer read.
+    """Return the partition if a consumer may read it at the offset, and the point where their logs diverge.
 
     Raises:
-        BrokerError: as a fetch would be answered.
+        BrokerError: the error that a fetch would get.
     """
     partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
     return partition, _check_consumer(partition, wanted)
@@ -72,7 +75,7 @@ def _check_consumer(partition: Partition, wanted: FetchPartition) -> EpochEnd | 
     if code is not None:
         raise BrokerError(code, partition.standing(wanted.leader_epoch))
     if wanted.last_epoch > replica.leader_epoch:
-        # It has read what a later leader wrote: this one is behind or deposed, and its log proves nothing.
+        # The consumer has read records of a later leader: this replica is not current, and its log proves nothing.
         raise BrokerError(ErrorCode.UNKNOWN_LEADER_EPOCH, partition.standing(wanted.last_epoch))
     parted = parted_from_consumer(partition, wanted)
     if parted is not None:
@@ -90,10 +93,10 @@ def look_for_follower(
     try:
         if wanted.columns is not None:
             raise BrokerError(
-                ErrorCode.INVALID_REQUEST, f"a follower asks for columns {wanted.columns[:20]}, all expected"
+                ErrorCode.INVALID_REQUEST, f"a follower requested columns {wanted.columns[:20]}, all expected"
             )
         partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
-        # The role may have changed since the position was judged, or while the fetch waited.
+        # The role may have changed since the position was checked, or while the fetch waited.
         partition.require_leader(wanted.leader_epoch)
         if isinstance(verdict, RefuseFetch):
             raise BrokerError(verdict.code, f"{partition.tp}: {verdict.detail}")
@@ -101,7 +104,7 @@ def look_for_follower(
             return _diverging(partition, wanted, verdict.epoch, verdict.end_offset)
         log = partition.log
         end_offset = log.log_end_offset
-        # In the log's own last epoch, and not beyond its end, it has parted nowhere.
+        # A position in the log's own last epoch, and not beyond its end, cannot diverge.
         if wanted.last_epoch >= 0 and (wanted.last_epoch != log.last_epoch or wanted.fetch_offset > end_offset):
             parting = parted(log, wanted.fetch_offset, wanted.last_epoch)
             if parting is not None:
@@ -114,7 +117,7 @@ def look_for_follower(
 
 
 def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> bool:
-    """Whether ``look_for_follower`` would find nothing to send: the follower's log is this leader's."""
+    """Return whether ``look_for_follower`` would find nothing to send, because the follower has the whole log."""
     if partition is None or partition.offline is not None or wanted.topic_id not in {"", partition.topic_id}:
         return False
     log, replica = partition.log, partition.replica
@@ -128,9 +131,11 @@ def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> boo
 
 
 def parted_from_consumer(partition: Partition, wanted: FetchPartition, *, in_sync: bool = False) -> EpochEnd | None:
-    """Where the log stopped being the one this consumer has read, or None: after an unclean election the record before
-    its position may be another one. Only the leader can tell, and a follower known to be ``in_sync`` up to its high
-    watermark, and only where the log still has that record. Source: KIP-320.
+    """Return the divergence point of the log and the consumer's position, or None.
+
+    After an unclean election the record before the consumer's position may have been replaced. Only the leader knows
+    that, or a follower that is ``in_sync`` up to its high watermark; and only while the log has that record. Source:
+    KIP-320.
     """
     log, replica = partition.log, partition.replica
     if wanted.last_epoch < 0 or wanted.fetch_offset <= log.log_start_offset:
@@ -151,8 +156,11 @@ def _read(
     committed: bool = False,
     for_follower: bool = False,
 ) -> PartitionRead:
-    """``kept``: what projections go by. ``committed``: name the aborted transactions that the records may belong to.
-    ``for_follower``: also what lies before the log start in the first segment."""
+    """Read the records.
+
+    ``kept``: the CRCs for projections. ``committed``: name the aborted transactions that the records may belong to.
+    ``for_follower``: also read records before the log start in the first segment.
+    """
     if max_bytes <= 0 or wanted.fetch_offset >= end_offset:
         return PartitionRead(_result(partition, wanted), (), 0, urgent=False)
     limit = max(min(wanted.max_bytes, max_bytes), 1)
@@ -232,7 +240,7 @@ def _error(
     marks = (-1, -1, -1, -1)
     if partition is not None:
         replica, log = partition.replica, partition.log
-        # A follower that is out of range begins with the first segment, which makes its files equal to the leader's.
+        # A follower that is out of range starts at the first segment, so that its files equal the leader's.
         start = log.first_segment_offset if for_follower else log.log_start_offset
         marks = (replica.high_watermark, replica.readable_end(1), start, log.log_end_offset)
     result = FetchedPartition(wanted.topic, wanted.partition, error.code, *marks, detail=error.detail)
@@ -242,6 +250,6 @@ def _error(
 def _out_of_reach(partition: Partition, offset: int) -> str:
     log = partition.log
     return (
-        f"{partition.tp}: offset {offset} asked for, the log is [{log.log_start_offset}, {log.log_end_offset}) "
+        f"{partition.tp}: offset {offset} requested, the log is [{log.log_start_offset}, {log.log_end_offset}) "
         f"with high watermark {partition.replica.high_watermark}"
     )

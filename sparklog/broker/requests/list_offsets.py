@@ -1,8 +1,8 @@
-"""Where a partition begins and ends, and which offset belongs to a time: answered by its leader only.
+"""ListOffsets requests: the first and last offset of a partition, and the offset for a time, from the leader only.
 
-After an election the high watermark may lag behind what was committed before: until it has reached the start of the
-leader's epoch, an end or a time is answered with the retriable OFFSET_NOT_AVAILABLE, so that no consumer sees the
-log's end go backwards.
+After an election the high watermark may be lower than before. Until it reaches the start of the leader's epoch, a
+request for an end or a time gets the retriable OFFSET_NOT_AVAILABLE, so that no consumer sees the log's end move
+backwards.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _answer(partition: Partition, wanted: ListOffsetsPartition, isolation: int) 
     if not replica.hw_settled:
         raise BrokerError(
             ErrorCode.OFFSET_NOT_AVAILABLE,
-            f"{partition.tp}: high watermark {replica.high_watermark} is still behind the start of epoch {epoch}",
+            f"{partition.tp}: high watermark {replica.high_watermark} is still below the start of epoch {epoch}",
         )
     end_offset = replica.readable_end(isolation)
     if wanted.timestamp_us == LATEST:

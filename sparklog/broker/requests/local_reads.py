@@ -1,8 +1,8 @@
-"""Readers of the same host: they get a segment's files open for reading, and map what they may see of them.
+"""Local reads: readers on the same host get open files of a segment, and map the part of them that they may read.
 
-The answer is bounded as a consumer's fetch: only the leader or a follower that is in sync gives one, and it ends at the
-high watermark or the last stable offset. Descriptors outlive the deletion of the files, and the log marks what was
-handed out as served: such a file is never cut in place, so a mapped reader cannot lose the pages under it.
+The bounds are those of a consumer's fetch: only the leader or an in-sync follower hands out files, up to the high
+watermark or the last stable offset. Descriptors outlive the deletion of the files. The log marks a segment that was
+handed out, and never truncates its files in place, so a reader cannot lose mapped pages.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ _SUFFIX = ".readers"
 
 
 def readers_socket(control_socket: str) -> Path:
-    """Beside the supervisor's socket, in a directory that only this user can enter."""
+    """Return the path of the readers' socket.
+
+    It is next to the supervisor's, in a directory that only this user may enter.
+    """
     return Path(control_socket).with_suffix(_SUFFIX)
 
 
 class LocalReads:
-    """Owner: the broker process, on its event loop."""
+    """The server of local reads. Owner: the broker process, on its event loop."""
 
     def __init__(self, broker: BrokerState, path: Path) -> None:
         self._broker = broker
@@ -39,11 +42,11 @@ class LocalReads:
 
     @property
     def address(self) -> str:
-        """Where readers connect; empty when there are no local reads here."""
+        """Return the address for readers; empty if this broker has no local reads."""
         return str(self._path) if self._server is not None else ""
 
     def open(self) -> None:
-        """Without them everything is read over TCP: what hinders them hinders nothing else."""
+        """Start the server, if it is enabled. A failure only logs a warning: all reads work over TCP."""
         if not self._broker.config.local_reads:
             return
         server = DescriptorServer(self._path, self._answer)
@@ -66,7 +69,7 @@ class LocalReads:
         except BrokerError as error:
             counters["local.refused"] += 1
             return encode(self._reply(error.code, error.detail)), []
-        except Exception as error:  # it is called from the loop, and the reader waits
+        except Exception as error:  # the event loop calls this function, and the reader waits
             counters["requests.failed"] += 1
             _log.exception("a local read failed")
             return encode(self._reply(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}")), []
@@ -121,7 +124,8 @@ class LocalReads:
         if partition.replica.is_leader:
             return
         known = self._broker.cache.partition(partition.tp)
-        # In sync with an earlier leader says nothing: after an unclean election the log may have to be cut.
+        # Being in sync with an earlier leader proves nothing: after an unclean election the log may have to be
+        # truncated.
         current = known is not None and known.state.leader_epoch == partition.replica.leader_epoch
         if known is None or not current or self._broker.broker_id not in known.state.isr:
             raise BrokerError(
@@ -158,7 +162,7 @@ class LocalReads:
 
 
 def _opened(data_path: Path, index_path: Path) -> list[int]:
-    """Both files open for reading, or none."""
+    """Return descriptors of both files open for reading, or of none."""
     try:
         data = os.open(data_path, os.O_RDONLY | os.O_CLOEXEC)
         try:

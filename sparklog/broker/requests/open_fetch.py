@@ -1,7 +1,7 @@
-"""One fetch request that is open: when it looks at its partitions, and when it is answered with what.
+"""One open fetch request: when it reads its partitions, when it has its response, and what the response contains.
 
-It looks at a partition once, and again only when the partition says that something moved. Two ways are shorter, for a
-follower whose only partition is due, as it is where latency counts: to wait at the log's end, and to get what came.
+It reads a partition once, and again only after the partition reports a change. There are two shorter paths for a
+follower with one due partition, where latency counts: waiting at the log's end, and sending new records.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from sparklog.replica.fetch_session import FULL, FetchContext, Key
 
 _log = logging.getLogger(__name__)
 
-#: A follower learns of a moved high watermark this late at most, unless records take the news along earlier.
+#: The longest delay after which a follower learns of a new high watermark; records may bring it earlier.
 _MARK_LINGER_S = 0.01
 _MAX_WAIT_MS = 60_000
-#: One fetch looks at partitions for so long in one turn of the loop, to within so many partitions.
+#: The time for which one fetch reads partitions in one turn of the event loop, and the number of reads between two
+#: checks of the clock.
 _LOOKS_S = 0.02
 _LOOKS_AT_CLOCK = 64
 
 
 class OpenFetch:
-    """One fetch request from arrival to reply. Owner: ``Fetches``."""
+    """One fetch request from arrival to response. Owner: ``Fetches``."""
 
     __slots__ = (
         "_broker",
@@ -57,35 +58,35 @@ class OpenFetch:
     ) -> None:
         self._broker = broker
         self.connection = connection
-        #: Its session's id: of a session one fetch waits at most. Below 0 without a session.
+        #: The id of the session, which has at most one waiting fetch; below 0 without a session.
         self.number = number
         self.request = request
         self.context = context
-        #: What the leader's replicas said to the positions named in this request; ServeFetch is not kept.
+        #: The verdicts of partitions on the positions that this request names; ServeFetch is not kept.
         self.verdicts: dict[Key, FetchVerdict] = {}
         self.done = False
-        #: When it is answered with what there is; monotonic time.
+        #: The time at which the fetch responds with the records found so far; monotonic time.
         self.due_s = math.inf
         self.of_follower = request.replica_id != CONSUMER
-        #: What an answer may hold in all, whatever is asked for: it is put together in memory.
+        #: The response's limit, whatever the client requests: the broker builds the response in memory.
         limit = broker.config.replica_fetch_response_max_bytes if self.of_follower else broker.config.fetch_max_bytes
         self._max_bytes = min(request.max_bytes, limit)
         self._looks: dict[Key, PartitionRead] = {}
-        #: Of all looks together.
+        #: The cost of all reads together.
         self._cost = 0
-        #: Partitions that did not fit into the turn of the loop, the next one last.
+        #: Partitions that did not fit into the turn of the event loop, the next one last.
         self._rest: list[tuple[Key, FetchPartition]] = []
-        #: Partitions that are worth a look, or another one.
+        #: Partitions to read, or to read again.
         self.stale: dict[Key, FetchPartition] = {}
-        #: It looks again on the next turn of the loop.
+        #: The fetch reads again in the next turn of the event loop.
         self.is_to_look = False
-        #: There were more partitions to look at than fit into one turn: the rest is in ``_rest``.
+        #: Some partitions did not fit into one turn: the rest is in ``_rest``.
         self._unfinished = False
-        #: It is answered with what there is once it has looked at all of them.
+        #: The fetch responds with the records found once it has read all partitions.
         self._completes = False
 
     def begin(self) -> None:
-        """Answer now if there is a reason to, else wait."""
+        """Respond now if there is a reason to; otherwise wait."""
         self.stale = self.context.due()
         has_news = self._has_only_marks()
         if self.request.max_wait_ms <= 0:
@@ -102,14 +103,16 @@ class OpenFetch:
             self._broker.fetches.look_soon(self)
 
     def waits_at_end(self, partition: Partition) -> bool:
-        """As ``begin`` does it for a follower that has all there is in the only partition that is due, as it is after
-        nearly every batch. ``partition``: the only one that it has just named, whose leader takes its position for
-        granted. False for any other: nothing was done."""
+        """Wait at the end of the log, if the follower has all records of the only due partition.
+
+        This is a shorter form of ``begin``, for the state after almost every batch. ``partition`` is the only one that
+        the request names, and its leader accepts the position. Returns False, without any effect, in any other case.
+        """
         request, session = self.request, self.context.session
         if session is None or len(session.due) != 1 or request.session_epoch == FULL or request.max_wait_ms <= 0:
             return False
         wanted, log = self.context.named[0], partition.log
-        # Its leader has compared the histories: at one place they are one log.
+        # The leader has compared the histories: at the same offset the logs are equal.
         if wanted.fetch_offset != log.log_end_offset or wanted.columns is not None:
             return False
         key = wanted.topic, wanted.partition
@@ -125,8 +128,10 @@ class OpenFetch:
         return True
 
     def _has_only_marks(self) -> bool | None:
-        """Whether marks have moved for a follower that has all there is in what it names, and nothing to be told but
-        marks: found with less than a look takes, since it is so after nearly every batch. None for any other."""
+        """Return whether the high watermark or log start has moved, for a follower that has all records it names.
+
+        This costs less than a read, and is the state after almost every batch. Returns None in any other case.
+        """
         if not self.of_follower or self.verdicts or self.request.session_epoch == FULL:
             return None
         hosted, have_moved = self._broker.partitions, False
@@ -140,11 +145,11 @@ class OpenFetch:
         return have_moved
 
     def answer_shortly(self) -> None:
-        """Answer with what there is once the linger is over."""
+        """Respond with the records found so far after the linger."""
         self._broker.fetches.answer_within(self, _MARK_LINGER_S)
 
     def complete(self) -> None:
-        """Answer with what there is."""
+        """Respond with the records found so far."""
         if self.done:
             return
         try:
@@ -153,7 +158,7 @@ class OpenFetch:
             self._failed(error)
 
     def look_again(self) -> None:
-        """Answer if there is enough now."""
+        """Respond if there are enough records now."""
         self.is_to_look = False
         if self.done:
             return
@@ -164,7 +169,7 @@ class OpenFetch:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        """The timers that look and complete could tell nobody: whoever waits must be answered all the same."""
+        """Respond with an error: no caller of the timers could, and the client waits."""
         self._broker.counters["requests.failed"] += 1
         _log.error("fetch of %s failed", self.connection.peer, exc_info=error)
         self.abandon()
@@ -172,7 +177,10 @@ class OpenFetch:
         self.connection.reply(ErrorReply(self.request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
     def _complete(self) -> None:
-        """Without a session nobody would look at the rest: it is looked at in turns to come, before the answer."""
+        """Read and respond. Without a session the rest is read in later turns, before the response.
+
+        No later request would read the rest then.
+        """
         self._look()
         if self._unfinished and self.context.session is None:
             self._completes = True
@@ -181,7 +189,7 @@ class OpenFetch:
             self._answer()
 
     def _answer(self) -> None:
-        """With what was found."""
+        """Send the response with the records found."""
         self.abandon()
         results: list[FetchedPartition] = []
         body: list[Buffer] = []
@@ -203,7 +211,7 @@ class OpenFetch:
         counters["fetch.projected.sent.bytes"] += result.body_bytes
 
     def abandon(self) -> None:
-        """No answer any more: it was given, or nobody waits for it."""
+        """Drop the fetch: it has its response, or its client is gone."""
         self.done = True
         self._broker.fetches.forget(self)
 
@@ -218,14 +226,16 @@ class OpenFetch:
             self.answer_shortly()
 
     def _answers_alone(self) -> bool:
-        """As ``_reconsider`` does it where a follower gets records of the only partition there is to look
-        at. False for any other: nothing was done but to look."""
+        """Send new records of the only partition to read to a follower.
+
+        This is a shorter form of ``_reconsider``. Returns False in any other case, with the read as the only effect.
+        """
         session, stale, request = self.context.session, self.stale, self.request
         if session is None or self._looks or len(stale) != 1 or len(session.due) != 1:
             return False
         broker = self._broker
         fetches = broker.fetches
-        ((key, wanted),) = stale.items()  # which is what is due
+        ((key, wanted),) = stale.items()  # the only due partition, too
         look = fetches.look_for_follower(
             broker.partitions,
             wanted,
@@ -242,18 +252,20 @@ class OpenFetch:
         self.done = True
         fetches.forget(self)
         broker.counters["fetch.follower.bytes"] += size
-        # It stays due, as the only one.
+        # The partition stays the only due one.
         session.told[key] = result.high_watermark, result.log_start_offset
         reply = FetchReply(request.cid, ErrorCode.NONE, session.session_id, (result,))
         self.connection.reply(reply, look.body, size)
         return True
 
     def _look(self) -> bool:
-        """Look at all partitions that are new or moved. What the size limit leaves no room for is not looked at, and
-        stays due in its session; so does what takes more than a part of one turn of the loop.
+        """Read all partitions that are new or have changed; return False if the client does not read its responses.
 
-        Nothing is looked at, and False is returned, while a consumer does not read what it has been answered: each of
-        the fetches that wait on its connection would put an answer into memory. It asks again when it has read.
+        A partition beyond the size limit is not read and stays due in its session; neither is one beyond the time of
+        this turn.
+
+        While a consumer does not read its responses, nothing is read: each fetch that waits on the connection would put
+        a response into memory. The consumer requests again after it has read.
         """
         looks = self._looks
         self._unfinished = False
@@ -282,7 +294,7 @@ class OpenFetch:
         return True
 
     def _look_at(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
-        """Returns what the look costs."""
+        """Read one partition and return the cost of the read."""
         look_at = self._broker.fetches.look_for_follower if self.of_follower else look_for_consumer
         look = self._looks[key] = look_at(
             self._broker.partitions,
@@ -295,7 +307,7 @@ class OpenFetch:
         return look.cost
 
     def _look_at_rest(self, left: int) -> None:
-        """Look at as many of ``_rest`` as fit into a part of this turn of the loop."""
+        """Read as many of ``_rest`` as fit into a part of this turn of the event loop."""
         rest, ends_s = self._rest, time.monotonic() + _LOOKS_S
         while rest and left > 0:
             key, wanted = rest.pop()
@@ -308,7 +320,7 @@ class OpenFetch:
         self._unfinished = bool(rest)
 
     def _enough(self) -> bool:
-        """Look; whether there is a reason to answer."""
+        """Read, and return whether there is a reason to respond."""
         if not self._look():
             return True
         size = 0
@@ -318,7 +330,8 @@ class OpenFetch:
             size += look.size
         if size and (size >= self.request.min_bytes or self.stale):
             return True
-        # A follower's new session is answered at once: only then can it add partitions while a request waits.
+        # A follower's new session gets its response at once: only then can the follower add partitions while a request
+        # waits.
         return self.of_follower and self.request.session_epoch == FULL
 
     def _has_news(self) -> bool:

@@ -1,7 +1,7 @@
-"""Produce requests: cut into batches, appended by the partitions' leaders, answered when ``acks`` is satisfied.
+"""Produce requests: split into batches, appended by the partitions' leaders, answered when ``acks`` is satisfied.
 
-Cutting is all that is read of a batch here: its 96-byte header. What the Arrow bytes hold is checked by the partition
-right before it appends them. A request with acks=all stays open here until every partition has answered.
+The split reads only each batch's 96-byte header. The partition checks the Arrow bytes right before it appends them. A
+request with acks=all stays open here until every partition has a result.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 _ACKS = frozenset({0, 1, ACKS_ALL})
 _MAX_TIMEOUT_MS = 3_600_000
-#: Flags that say what may become of a batch: those that only the log sets, and whether it is in a transaction.
+#: Flags that change the meaning of a batch: those that only the log sets, and the transaction's.
 _TELLING = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL | Flag.PROJECTED)
 _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 
 
 class _SingleProduce:
-    """One request of one partition. Owner: the partition, which answers once."""
+    """A request for one partition. Owner: the partition, which reports its result once."""
 
     __slots__ = ("_acks", "_broker", "_cid", "_connection", "_tp")
 
@@ -50,7 +50,10 @@ class _SingleProduce:
 
 
 class _MultiProduce:
-    """One request whose partitions have not all answered. Owner: the callbacks it gave to the partitions."""
+    """A request for several partitions, some without a result so far.
+
+    Owner: the callbacks that it gave to the partitions.
+    """
 
     __slots__ = ("_acks", "_broker", "_cid", "_connection", "_missing", "_results", "_wanted")
 
@@ -64,16 +67,19 @@ class _MultiProduce:
         self._missing = len(request.partitions)
 
     def answered(self, index: int, answer: Answer) -> None:
-        assert self._results[index] is None, "a partition answers once"
+        assert self._results[index] is None, "a partition has one result"
         wanted = self._wanted[index]
         self._results[index] = _result_of(self._broker, (wanted.topic, wanted.partition), answer)
         self._missing -= 1
         if self._missing == 0:
-            results = cast("list[ProduceResult]", self._results)  # none is missing
+            results = cast("list[ProduceResult]", self._results)  # all are present
             _finish(self._broker, self._connection, self._cid, acks=self._acks, results=tuple(results))
 
     def fail(self, error: Exception) -> None:
-        """A bug of ours: the request as a whole is answered, and what its partitions still say is not."""
+        """Respond with an error to the whole request after a bug of the broker.
+
+        Later results of partitions are dropped.
+        """
         self._broker.counters["requests.failed"] += 1
         _log.error("produce from %s failed", self._connection.peer, exc_info=error)
         self._missing = 0
@@ -104,13 +110,14 @@ def _finish(
         broker.fetches.after_consumers(connection.reply, ProduceReply(cid, results))
         return
     connection.done(cid)
-    # Nothing else can tell a producer without answers that it writes to the wrong broker. Source: Kafka's acks=0.
+    # The connection's end is the only signal to a producer without responses that it writes to the wrong broker.
+    # Source: Kafka's acks=0.
     if any(BrokerError(result.code).refresh_metadata for result in results):
         connection.close()
 
 
 def handle_produce(broker: BrokerState, connection: ServerConnection, request: Produce, body: memoryview) -> None:
-    """Answer with per-partition results; a request that contradicts itself is refused as a whole."""
+    """Respond with a result for each partition; refuse a request that contradicts itself as a whole."""
     refusal = _refusal(broker, request, len(body))
     if refusal is not None:
         broker.counters["produce.requests.refused"] += 1
@@ -126,7 +133,7 @@ def handle_produce(broker: BrokerState, connection: ServerConnection, request: P
     if not 0 <= timeout_ms <= _MAX_TIMEOUT_MS:
         timeout_ms = min(max(timeout_ms, 0), _MAX_TIMEOUT_MS)
     deadline_ms = broker.now_ms() + timeout_ms
-    if len(partitions) == 1 and _is_short(broker, partitions[0]):  # as it is where latency counts
+    if len(partitions) == 1 and _is_short(broker, partitions[0]):  # the common case, where latency counts
         answered = _SingleProduce(broker, connection, request).answered
         _produce(broker, request, partitions[0], body, deadline_ms=deadline_ms, answered=answered)
         return
@@ -146,8 +153,11 @@ def _is_short(broker: BrokerState, wanted: ProducePartition) -> bool:
 def _steps(
     broker: BrokerState, request: Produce, body: memoryview, *, deadline_ms: int, open_produce: _MultiProduce
 ) -> Steps:
-    """Yields where others may have a turn: a thousand new logs, and a thousand batches that each decompress to
-    megabytes, take longer than a broker may be silent."""
+    """Append the batches of each partition; yield where other work may run.
+
+    A thousand new logs take longer than a broker may be silent, and so do a thousand batches that each decompress to
+    megabytes.
+    """
     at = 0
     for index, wanted in enumerate(request.partitions):
         if broker.slices.over():
@@ -162,8 +172,11 @@ def _steps(
 
 
 def _owed(broker: BrokerState, acks: int) -> int:
-    """A broker that hands its leaderships over hears last that others lead, and what it alone has would be cut. So who
-    asked for the leader's log is answered when its followers have it: a planned stop loses nothing acknowledged."""
+    """Return the acks that this produce must wait for: all instead of 1 during a controlled shutdown.
+
+    A broker that moves its leaderships learns last that other brokers lead, and records without copies would be
+    truncated. So acks=1 waits for the followers, and a planned stop loses no acknowledged record.
+    """
     return ACKS_ALL if acks == 1 and broker.hands_over else acks
 
 
@@ -199,7 +212,7 @@ def _produce(
     deadline_ms: int,
     answered: Callable[[Answer], None],
 ) -> None:
-    """One of the request's partitions, whose headers and batches are ``body``."""
+    """Append the batches of one partition of the request, whose headers and bodies are ``body``."""
     transaction = request.transaction
     try:
         partition = _writable(broker, wanted)
@@ -222,7 +235,7 @@ def _produce_checked(
     deadline_ms: int,
     answered: Callable[[Answer], None],
 ) -> Steps:
-    """As ``_produce``, for batches whose check takes more than a turn of the loop: they are checked first."""
+    """Do the work of ``_produce``, but check the batches first, because the check takes more than one turn."""
     try:
         check_count(wanted.batch_count)
         partition = _writable(broker, wanted)
@@ -230,7 +243,7 @@ def _produce_checked(
         broker.counters["produce.batches"] += len(batches)
         partition.require_leader(NO_EPOCH)
         checked = yield from check_batches(partition, batches, broker.slices)
-        partition = _writable(broker, wanted)  # another one, perhaps, than before the check
+        partition = _writable(broker, wanted)  # the topic may have been recreated during the check
         if not request.transaction:
             _check_outside_transaction(partition, batches)
     except BrokerError as error:
@@ -249,8 +262,8 @@ def _produce_checked(
 
 
 def _writable(broker: BrokerState, wanted: ProducePartition) -> Partition:
-    """Raises BrokerError: this broker takes no writes, or not to this partition."""
-    if broker.quiesced:  # since the request came
+    """Return the partition. Raise BrokerError if this broker accepts no writes, or none to this partition."""
+    if broker.quiesced:  # the broker may have begun to stop since the request came
         raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping and accepts no new writes")
     topic = wanted.topic
     partition = broker.partitions.require((topic, wanted.partition), wanted.topic_id)
@@ -303,14 +316,16 @@ def _produce_in_transaction(
     answered: Callable[[Answer], None],
     checked: CheckedBatches | None,
 ) -> None:
-    """Append once the transaction's coordinator has vouched for the producer. Raises BrokerError when it is refused at
-    once."""
+    """Append after the transaction's coordinator has verified the producer.
+
+    Raise BrokerError if it is refused at once.
+    """
     tp = partition.tp
 
     def append() -> None:
         try:
             hosted = broker.partitions.require(tp, wanted.topic_id)
-        except BrokerError as error:  # it was dropped, or made anew, while the coordinator was asked
+        except BrokerError as error:  # the partition was dropped or recreated during the verification
             answered(Answer(error.code, -1, -1, error.detail))
         else:
             pending = PendingProduce(batches, answered, checked=checked)
@@ -322,7 +337,7 @@ def _produce_in_transaction(
 
 
 def _check_outside_transaction(partition: Partition, batches: Batches) -> None:
-    """Raises BrokerError INVALID_TXN_STATE when a batch of no transaction comes from a producer that is in one."""
+    """Raise BrokerError INVALID_TXN_STATE for a batch outside the open transaction of its producer."""
     for header, _ in batches:
         if header.producer_id >= 0 and partition.log.has_open_transaction(header.producer_id):
             detail = f"{partition.tp}: producer {header.producer_id} has a transaction open, a batch outside it found"
@@ -333,16 +348,16 @@ def _misplaced(number: int, flags: int, kind: int) -> BrokerError:
     if flags & _TELLING & ~Flag.TRANSACTIONAL or flags & Flag.TRANSACTIONAL == kind:
         return BrokerError(ErrorCode.INVALID_RECORD, f"batch {number}: flags {Flag(flags)!r} are not a producer's")
     found, expected = ("no", "one") if kind else ("a", "none")
-    detail = f"batch {number}: {found} transactional batch found, {expected} expected: that is what the request says"
+    detail = f"batch {number}: {found} transactional batch found, {expected} expected by the request's transactional id"
     return BrokerError(ErrorCode.INVALID_RECORD, detail)
 
 
 def cut_batches(body: memoryview, batch_count: int, *, transactional: bool = False) -> Batches:
-    """Split headers and bodies of one partition. ``transactional``: what the request says of all of them.
+    """Split the headers and bodies of one partition. ``transactional``: whether the request is of a transaction.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE for a bad header CRC or lengths that do not add up; INVALID_RECORD for what only
-            the log itself may write, and for a batch that is transactional where the request is not, or the other way.
+        BrokerError: CORRUPT_MESSAGE for a bad header CRC or lengths that do not add up. INVALID_RECORD for flags that
+            only the log may set, and for a batch whose transaction flag differs from the request's.
     """
     if batch_count == 0:
         raise BrokerError(ErrorCode.INVALID_RECORD, "expected at least one batch, found none")
@@ -352,7 +367,7 @@ def cut_batches(body: memoryview, batch_count: int, *, transactional: bool = Fal
         sound = header.flags & _TELLING == kind and not header.offset_array_length
         if sound and len(body) == HEADER_BYTES + header.length:
             return [(header, body[HEADER_BYTES:])]
-    batches = []  # or what is wrong with the one
+    batches = []  # several batches, or one invalid batch
     at = batch_count * HEADER_BYTES
     for number in range(batch_count):
         header = unpack_header(body, number * HEADER_BYTES)
@@ -362,12 +377,12 @@ def cut_batches(body: memoryview, batch_count: int, *, transactional: bool = Fal
         if end > len(body):
             raise BrokerError(
                 ErrorCode.CORRUPT_MESSAGE,
-                f"batch {number}: header says {header.length} bytes, {len(body) - at} are left",
+                f"batch {number}: header announces {header.length} bytes, {len(body) - at} are left",
             )
         batches.append((header, body[at:end]))
         at = end
     if at != len(body):
         raise BrokerError(
-            ErrorCode.CORRUPT_MESSAGE, f"bodies of {len(body)} bytes found, headers say {at} with the headers"
+            ErrorCode.CORRUPT_MESSAGE, f"{len(body)} bytes found, the headers announce {at} with the headers"
         )
     return batches

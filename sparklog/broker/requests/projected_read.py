@@ -1,8 +1,8 @@
-"""Reading a log for a consumer that wants some of the columns: batches cut down before they are sent.
+"""Reads for a consumer that wants some of the columns: batches are projected before they are sent.
 
-A batch is read and its checksum verified the first time, because the one that goes out with the projected batch is made
-here. Of a long batch CRCs are kept, with which the next reads of it, for whatever columns, do neither; an answer may
-then stand for more of the log. Where no column at all is wanted, only the index is read.
+The first read of a batch reads all of it and verifies its checksum, because this broker computes the checksum of the
+projected batch. The CRC cache keeps running CRCs of long batches. With them the next reads, for any columns, neither
+read nor verify the whole batch, so a response may cover more of the log. For no columns at all, only the index is read.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ from sparklog.record.projection import (
 from sparklog.storage.disk import read_ahead
 from sparklog.storage.log import LogSlice
 
-#: What a batch counts for at least in the bytes an answer may hold: reading its metadata takes the event loop some
-#: ten microseconds, however small it is.
+#: The least that a batch counts for in the limit of a response: reading its metadata takes the event loop some ten
+#: microseconds, however small the batch is.
 BATCH_COST_BYTES = 16 * 1024
-#: The same of a header alone.
+#: The same for a header alone.
 HEADER_COST_BYTES = 2 * 1024
-#: The same of a batch that need not be verified, unless it is smaller itself. It takes the event loop as long as
-#: verifying half of this; where its pages are in no cache, a disk has to seek them.
+#: The same for a batch with cached CRCs, unless it is smaller itself. Such a read takes the event loop as long as the
+#: verification of half of this, and a disk has to seek pages that are in no cache.
 KEPT_COST_BYTES = 512 * 1024
-#: What each of its columns counts for, chosen or not and nested ones included, if together with ``RUN_BYTES`` for each
-#: run that is sent this is more: reading its place in the message takes as long as verifying so much.
+#: The cost of each column, selected or not and nested ones included, if together with ``RUN_BYTES`` for each sent run
+#: it exceeds the cost above: finding a column in the message takes as long as verifying this number of bytes.
 COLUMN_COST_BYTES = 3 * 1024
-#: As much of a batch as its message's metadata take, of up to some 80 columns.
+#: The size of the metadata of a message with up to about 80 columns.
 _METADATA_BYTES = 4096
-#: How many times the bytes that an answer has left are looked for in the log when batches count for less.
+#: The multiple of the response's remaining bytes that is read from the log when batches have cached CRCs.
 _STRETCH = 8
 
 
 class ProjectedRead(NamedTuple):
-    """``records`` as they are sent. ``stored_bytes``: bodies as they are stored. ``cost``: what the read counts for in
-    the bytes an answer may hold."""
+    """The result of a projected read.
+
+    ``records``: the records as sent. ``stored_bytes``: the size of the bodies as stored. ``cost``: the bytes that the
+    read counts for in the limit of a response.
+    """
 
     records: LogSlice
     stored_bytes: int
@@ -61,17 +64,17 @@ def read_projected(
     end_offset: int,
     verify: bool = False,
 ) -> ProjectedRead:
-    """As ``Log.read``, with ``columns`` alone. ``verify``: what is kept of these batches is not believed.
+    """Read as ``Log.read`` does, with ``columns`` alone. ``verify``: do not use cached CRCs of these batches.
 
     Raises:
-        BrokerError: SCHEMA_OUTDATED for a column that the topic does not have, or that this broker has not been told
-            of yet; CORRUPT_MESSAGE when a stored batch is damaged; as ``Log.read``.
+        BrokerError: SCHEMA_OUTDATED for a column that the topic does not have or this broker does not know yet;
+            CORRUPT_MESSAGE if a stored batch is damaged; errors of ``Log.read``.
         StorageError: the log directory must go offline.
     """
     known = partition.rules.schema.names
     if unknown := sorted(set(columns).difference(known)):
         raise BrokerError(
-            ErrorCode.SCHEMA_OUTDATED, f"{partition.tp}: columns {unknown[:20]} found, {known} are known here"
+            ErrorCode.SCHEMA_OUTDATED, f"{partition.tp}: columns {unknown[:20]} found, this broker knows {known}"
         )
     log = partition.log
     if not columns:
@@ -82,7 +85,7 @@ def read_projected(
             cost = max(1, len(headers)) * HEADER_COST_BYTES
             return _sent([header_alone(header) for header in headers], found, found.body_bytes, cost)
     answer = _Answer(partition, frozenset(columns), kept, max_bytes=max_bytes, verify=verify)
-    # What is sent may be views of it, which the connection keeps until they are sent.
+    # The response may contain views of the mapped file, which the connection keeps until they are sent.
     most = max(1, max_bytes // BATCH_COST_BYTES)
     first = found = log.read(offset, max_bytes=max_bytes, end_offset=end_offset, max_batches=most, mapped=True)
     while found.batch_count and answer.takes_all(found):
@@ -95,7 +98,7 @@ def read_projected(
 
 
 class _Answer:
-    """Projected batches on their way into an answer."""
+    """Projected batches of a response that is being built."""
 
     def __init__(
         self, partition: Partition, columns: frozenset[str], kept: CrcCache, *, max_bytes: int, verify: bool
@@ -111,11 +114,12 @@ class _Answer:
         self._verify = verify
 
     def takes_all(self, found: LogSlice) -> bool:
-        """Take batches as long as there is room. Whether there may be room for what lies behind them: none had to be
-        verified, so they count for less than was read.
+        """Add batches while the response has room; return whether later batches may fit.
+
+        The result is True only if no batch had to be verified, so that the batches count for less than was read.
 
         Raises:
-            BrokerError: CORRUPT_MESSAGE when the first one of the answer is damaged.
+            BrokerError: CORRUPT_MESSAGE if the first batch of the response is damaged.
         """
         none_verified = True
         headers = unpack_headers(found.headers)
@@ -131,7 +135,7 @@ class _Answer:
             except BrokerError as error:
                 self._kept.forget(key)
                 if self.batches:
-                    return False  # those in front of the damage are good
+                    return False  # the batches before the damaged one are good
                 detail = f"{self._partition.tp} at offset {header.base_offset}: {error.detail}"
                 raise BrokerError(error.code, detail) from error
             if batch.running is not None and batch.running is not running:
@@ -151,7 +155,7 @@ class _Answer:
         return none_verified and self.cost < self._max_bytes
 
     def _keys(self, found: LogSlice) -> list[BatchKey]:
-        """Of all batches; without what is kept of them if that is not believed."""
+        """Return the keys of all batches; drop their cached CRCs if the reader does not trust them."""
         topic_id, partition, headers = self._partition.topic_id, self._partition.tp.partition, found.headers
         keys = [
             BatchKey(topic_id, partition, headers[at : at + HEADER_BYTES])
@@ -163,8 +167,10 @@ class _Answer:
         return keys
 
     def _read_ahead(self, headers: list[BatchHeader], bodies: list[memoryview], keys: list[BatchKey]) -> None:
-        """Have the metadata that will be needed here read from the disk at a time: they lie far apart, and one after
-        the other would keep the event loop waiting as many times."""
+        """Have the disk read the metadata of cached batches ahead, all at once.
+
+        They lie far apart, and the event loop would wait for each of them.
+        """
         left = self._max_bytes - self.cost
         for header, body, key in zip(headers, bodies, keys, strict=True):
             if self._kept.get(key) is None:
@@ -178,8 +184,7 @@ class _Answer:
         return not self.batches or self.cost + cost <= self._max_bytes
 
     def _kept_cost(self, header: BatchHeader, verified: int) -> int:
-        """What a batch that need not be verified counts for however little of it is sent; ``verified``: what it would
-        count for otherwise."""
+        """Return the cost of a batch with cached CRCs; ``verified`` is its cost without them."""
         plan = self._plan(header.schema_id)
         arithmetic = len(plan.spans) * RUN_BYTES + plan.nodes * COLUMN_COST_BYTES
         return min(verified, max(KEPT_COST_BYTES, arithmetic))
@@ -193,7 +198,7 @@ class _Answer:
 
 
 def _cut(headers: list[BatchHeader], found: LogSlice) -> list[memoryview]:
-    """The batches' bodies, which lie in one piece or in a piece each."""
+    """Return the batches' bodies, which lie in one piece or in one piece each."""
     if len(found.bodies) == found.batch_count:
         return [memoryview(body) for body in found.bodies]
     whole = memoryview(found.bodies[0])
@@ -206,7 +211,7 @@ def _cut(headers: list[BatchHeader], found: LogSlice) -> list[memoryview]:
 
 
 def _sent(batches: list[ProjectedBatch], found: LogSlice, stored_bytes: int, cost: int) -> ProjectedRead:
-    """``found``: what the answer is where there is nothing."""
+    """Return the read. ``found`` is the result if there are no batches."""
     if not batches:
         return ProjectedRead(found, 0, 0)
     records = LogSlice(

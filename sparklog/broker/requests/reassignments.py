@@ -1,8 +1,7 @@
-"""AlterReassignments and ListReassignments: which brokers a partition's replicas are to move to. Source: KIP-455.
+"""AlterReassignments and ListReassignments requests: the brokers to which a partition's replicas move. Source: KIP-455.
 
-A move is a wish in the topic's record: the target, and what was there before it began. The controller carries it out,
-and goes on with it however often controllers change. Each move is judged for itself; all moves of one topic are one
-write.
+A move is an entry in the topic's record: the target replicas, and the original ones. The controller carries it out, and
+a new controller continues it. Each move is checked by itself; all moves of one topic are one write.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from sparklog.protocol.messages import (
 
 _log = logging.getLogger(__name__)
 
-#: For the controller to tell this broker of the moves, so that whoever asks next, as for an election by the new order,
-#: is not answered by the old one. The moves are taken whether it does or not.
+#: The longest wait for the controller's update about the moves, so that this broker's next response, as to an election,
+#: has the new replicas. The moves are accepted in any case.
 _ECHO_TIMEOUT_MS = 1000
-#: Moves of one topic that are entered into its record in a thread.
+#: The number of moves of one topic above which a thread enters them in its record.
 _MANY = 1000
 
 
@@ -101,7 +100,7 @@ async def _alter(broker: BrokerState, request: AlterReassignments) -> Reply:
 async def _alter_topic(
     broker: BrokerState, name: str, moves: list[ReplicaMove], *, throttle_bytes: int
 ) -> dict[tuple[str, int], BrokerError]:
-    """Write the moves that are sound; those that are not, with the reason."""
+    """Write the valid moves, and return the errors of the others."""
     refused: dict[tuple[str, int], BrokerError] = {}
 
     def altered(record: TopicRecord) -> TopicRecord:
@@ -110,13 +109,13 @@ async def _alter_topic(
         for move in moves:
             try:
                 draft.alter(move, throttle_bytes=throttle_bytes)
-            except BrokerError as error:  # noqa: PERF203 - each move is judged for itself
+            except BrokerError as error:  # noqa: PERF203 - each move is checked by itself
                 refused[name, move.partition] = error
         return draft.record
 
     try:
         found = await broker.registry.change_topic(name, altered, in_thread=len(moves) > _MANY)
-    except BrokerError as error:  # too large a record: nothing was written
+    except BrokerError as error:  # the record is too large: nothing was written
         return {(name, move.partition): error for move in moves}
     if found is None:
         unknown = BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
@@ -126,7 +125,10 @@ async def _alter_topic(
 
 
 def _arrived(broker: BrokerState, move: ReplicaMove) -> bool:
-    """Whether the move is under way by this broker's picture, or done; one taken back leads to where it began."""
+    """Return whether this broker's metadata has the move, in progress or complete.
+
+    A cancelled move has its original replicas.
+    """
     known = broker.cache.partition(TopicPartition(move.topic, move.partition))
     if known is None:
         return False
@@ -136,7 +138,7 @@ def _arrived(broker: BrokerState, move: ReplicaMove) -> bool:
 
 
 class Draft:
-    """A topic's record while moves are entered in it, one by one. Pure; entering a move twice is the same as once."""
+    """A topic's record in which moves are entered one by one. Pure; entering a move twice has no further effect."""
 
     def __init__(self, record: TopicRecord, *, live: Iterable[int]) -> None:
         self._before = record
@@ -149,7 +151,7 @@ class Draft:
         return msgspec.structs.replace(self._before, assignment=tuple(self._assignment), reassigning=self._moves)
 
     def alter(self, move: ReplicaMove, *, throttle_bytes: int) -> None:
-        """Begin a move, change it, or take it back.
+        """Begin, change or cancel a move.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS.
@@ -186,7 +188,7 @@ class Draft:
             )
 
     def _enter(self, partition: int, move: Reassignment) -> None:
-        """Everyone who holds the partition stays a replica until the controller has seen the target in sync."""
+        """Enter a move. All present replicas stay until the controller has seen the target replicas in sync."""
         others = tuple(replica for replica in self._assignment[partition] if replica not in move.target)
         self._assignment[partition] = move.target + others
         self._moves[partition] = move

@@ -1,8 +1,9 @@
-"""RestoreRecords: batches come back with the offsets they had, to the leader of a partition that is being restored.
+"""RestoreRecords requests: batches with their original offsets, for the leader of a partition in restore.
 
-They differ from a producer's in who says where they stand. The first has to begin where the log ends, so whoever sends
-a batch twice, or is not the only one to restore, is told where to go on, and nothing is in the log twice. From the
-append on they are batches like others: followers copy the bytes, and the answer waits until they are committed.
+Unlike a producer's batches, these have their offsets already. The first one must begin at the log end offset. A client
+that sends a batch twice, or is not the only one that restores, gets the offset at which to continue, so the log has no
+record twice. After the append the batches are like others: followers copy the bytes, and the response waits until they
+are committed.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def handle_restore_records(
 
 
 def cut_placed_batches(request: RestoreRecords, body: memoryview) -> Batches:
-    """Headers and what is stored behind them.
+    """Return headers and stored bodies of the batches.
 
     Raises:
-        BrokerError: INVALID_REQUEST, CORRUPT_MESSAGE for counts and lengths that do not add up.
+        BrokerError: INVALID_REQUEST or CORRUPT_MESSAGE for counts and lengths that do not add up.
     """
     count, at = request.batch_count, request.batch_count * HEADER_BYTES
     if count < 1 or request.body_bytes < 0 or at + request.body_bytes != len(body):
@@ -65,5 +66,5 @@ def cut_placed_batches(request: RestoreRecords, body: memoryview) -> Batches:
         batches.append((header, body[at : at + header.stored_bytes]))
         at += header.stored_bytes
     if at != len(body):
-        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"body of {len(body)} bytes found, the headers say {at}")
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"body of {len(body)} bytes found, the headers announce {at}")
     return batches

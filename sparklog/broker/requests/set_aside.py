@@ -1,8 +1,8 @@
-"""ListSetAside, RestoreSetAside, RemoveSetAside: an operator's hand on logs that brokers keep without serving them.
+"""ListSetAside, RestoreSetAside and RemoveSetAside requests: an operator's control of set-aside logs.
 
-A topic is restored by its id. The broker that is asked collects the set-aside logs of all live brokers and writes the
-topic with the states of its partitions into ZooKeeper. What follows is ordinary: the controller elects, and each broker
-that is told to host the topic id goes on with its own set-aside log.
+A topic is restored by its id. The broker that gets the request collects the set-aside logs of all live brokers and
+writes the topic, with the states of its partitions, to ZooKeeper. The rest is ordinary: the controller elects leaders,
+and each broker that hosts the topic id continues with its own set-aside log.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ async def _restore(broker: BrokerState, request: RestoreSetAside) -> Reply:
     await broker.registry.restore_topic(record, topic.states)
     _log.warning("recreating topic %s with id %s from set-aside logs", record.name, record.topic_id)
     if not await until_led(broker, record, request.timeout_ms):
-        detail = f"topic {record.name} is there again, and not all of its partitions have a leader yet"
+        detail = f"topic {record.name} exists again, but not every partition has a leader yet"
         raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail)
     return RestoreSetAsideReply(request.cid, record.name, len(record.assignment), tuple(findings))
 
@@ -94,7 +94,7 @@ async def _restore(broker: BrokerState, request: RestoreSetAside) -> Reply:
 async def _collected(
     broker: BrokerState, topic_id: str, findings: list[str]
 ) -> tuple[list[LogCopy], list[TopicNote], set[int]]:
-    """Return the set-aside logs of this topic on all live brokers, what these were told of it, and which they are."""
+    """Return the set-aside logs of this topic on all live brokers, these brokers' notes on it, and the brokers' ids."""
     copies: list[LogCopy] = []
     notes: list[TopicNote] = []
     asked: set[int] = set()
@@ -102,10 +102,10 @@ async def _collected(
         try:
             logs, noted = await _listed_by(broker, broker_id)
         except BrokerError as error:
-            findings.append(f"broker {broker_id} did not say what it has set aside: {error}")
+            findings.append(f"broker {broker_id} did not return its set-aside logs: {error}")
             continue
         asked.add(broker_id)
-        # The newest of each partition: that is the one which its broker goes on with.
+        # Use the newest log of each partition: the broker continues with that one.
         newest = {log.partition: log for log in logs if log.intact and log.topic_id == topic_id and log.copy}
         copies += [msgspec.json.decode(log.copy, type=LogCopy) for log in newest.values()]
         if noted:
@@ -114,7 +114,7 @@ async def _collected(
 
 
 async def _listed_by(broker: BrokerState, broker_id: int) -> tuple[list[SetAsideLog], bytes]:
-    """Oldest first. Raises BrokerError."""
+    """Return a broker's set-aside logs, oldest first. Raise BrokerError."""
     if broker_id == broker.broker_id:
         return await broker.set_aside.listed(details=True)
     described = await broker.set_aside.ask(broker_id, DescribeBroker(0))

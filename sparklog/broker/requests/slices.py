@@ -1,12 +1,12 @@
-"""Requests whose work takes more than one turn of the event loop: a part of it in every turn.
+"""Work on requests in slices, for requests that take more than one turn of the event loop.
 
-The broker has one thread for all clients, and a watchdog ends the process when the loop stands still. So whatever goes
-through many entries of a request is written as a generator that asks ``over`` between two entries and yields when its
-time is up. All such work of one broker shares one budget for each turn of the loop: many large requests at the same
-time take longer, and the loop goes on turning. The connection takes no further request before the work is done, so that
-nothing overtakes it.
+The broker has one thread for all clients, and a watchdog ends the process when the event loop stops. So a function that
+visits many entries of a request is a generator: it calls ``over`` between two entries, and yields when its time is up.
+All such work of one broker shares one budget in each turn of the loop. Many large requests at the same time take
+longer, and the loop keeps running. The connection reads no further request before the work is done, so that no request
+overtakes it.
 
-A generator may also yield a future, of work in a thread, and goes on when that is done.
+A generator may also yield a future of work in a thread, and continues when the future is done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparklog.protocol.messages import ErrorReply, Reply, Request
 
 _log = logging.getLogger(__name__)
 
-#: Time that all work on large requests takes in one turn of the loop, to within one entry.
+#: The time of all work on large requests in one turn of the event loop; one entry may exceed it.
 _TURN_S = 0.03
 
 _T = TypeVar("_T")
@@ -32,7 +32,7 @@ Steps = Generator["asyncio.Future[Any] | None", None, None]
 
 
 class Pausable(Protocol):
-    """What takes no further request while work is done in slices."""
+    """A connection that reads no further request while its work is done in slices."""
 
     def hold(self) -> None: ...
 
@@ -40,13 +40,13 @@ class Pausable(Protocol):
 
 
 class _NothingHeld:
-    """For work of a task, which waits for it by itself."""
+    """The connection of work that a task waits for."""
 
     def hold(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def release(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class _Work(NamedTuple):
@@ -56,22 +56,22 @@ class _Work(NamedTuple):
 
 
 class Slices:
-    """Owner: the broker's event loop, until ``close``."""
+    """The work on large requests of one broker. Owner: its event loop, until ``close``."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Work] = deque()
-        #: Monotonic time at which the present slice ends.
+        #: The monotonic time at which the present slice ends.
         self._ends_s = 0.0
         self._slicing = False
         self._scheduled = False
         self._closed = False
 
     def over(self) -> bool:
-        """Whether the work that runs now has used its part of this turn, and has to yield."""
+        """Return whether the running work has used its part of this turn, and must yield."""
         return time.monotonic() >= self._ends_s
 
     async def result(self, work: Generator[asyncio.Future[Any] | None, None, _T]) -> _T:
-        """Return what the work returns, for a task that waits for it. Raises what it raises."""
+        """Do the work and return its result, for a task that waits for it. Raise what the work raises."""
         done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
 
         def steps() -> Steps:
@@ -87,7 +87,7 @@ class Slices:
         return await done
 
     def run(self, connection: Pausable, steps: Steps, failed: Callable[[Exception], None]) -> None:
-        """Do the work: at once as far as one slice goes, the rest in later turns. ``failed`` gets what it raises."""
+        """Do the first slice of the work now and the rest in later turns; call ``failed`` with its error."""
         work = _Work(connection, steps, failed)
         if not (self._slicing or self._waiting):
             self._ends_s = time.monotonic() + _TURN_S
@@ -99,12 +99,12 @@ class Slices:
         connection.hold()
 
     def close(self) -> None:
-        """Do nothing more of what waits."""
+        """Drop all waiting work."""
         self._closed = True
         self._waiting.clear()
 
     def _advance(self, work: _Work) -> bool:
-        """One slice. Returns whether the work is done."""
+        """Do one slice of the work; return whether the work is done."""
         self._slicing = True
         try:
             waited = next(work.steps)
@@ -139,7 +139,7 @@ class Slices:
                 return
             work = self._waiting.popleft()
             if self._advance(work):
-                # Not within this turn: the connection's next request may be as large.
+                # The next turn releases it: the connection's next request may be as large.
                 asyncio.get_running_loop().call_soon(work.connection.release)
             if self.over():
                 break
@@ -153,7 +153,7 @@ def answer_in_slices(
     request: Request,
     work: Generator[asyncio.Future[Any] | None, None, Reply],
 ) -> None:
-    """Reply with what ``work`` returns, or with the error it raises; it yields as ``Slices`` asks it to."""
+    """Respond with the result of ``work``, or with its error; ``work`` yields as ``Slices`` requires it."""
 
     def steps() -> Steps:
         connection.reply((yield from work))
@@ -162,7 +162,7 @@ def answer_in_slices(
 
 
 def answer_failure(connection: ServerConnection, request: Request, error: Exception) -> None:
-    """Reply that the request as a whole has failed."""
+    """Respond with an error to the whole request."""
     if isinstance(error, BrokerError):
         connection.reply(ErrorReply(request.cid, error.code, error.detail))
         return

@@ -1,11 +1,11 @@
-"""The newest leader epochs of the transactions' topic that this broker has heard of: who may speak as a coordinator.
+"""The newest known leader epochs of the transactions' topic, by which this broker recognizes former coordinators.
 
-A coordinator that was deposed and does not know it yet remembers transactions that its successor has ended. What it
-vouches for must not be believed by anyone who has heard of the successor, whichever way: from the controller, by a
-marker, or by an answer. A broker becomes leader of a partition by the controller's word, which tells of all
-coordinators elected before; who led it earlier got the successor's markers itself. So whoever leads a partition when
-an ended transaction's late batch comes has heard of the coordinator that ended it, however many fenced producers it
-has forgotten since.
+A former coordinator that does not know of its successor still has transactions that the successor has ended. A broker
+that knows of the successor must not trust it. A broker learns of the successor from the controller, from a marker, or
+from a response. A broker becomes leader of a partition by an update of the controller, which also names all
+coordinators elected before; and an earlier leader of the partition got the successor's markers itself. So the leader of
+a partition that gets a late batch of an ended transaction knows the coordinator that ended it, even after it has
+dropped many fenced producers.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from sparklog.model import NO_EPOCH, TopicPartition
 
 
 class CoordinatorEpochs:
-    """Owner: the broker's event loop."""
+    """The newest leader epoch of each coordinator. Owner: the broker's event loop."""
 
     def __init__(self, cache: MetadataCache) -> None:
         self._cache = cache
-        #: By partition of the topic, from what coordinators have said.
+        #: By partition of the topic, from requests and responses of coordinators.
         self._heard: dict[int, int] = {}
 
     def heard(self, partition: int, epoch: int) -> None:
-        """The leader of ``partition`` in ``epoch`` has said something."""
+        """Record the epoch of a message from the leader of ``partition``."""
         if epoch > self._heard.get(partition, NO_EPOCH):
             self._heard[partition] = epoch
 
     def told(self, partition: int) -> int:
-        """Return the epoch that the controller has told of, NO_EPOCH for none."""
+        """Return the epoch of the controller's last update, NO_EPOCH for none."""
         known = self._cache.partition(TopicPartition(TRANSACTIONS, partition))
         return known.state.leader_epoch if known is not None else NO_EPOCH
 
     def newest(self, partition: int) -> int:
-        """NO_EPOCH: nothing is known of it."""
+        """Return the newest known epoch, NO_EPOCH for none."""
         return max(self.told(partition), self._heard.get(partition, NO_EPOCH))
 
     def check_told(self, partition: int, epoch: int) -> None:
-        """Check what a connection without a proof says: it cannot bring an epoch that the controller has not told of.
-        Its sender tries again, and by then the controller has.
+        """Check the epoch of a connection without a proof: the controller's last update must have it or a newer one.
+
+        A sender with a newer epoch retries, and the controller has sent its update by then.
 
         Raises:
             BrokerError: NOT_COORDINATOR.
@@ -55,8 +56,13 @@ class CoordinatorEpochs:
 
 
 def believe(broker: BrokerState, key: str, epoch: int, *, proved: bool = True) -> None:
-    """The coordinator of ``key`` has said something in ``epoch``. Raises BrokerError NOT_COORDINATOR when that is over;
-    whoever is the coordinator now is to be asked. ``proved`` false: its connection has no proof."""
+    """Record the epoch of a message from the coordinator of ``key``; raise if a newer epoch is known.
+
+    ``proved`` false: the connection has no proof.
+
+    Raises:
+        BrokerError: NOT_COORDINATOR; the caller must ask the present coordinator.
+    """
     tp = partition_of(broker, TRANSACTIONS, key)
     if tp is None:
         raise BrokerError(ErrorCode.NOT_COORDINATOR, f"{key}: this broker does not know {TRANSACTIONS}")
@@ -64,6 +70,6 @@ def believe(broker: BrokerState, key: str, epoch: int, *, proved: bool = True) -
         broker.coordinator_epochs.check_told(tp.partition, epoch)
     newest = broker.coordinator_epochs.newest(tp.partition)
     if epoch < newest:
-        detail = f"{key}: {tp} has spoken in leader epoch {epoch}, {newest} is known"
+        detail = f"{key}: {tp} has leader epoch {epoch}, {newest} is known"
         raise BrokerError(ErrorCode.NOT_COORDINATOR, detail)
     broker.coordinator_epochs.heard(tp.partition, epoch)

@@ -1,4 +1,4 @@
-"""All coordinators of one broker: begun when it becomes leader of a partition of an internal topic, ended with that."""
+"""All coordinators of one broker: each begins and ends with the leadership of a partition of an internal topic."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sparklog.errors import BrokerError, ErrorCode
 _Host = TypeVar("_Host", bound=CoordinatorRuntime)
 
 
-#: A coordinator that failed is read from its log again.
+#: The pause before a failed coordinator is loaded again.
 _AGAIN_S = 5.0
 
 
 class HostedCoordinators(Generic[_Host]):
-    """Those of one internal topic. Owner: ``Coordinators``."""
+    """The coordinators of one internal topic. Owner: ``Coordinators``."""
 
     def __init__(self, broker: BrokerState, topic: str, kind: Callable[[BrokerState, Partition], _Host]) -> None:
         self._broker = broker
@@ -32,10 +32,10 @@ class HostedCoordinators(Generic[_Host]):
         self._hosts: dict[int, _Host] = {}
 
     def of(self, key: str) -> _Host:
-        """The coordinator of ``key``, which serves.
+        """Return the coordinator of ``key``, ready to serve.
 
         Raises:
-            BrokerError: INVALID_REQUEST for an empty key; NOT_COORDINATOR when it is another broker; as
+            BrokerError: INVALID_REQUEST for an empty key; NOT_COORDINATOR if another broker coordinates it; errors of
                 ``require_ready``.
         """
         if not key:
@@ -49,7 +49,7 @@ class HostedCoordinators(Generic[_Host]):
         return host
 
     def all_ready(self) -> list[_Host]:
-        """Raises BrokerError as ``require_ready`` while one of them is not."""
+        """Return all coordinators. Raise BrokerError as ``require_ready`` does if one is not ready."""
         for host in self._hosts.values():
             host.require_ready()
         return list(self._hosts.values())
@@ -73,7 +73,7 @@ class HostedCoordinators(Generic[_Host]):
         host = self._hosts[partition.tp.partition] = self._kind(self._broker, partition)
         loop = asyncio.get_running_loop()
         host.on_failed = partial(self._failed, host)
-        # The partition may be in the middle of a step; the log is looked at when that is over.
+        # The partition may be in the middle of a step; the coordinator reads the log after it.
         loop.call_soon(self._load, host)
 
     def _load(self, host: _Host) -> None:
@@ -83,7 +83,7 @@ class HostedCoordinators(Generic[_Host]):
         asyncio.get_running_loop().call_later(_AGAIN_S, self._begin_again, host)
 
     def _begin_again(self, host: _Host) -> None:
-        """From the log, in which all that it appended stands by now."""
+        """Load the coordinator again from its log, which has all its appends by now."""
         if self._hosts.get(host.partition.tp.partition) is host and not host.ended:
             host.end()
             self._begin(host.partition)
@@ -95,7 +95,7 @@ class HostedCoordinators(Generic[_Host]):
 
 
 class Coordinators:
-    """Owner: the broker's event loop."""
+    """The coordinators of all internal topics. Owner: the broker's event loop."""
 
     def __init__(self, broker: BrokerState) -> None:
         self.transactions = HostedCoordinators(broker, TRANSACTIONS, TransactionHost)
@@ -111,7 +111,7 @@ class Coordinators:
             hosted.role_changed(partition)
 
     def committed(self, partition: Partition) -> None:
-        """The partition's high watermark moved."""
+        """Note a new high watermark of the partition."""
         hosted = self._by_topic.get(partition.tp.topic)
         if hosted is not None:
             hosted.committed(partition)

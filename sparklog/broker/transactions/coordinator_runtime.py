@@ -1,8 +1,9 @@
-"""One coordinator in a broker: its partition's log read, its core stepped, what the core orders carried out.
+"""One coordinator in a broker: it loads the partition's log, steps the state machine, and performs its effects.
 
-Lives for one leader epoch of one partition of an internal topic. It serves once all that was in the log when the epoch
-began is committed, and read: until then what an earlier coordinator answered may still be on its way into this log.
-Whatever it cannot be sure about ends it, for the log is the only memory.
+A coordinator lives for one leader epoch of one partition of an internal topic. It serves once all records that the log
+had at the start of the epoch are committed and loaded; before that, records of an earlier coordinator's responses may
+not be in this log yet. The log is the coordinator's only memory, so an append with an unknown result ends the
+coordinator.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from sparklog.storage.log import LogSlice
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = MIB
-#: Records of one append go into batches of this size; a single record may be larger.
+#: The size of the batches of one append; a single record may be larger.
 _BATCH_BYTES = 4 * MIB
-#: Records appended before the live ones are written anew, at least; and as a multiple of the live ones.
+#: The least number of appended records before the live ones are rewritten, and the multiple of the live ones.
 _REWRITE_RECORDS, _REWRITE_FACTOR = 1000, 4
 
-#: Errors of a produce after which nothing is in the log, and nothing will be.
+#: Errors of a produce that leave nothing in the log, now and later.
 _NOT_APPENDED = {
     ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.KAFKA_STORAGE_ERROR,
@@ -54,7 +55,7 @@ _NOT_APPENDED = {
 
 
 class Core(Protocol):
-    """What is hosted: ``coordinator.transactions.Transactions`` or ``coordinator.group_offsets.Groups``."""
+    """The hosted state machine: ``coordinator.transactions.Transactions`` or ``coordinator.group_offsets.Groups``."""
 
     def load(self, records: Iterable[Record]) -> None: ...
 
@@ -70,17 +71,17 @@ class Core(Protocol):
 
 
 class CoordinatorRuntime(ABC):
-    """Owner: ``Coordinators``, on the broker's event loop."""
+    """A coordinator that runs in this broker. Owner: ``Coordinators``, on the broker's event loop."""
 
     def __init__(self, broker: BrokerState, partition: Partition, core: Core) -> None:
         self.broker = broker
         self.partition = partition
         self.epoch = partition.replica.leader_epoch
-        #: What is to be committed, and read, before it serves.
+        #: The offset up to which records must be committed and loaded before it serves.
         self._read_to = partition.log.log_end_offset
-        #: Told when it has failed; the one who made it may make another.
+        #: Called after a failure; the owner may then start another coordinator.
         self.on_failed: Callable[[], None] = lambda: None
-        #: Why it does not serve: loading, failed, ended; or empty.
+        #: The reason why it does not serve (loading, failed, ended), or empty.
         self.unready = "loading"
         self._core = core
         self._settled = asyncio.Event()
@@ -88,25 +89,25 @@ class CoordinatorRuntime(ABC):
         self._stepping = False
         self._tickets = 0
         self._open: dict[int, Callable[[Outcome], None]] = {}
-        #: Answers that wait for their confirmation, and whether the write for some of them is under way.
+        #: Responses that wait for their confirmation, and whether a write for some of them is in flight.
         self._unconfirmed: list[tuple[Answer, Record]] = []
         self._confirming = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
-        #: Records in the log above the last rewrite, and how many are worth another one.
+        #: The records in the log above the last rewrite, and the number above which another one pays.
         self._records = 0
         self._rewrite_above = _REWRITE_RECORDS
         self._rewrite_from: int | None = None
 
     @abstractmethod
     def perform(self, effect: Any) -> None:
-        """Carry out an order that is not common to all coordinators."""
+        """Perform an effect that is not common to all coordinators."""
 
     def confirmation(self, outcome: Outcome) -> Record | None:
-        """What is to be committed before this is told, a record that changes nothing; None: it may be told at once.
+        """Return a record without effect that must be committed before this response; None if the response needs none.
 
-        A broker that stood still is deposed without knowing it, and has not heard of what its successor did; but what
-        it writes is refused.
+        A broker that was suspended may have lost its leadership without knowing it or its successor's changes. But its
+        writes fail.
         """
         return None
 
@@ -115,8 +116,12 @@ class CoordinatorRuntime(ABC):
         return self.unready == "ended"
 
     def require_ready(self) -> None:
-        """Raises BrokerError: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE when its log
-        cannot be read, BROKER_STOPPING."""
+        """Raise BrokerError unless this coordinator serves.
+
+        Raises:
+            BrokerError: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE if its log cannot be
+                read, BROKER_STOPPING.
+        """
         tp = self.partition.tp
         if self.unready == "loading":
             raise BrokerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{tp} is being loaded")
@@ -132,13 +137,13 @@ class CoordinatorRuntime(ABC):
             )
 
     def ask(self, event_of: Callable[[int], object], answered: Callable[[Outcome], None]) -> None:
-        """Hand over a request; ``answered`` is called once, now or later."""
+        """Give the state machine a request; call ``answered`` once, now or later."""
         self._tickets += 1
         self._open[self._tickets] = answered
         self.step(event_of(self._tickets))
 
     def step(self, event: object) -> None:
-        """Hand over one fact and carry out all that follows. An append may be committed while it is ordered."""
+        """Give the state machine one event and perform all effects. An append may be committed during this call."""
         self._events.append(event)
         if self._stepping:
             return
@@ -154,21 +159,24 @@ class CoordinatorRuntime(ABC):
         self._arm()
 
     def committed(self) -> None:
-        """The partition's high watermark moved."""
+        """Note a new high watermark of the partition."""
         if self.unready == "loading" and self.partition.replica.high_watermark >= self._read_to:
             self._settled.set()
 
     def end(self) -> None:
-        """Stop coordinating: this broker no longer leads the partition. Waiting clients ask the next coordinator."""
+        """Stop coordinating, because this broker no longer leads the partition.
+
+        Waiting clients find the next coordinator.
+        """
         if self.unready != "ended":
             self.unready = "ended"
             self._settled.set()
-            self._release(ErrorCode.NOT_COORDINATOR, "is not led by this broker any more")
+            self._release(ErrorCode.NOT_COORDINATOR, "is no longer led by this broker")
 
     # --- loading ---
 
     async def load(self) -> None:
-        """Read the log, then serve."""
+        """Load the log, then serve."""
         tp = self.partition.tp
         began = time.monotonic()
         self.committed()
@@ -218,7 +226,7 @@ class CoordinatorRuntime(ABC):
         if not self.ended:
             self.unready = "failed"
             self.on_failed()
-        self._release(ErrorCode.COORDINATOR_NOT_AVAILABLE, "has failed; the broker's log says why")
+        self._release(ErrorCode.COORDINATOR_NOT_AVAILABLE, "has failed; the broker's log has the reason")
 
     def _release(self, code: ErrorCode, detail: str) -> None:
         if self._timer is not None:
@@ -276,13 +284,13 @@ class CoordinatorRuntime(ABC):
             self.step(AppendRefused(effect.append, answer.detail))
 
     def _was_refused(self, answer: ProduceAnswer) -> bool:
-        """Whether nothing of a failed append is in the log, or will be; else this coordinator is over."""
+        """Return whether a failed append left nothing in the log, now and later; otherwise end this coordinator."""
         if answer.code in _NOT_APPENDED and self.partition.offline is None:
             self.broker.counters["coordinators.appends.refused"] += 1
             _log.warning("%s: append refused: %s", self.partition.tp, answer.detail)
             return True
         if self.partition.replica.is_leader and self.partition.replica.leader_epoch == self.epoch:
-            # Nobody can tell what becomes of it; the one that is made from this log anew will see it there, or not.
+            # The result of the append is unknown. The next coordinator reads the log and finds its records, or not.
             _log.error("%s: append ended in %s: %s", self.partition.tp, answer.code.name, answer.detail)
             self._fail()
         else:
@@ -290,7 +298,10 @@ class CoordinatorRuntime(ABC):
         return False
 
     def _confirm(self) -> None:
-        """One write for all that came while another one was under way. Their tickets stay open until then."""
+        """Write one confirmation for all responses that came during the last write.
+
+        Their tickets stay open until then.
+        """
         if self._confirming or not self._unconfirmed:
             return
         self._confirming = True
@@ -301,13 +312,13 @@ class CoordinatorRuntime(ABC):
     def _confirmed(self, answers: Sequence[Answer], answer: ProduceAnswer) -> None:
         self._confirming = False
         try:
-            if self.unready:  # all that were open have been answered
+            if self.unready:  # all open requests have their response
                 return
             if answer.code is ErrorCode.NONE:
                 for found in answers:
                     self._answer(found.ticket, found.outcome)
             elif self._was_refused(answer):
-                detail = f"{self.partition.tp}: what is known cannot be confirmed: {answer.detail}"
+                detail = f"{self.partition.tp}: the state cannot be confirmed: {answer.detail}"
                 for found in answers:
                     self._answer(found.ticket, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail))
             else:
@@ -330,7 +341,7 @@ class CoordinatorRuntime(ABC):
             self.step(RewriteRequested())
 
     def _rewritten(self) -> None:
-        """All that is live stands above: followers, and the next coordinator, need not read what is below."""
+        """Delete the records below the rewrite: all live records are above, and no replica needs the older ones."""
         assert self._rewrite_from is not None
         self.broker.counters["coordinators.rewrites"] += 1
         self.partition.advance_log_start(self._rewrite_from)
@@ -354,7 +365,7 @@ class CoordinatorRuntime(ABC):
 
     def _tick(self) -> None:
         self._timer = None
-        if self.broker.quiesced:  # nothing new is to be written; the others must be able to catch up
+        if self.broker.quiesced:  # a stopping broker writes nothing new; its followers must be able to catch up
             self._timer_at_ms = self._now_ms() + 1000
             self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
             return
@@ -386,7 +397,7 @@ def _chunks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
 
 
 def _rows(records: Sequence[Record]) -> pa.RecordBatch:
-    """Without times of their own: the leader's clock at append counts."""
+    """Return the records as rows without times: the leader's clock at the append counts."""
     keys, values = zip(*records, strict=True)
     columns = [binary_of(keys), binary_of(values)]
     columns += [pa.nulls(len(records), field.type) for field in list(DEFAULT_SCHEMA)[2:]]

@@ -1,11 +1,11 @@
-"""Transactions that nobody will end: open in a partition that this broker leads, and known to no coordinator.
+"""Hanging transactions: open in a partition that this broker leads, and unknown to every coordinator.
 
-They should not be: a batch is taken only when a coordinator vouches for it, and a coordinator forgets a transaction
-only when all its markers are written. Should one be all the same (a fault of ours, a log restored from a backup), it
-holds up readers of committed records for ever. So leaders look for transactions that are open for long, and ask every
-coordinator about them. One that all of them do not know, each in its newest epoch, is over: the registration comes
-before the first batch and goes after the last marker, and no producer id is given out twice. The leader ends it with a
-marker that says aborted, written as any other.
+There should be none: a leader accepts a batch only after a coordinator has verified the transaction, and a coordinator
+drops a transaction only after all its markers are written. After a bug, or with a log restored from a backup, there may
+be one, and it blocks readers of committed records for ever. So leaders search for transactions that are open for long,
+and ask every coordinator about them. If none of the coordinators, each in its newest epoch, knows a transaction, the
+transaction is over: its registration comes before its first batch and goes after its last marker, and no producer id is
+used twice. The leader ends it with an ordinary marker of an abort.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LONGEST_INTERVAL_S = 60.0
 
 
 class HangingTransactions:
-    """Owner: the broker's event loop, from ``start`` to ``close``."""
+    """The search for hanging transactions. Owner: the broker's event loop, from ``start`` to ``close``."""
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
@@ -88,13 +88,13 @@ class HangingTransactions:
         else:
             self._broker.counters["transactions.hanging.aborted"] += 1
 
-    # --- what is open here ---
+    # --- open transactions of this broker ---
 
     async def find(self, open_ms: int) -> list[HangingTransaction]:
-        """Those led here that are open for ``open_ms`` or longer and no coordinator knows.
+        """Return the transactions led here that are open for ``open_ms`` or longer and that no coordinator knows.
 
         Raises:
-            BrokerError: not every coordinator could be asked.
+            BrokerError: some coordinator did not respond.
         """
         before_ms = time.time_ns() // 1_000_000 - open_ms
         old = (one for one in self._open() if one.began_ms <= before_ms)
@@ -120,7 +120,12 @@ class HangingTransactions:
         return begun is not None and begun.first_offset == found.first_offset
 
     def one(self, tp: TopicPartition, producer_id: int) -> HangingTransaction:
-        """What ``producer_id`` has open. Raises BrokerError: INVALID_TXN_STATE, or this broker does not lead it."""
+        """Return the open transaction of ``producer_id``.
+
+        Raises:
+            BrokerError: INVALID_TXN_STATE if there is none; NOT_LEADER_OR_FOLLOWER if this broker does not lead the
+                partition.
+        """
         partition = self._broker.partitions.require(tp)
         partition.require_leader(-1)
         begun = partition.log.open_transactions().get(producer_id)
@@ -128,13 +133,13 @@ class HangingTransactions:
             raise BrokerError(ErrorCode.INVALID_TXN_STATE, f"{tp}: producer {producer_id} has no open transaction")
         return HangingTransaction(*tp, producer_id, begun.epoch, begun.first_offset, 0)
 
-    # --- what coordinators know ---
+    # --- the coordinators' knowledge ---
 
     async def participants(self, producer_ids: Iterable[int]) -> dict[int, str]:
-        """By producer id the key of the transaction it takes part in; asks all coordinators.
+        """Return the key of each producer's transaction, by producer id; ask all coordinators.
 
         Raises:
-            BrokerError: not every one has answered, in its newest epoch.
+            BrokerError: some coordinator did not respond in its newest epoch.
         """
         wanted = sorted(producer_ids)
         topic = self._broker.cache.topic(TRANSACTIONS)
@@ -146,16 +151,17 @@ class HangingTransactions:
         for number in topic.partitions:
             newest = self._broker.coordinator_epochs.newest(number)
             if said.get(number, -1) < newest:
-                detail = f"{TRANSACTIONS}-{number}: nobody has answered for leader epoch {newest}"
+                detail = f"{TRANSACTIONS}-{number}: no broker responded for leader epoch {newest}"
                 raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         return {producer_id: key for reply in replies for producer_id, key in reply.participants}
 
     async def takes_part(self, key: str, producer_id: int) -> tuple[bool, int]:
-        """Whether ``producer_id`` takes part in what ``key`` has open, or what is being ended; and the leader epoch of
-        the coordinator that says so.
+        """Return whether ``producer_id`` takes part in a transaction of ``key`` that is open or being ended.
+
+        The second result is the leader epoch of the coordinator that responded.
 
         Raises:
-            BrokerError: it has not answered, or is known to be none any more.
+            BrokerError: the coordinator did not respond, or is known to be a former one.
         """
         leader, tp = coordinator_of(self._broker, TRANSACTIONS, key), partition_of(self._broker, TRANSACTIONS, key)
         if leader is None or tp is None:
@@ -176,7 +182,7 @@ class HangingTransactions:
     # --- the end ---
 
     async def write_marker(self, found: HangingTransaction) -> None:
-        """Returns when the marker is committed. Raises BrokerError."""
+        """Write a marker of an abort, and wait until it is committed. Raise BrokerError."""
         done: asyncio.Future[PartitionResult] = asyncio.get_running_loop().create_future()
 
         def answered(result: PartitionResult) -> None:
@@ -191,8 +197,11 @@ class HangingTransactions:
 
 
 def _append_ms(partition: Partition, offset: int) -> int:
-    """When the batch at ``offset`` was appended, in ms since the epoch; 0: it is not there any more. Raises
-    BrokerError when the log cannot be read."""
+    """Return the time of the batch at ``offset`` in ms since the epoch; 0 if the batch was deleted.
+
+    Raises:
+        BrokerError: the log cannot be read.
+    """
     log = partition.log
     if offset < log.log_start_offset:
         return 0
@@ -204,7 +213,7 @@ def _append_ms(partition: Partition, offset: int) -> int:
 
 
 def list_participants(broker: BrokerState, request: ListParticipants) -> ListParticipantsReply:
-    """Raises BrokerError while a coordinator here is being loaded."""
+    """Return the participants for the coordinators of this broker. Raise BrokerError while one is loading."""
     hosts = broker.coordinators.transactions.all_ready()
     return ListParticipantsReply(
         request.cid,
@@ -240,7 +249,9 @@ async def _abort(broker: BrokerState, request: AbortHanging) -> Reply:
     known = await broker.hanging.participants({request.producer_id})
     if request.producer_id in known:
         key = known[request.producer_id]
-        detail = f"{tp}: producer {request.producer_id} takes part in {key!r}, which its coordinator ends: abort that"
+        detail = (
+            f"{tp}: producer {request.producer_id} takes part in {key!r}, which its coordinator will end: abort that"
+        )
         raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
     await broker.hanging.write_marker(broker.hanging.one(tp, request.producer_id))
     return Ack(request.cid)

@@ -1,9 +1,8 @@
-"""WriteMarkers at the partition's leader: a coordinator's decision becomes a control batch, and is answered once that
-is committed.
+"""WriteMarkers at the partition's leader: a decision becomes a control batch, and the response waits for its commit.
 
-Where the producers have nothing open there is nothing to write; but what they had open may have been closed by a
-marker that is not committed yet, so all that is in the log has to be committed before that is answered. Either way the
-producers are fenced: verifications of theirs that are under way end, and late batches are refused without asking.
+If the producers have no open transaction, there is nothing to write. But a marker that is not committed yet may have
+ended it, so all records of the log must be committed before the response. In both cases the producers are fenced: their
+pending verifications end, and late batches are refused without a question to the coordinator.
 """
 
 from __future__ import annotations
@@ -30,16 +29,19 @@ from sparklog.record.marker import Marker, encode_marker
 
 _log = logging.getLogger(__name__)
 
-#: For a marker to be committed; the coordinator tries again.
+#: The longest wait for a marker's commit; the coordinator tries again.
 _TIMEOUT_MS = 2000
-#: Fenced producers remembered by a broker.
+#: The most fenced producers that a broker remembers.
 _FENCED_KEPT = 100_000
 
 Answered = Callable[[PartitionResult], None]
 
 
 class _Once:
-    """Tells what became of a marker, the first time; what fails when it is told is not the marker's failure."""
+    """The callback for a marker's result, called once.
+
+    An error in the callback is logged: the marker itself succeeded.
+    """
 
     def __init__(self, marker: TransactionMarker, answered: Answered) -> None:
         self._marker = marker
@@ -59,7 +61,7 @@ class _Once:
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """Answered when the high watermark has reached ``offset``."""
+    """A marker without a write, whose result waits until the high watermark reaches ``offset``."""
 
     partition: Partition
     leader_epoch: int
@@ -70,18 +72,22 @@ class _Waiting:
 
 
 class MarkerAppend:
-    """Owner: the broker's event loop. Nothing here is called in the middle of a partition's step but ``committed`` and
-    ``role_changed``."""
+    """The writer of markers on one broker. Owner: its event loop.
+
+    Only ``committed`` and ``role_changed`` may be called inside a partition's step.
+    """
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
         self._waiting: dict[TopicPartition, list[_Waiting]] = {}
-        #: Oldest first.
+        #: The oldest first.
         self._fenced: dict[tuple[TopicPartition, int], None] = {}
 
     def write(self, marker: TransactionMarker, answered: Answered, *, proved: bool = True) -> None:
-        """``answered`` is called once, now or later; NONE: the decision stands in the partition, committed.
-        ``proved`` false: the marker came by a connection without a proof."""
+        """Write a marker; call ``answered`` once, now or later, with NONE once the decision is committed.
+
+        ``proved`` false: the marker came on a connection without a proof.
+        """
         once = _Once(marker, answered)
         try:
             if marker.coordinator >= 0 and not proved:
@@ -90,13 +96,13 @@ class MarkerAppend:
         except BrokerError as error:
             once(PartitionResult(marker.topic, marker.partition, error.code, error.detail))
         except Exception as error:
-            # One that cannot be written must not take along what came with it in one request.
+            # A marker that cannot be written must not fail the other markers of its request.
             _log.exception("could not write a marker for %s-%d", marker.topic, marker.partition)
             detail = f"{type(error).__name__}: {error}"
             once(PartitionResult(marker.topic, marker.partition, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
     def _write(self, marker: TransactionMarker, answered: Answered) -> None:
-        """Raises BrokerError."""
+        """Write a marker, or wait for the commit of an earlier one. Raise BrokerError."""
         tp = TopicPartition(marker.topic, marker.partition)
         if marker.coordinator >= 0:
             self._broker.coordinator_epochs.heard(marker.coordinator, marker.coordinator_epoch)
@@ -130,7 +136,7 @@ class MarkerAppend:
         pending = PendingProduce([(header, memoryview(body))], ended, own=True)
         partition.produce(pending, acks=ACKS_ALL, deadline_ms=broker.now_ms() + _TIMEOUT_MS)
 
-    # --- nothing to write ---
+    # --- markers without a write ---
 
     def _wait(self, partition: Partition, answered: Answered) -> None:
         tp, end = partition.tp, partition.log.log_end_offset
@@ -143,7 +149,7 @@ class MarkerAppend:
         self._waiting.setdefault(tp, []).append(waiting)
 
     def committed(self, partition: Partition) -> None:
-        """The high watermark moved."""
+        """Note a new high watermark."""
         if self._waiting and partition.tp in self._waiting:
             self._look(partition.tp)
 
@@ -180,8 +186,10 @@ class MarkerAppend:
             del self._fenced[next(iter(self._fenced))]
 
     def fenced(self, tp: TopicPartition, producer_id: int) -> bool:
-        """Whether the end of the producer's transaction is decided, as far as is remembered: the marker may not be
-        written yet, but nothing may come before it any more."""
+        """Return whether the end of the producer's transaction is known to be decided.
+
+        Its marker may not be written yet, but no batch may come before it any more.
+        """
         return (tp, producer_id) in self._fenced
 
 

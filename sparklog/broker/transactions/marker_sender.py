@@ -1,9 +1,9 @@
-"""What decided transactions still have to send: markers to the partitions' leaders, offsets to groups' coordinators.
+"""Delivery of decided transactions: markers to the partitions' leaders, offsets to the groups' coordinators.
 
-Everything is sent until it has arrived, for a decision cannot be taken back; with pauses that double up to a second,
-and at once to another broker when the metadata say so. Markers for one broker wait while some requests to it are under
-way and then go together, so that a thousand transactions do not mean a thousand requests; one whose answer takes long,
-because a partition cannot commit, does not hold up the others.
+A decision is final, so the sender retries everything until it succeeds. Pauses double up to a second; a change of the
+metadata redirects the next try to the new leader. While enough requests to a broker are in flight, further markers for
+it wait and then share one request, so a thousand transactions do not cost a thousand requests. A request with a late
+response, because a partition cannot commit, does not delay the others.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from sparklog.protocol.messages import (
 
 _log = logging.getLogger(__name__)
 
-#: A leader answers within its own limit, which is shorter.
+#: A leader responds within its own limit, which is shorter.
 _ANSWER_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
-#: In one request: markers, and producer ids in them.
+#: The most markers in one request, and the most producer ids in them.
 _MARKERS_AT_ONCE, _IDS_AT_ONCE = 1000, 20_000
-#: Requests under way to one broker.
+#: The most requests in flight to one broker.
 _REQUESTS_AT_ONCE = 4
 
 
 @dataclass(eq=False, slots=True)
 class _PendingMarker:
-    """One marker on its way."""
+    """One marker that is not written yet."""
 
     host: CoordinatorRuntime
     key: str
@@ -62,7 +62,7 @@ class _PendingMarker:
 
 @dataclass(slots=True)
 class _BrokerQueue:
-    """Markers that wait for one broker. ``starting``: somebody will take what is in the queue."""
+    """Markers that wait for one broker. ``starting``: a task that will send the queue has been started."""
 
     queue: list[_PendingMarker] = field(default_factory=list)
     starting: bool = False
@@ -70,13 +70,13 @@ class _BrokerQueue:
 
 
 class MarkerSender:
-    """Owner: the broker's event loop."""
+    """The sender of all coordinators of one broker. Owner: the broker's event loop."""
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
         self._peers = InterBrokerClient(broker, "transactions")
         self._lines: dict[int, _BrokerQueue] = {}
-        #: Markers for topics (name, id) that this broker does not know, while ZooKeeper is asked about them.
+        #: Markers for topics (name, id) that this broker does not know, while it asks ZooKeeper about the topics.
         self._lost: dict[tuple[str, str], list[_PendingMarker]] = {}
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class MarkerSender:
         due = [
             _PendingMarker(host, effect.key, effect.decision, replace(marker, **said_by)) for marker in effect.markers
         ]
-        # Never in the middle of a partition's step: the marker's partition might be that one.
+        # This never runs inside a partition's step: the marker's partition might be that one.
         asyncio.get_running_loop().call_soon(self._dispatch, due)
 
     def _dispatch(self, dues: Iterable[_PendingMarker]) -> None:
@@ -113,20 +113,20 @@ class MarkerSender:
             self._again(due)
 
     def _failed(self, due: _PendingMarker, error: Exception) -> None:
-        """In a way that was not foreseen: what is due is so still, and the others must not suffer from it."""
+        """Retry after an unexpected error; the other markers must not suffer from it."""
         self._broker.counters["transactions.markers.failed"] += 1
         _log.error("%s: could not send the marker for %s", due.key, due.tp, exc_info=error)
         self._again(due)
 
     def _unknown_here(self, due: _PendingMarker) -> None:
-        """The topic was deleted; or it is new, and this broker has not been told of it yet: ZooKeeper knows."""
+        """Ask ZooKeeper about a topic that was deleted, or is so new that this broker does not know it yet."""
         waiting = self._lost.setdefault((due.marker.topic, due.marker.topic_id), [])
         waiting.append(due)
         if len(waiting) == 1:
             self._broker.spawn(self._look_for(due.marker.topic, due.marker.topic_id), f"topic of {due.tp}")
 
     async def _look_for(self, topic: str, topic_id: str) -> None:
-        lives = True  # as long as nobody says otherwise
+        lives = True  # until ZooKeeper reports a deletion
         try:
             lives = await self._broker.registry.topic_lives(topic, topic_id)
         except (BrokerError, ClusterError) as error:
@@ -153,8 +153,8 @@ class MarkerSender:
             self._broker.spawn(self._send_to(leader, line), f"markers for broker {leader}")
 
     async def _send_to(self, leader: int, line: _BrokerQueue) -> None:
-        """One request after the other until nothing is left for this broker."""
-        await asyncio.sleep(0)  # what is ordered in this turn of the loop goes together
+        """Send one request after the other until the broker's queue is empty."""
+        await asyncio.sleep(0)  # markers of the same turn of the event loop share a request
         line.starting = False
         line.under_way += 1
         try:
@@ -176,7 +176,10 @@ class MarkerSender:
                 self._failed(due, error)
 
     async def _ask_to_write(self, leader: int, batch: list[_PendingMarker]) -> None:
-        """Raises BrokerError when it was not reached, or has not answered; then for all of the batch."""
+        """Send the batch.
+
+        Raise BrokerError if the broker is unreachable or does not respond; this concerns the whole batch.
+        """
         if not batch:
             return
         request = WriteMarkers(0, tuple(due.marker for due in batch))
@@ -210,7 +213,7 @@ class MarkerSender:
         asyncio.get_running_loop().call_later(pause_s, self._dispatch, [due])
 
     def _arrived(self, written: Iterable[_PendingMarker]) -> None:
-        """Tell the coordinators, once for each decision."""
+        """Notify the coordinators, once for each decision."""
         decisions: dict[tuple[CoordinatorRuntime, str, int], list[Place]] = {}
         for due in written:
             place = Place(due.marker.topic, due.marker.partition, due.marker.topic_id)
@@ -240,7 +243,7 @@ class MarkerSender:
             _log.info("%s: could not pass on the offsets of group %s: %s", request.transaction, request.group, error)
             return False
         except Exception as error:
-            # As with markers: it is due still, and what the transaction holds would be held for ever.
+            # As with markers, the sender retries: otherwise what the transaction holds would be held for ever.
             self._broker.counters["transactions.offsets.failed"] += 1
             _log.error(
                 "%s: could not pass on the offsets of group %s", request.transaction, request.group, exc_info=error
@@ -249,7 +252,7 @@ class MarkerSender:
         return True
 
     async def _commit(self, request: CommitOffsets) -> None:
-        """Raises BrokerError, ClusterError."""
+        """Commit the offsets at the group's coordinator. Raise BrokerError, ClusterError."""
         broker = self._broker
         await make_topic(broker, OFFSETS)
         wanted = coordinator_of(broker, OFFSETS, request.group)
@@ -269,7 +272,7 @@ class MarkerSender:
 
 
 def _taken(queue: list[_PendingMarker]) -> list[_PendingMarker]:
-    """The first ones, as many as go into one request."""
+    """Remove and return the first markers of the queue, as many as fit into one request."""
     count = ids = 0
     for due in queue[:_MARKERS_AT_ONCE]:
         ids += len(due.marker.committed) + len(due.marker.aborted)
@@ -282,7 +285,7 @@ def _taken(queue: list[_PendingMarker]) -> list[_PendingMarker]:
 
 
 async def commit_here(broker: BrokerState, request: CommitOffsets) -> None:
-    """Raises BrokerError."""
+    """Commit the offsets at this broker, and wait for the result. Raise BrokerError."""
     done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
 
     def answered(error: BrokerError | None) -> None:

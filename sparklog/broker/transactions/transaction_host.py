@@ -1,4 +1,4 @@
-"""A transaction coordinator in a broker: what it orders beyond its own log goes to the deliveries."""
+"""A transaction coordinator in a broker: the marker sender performs its effects beyond the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparklog.coordinator.transactions import Transactions, TransactionSettings
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import TransactionDescription
 
-#: After which nobody asks again.
+#: Errors after which a client does not ask again.
 _FINAL = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID})
 _NO_CHANGE = participant_record("", NOBODY, None)
 
@@ -38,11 +38,11 @@ class TransactionHost(CoordinatorRuntime):
                 raise AssertionError(f"not an order of a transaction coordinator: {effect!r}")
 
     def confirmation(self, outcome: Outcome) -> Record | None:
-        """A transaction that is not open, or that another run has, may be so at a successor."""
+        """Confirm refusals that a successor may not repeat: the transaction is not open, or belongs to another run."""
         return _NO_CHANGE if isinstance(outcome, Refused) and outcome.code in _FINAL else None
 
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-        """As ``Transactions.participants``."""
+        """Return the participants as ``Transactions.participants`` does."""
         return self._transactions.participants(producer_ids)
 
     def names(self) -> list[str]:
@@ -50,7 +50,7 @@ class TransactionHost(CoordinatorRuntime):
         return self._transactions.names()
 
     def describe(self, key: str) -> TransactionDescription | None:
-        """Describe a key for people. None: it is gone."""
+        """Describe a key for operators; None if the key no longer exists."""
         entry = self._transactions.entry(key)
         if entry is None:
             return None

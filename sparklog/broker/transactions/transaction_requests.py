@@ -1,4 +1,4 @@
-"""Requests about transactions: handed to the key's coordinator, answered with what it says."""
+"""Requests about transactions: passed to the key's coordinator, whose result is the response."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from sparklog.protocol.messages import (
     VerifyTransactionReply,
 )
 
-#: How long a leader is kept waiting for a refusal to be confirmed; it waits for some seconds.
+#: The longest wait for the confirmation of a refusal; the leader waits for some seconds.
 _CONFIRM_S = 2.0
 
 
@@ -58,7 +58,7 @@ def handle_begin_transaction(
 
 
 async def _begin(broker: BrokerState, connection: ServerConnection, request: BeginTransaction) -> None:
-    """Every begin has a producer id at hand, whether it comes to be used or not: ids are many."""
+    """Begin a transaction. Each begin takes a new producer id, used or not: ids are plentiful."""
     try:
         producer_id = await broker.registry.next_producer_id()
         host = broker.coordinators.transactions.of(request.key)
@@ -120,7 +120,7 @@ def handle_add_to_transaction(
 
 
 def _place(broker: BrokerState, tp: TopicPartition) -> Place:
-    """With the topic's id: one made later under this name is another. Raises BrokerError."""
+    """Return the partition with the topic's id, which tells it from a later topic of this name. Raise BrokerError."""
     if is_internal(tp.topic):
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{tp}: clients cannot write to internal topics")
     known = broker.cache.partition(tp)
@@ -178,13 +178,17 @@ def handle_verify_transaction(
 
     _ask_whether_it_may(host, request, answered)
     if not told:
-        # Before the leader gives up this connection, and with it what others ask by it.
+        # This is before the leader closes the connection, which carries other verifications too.
         asyncio.get_running_loop().call_later(_CONFIRM_S, answered, _unconfirmed(request, _CONFIRM_S))
 
 
 async def verify(broker: BrokerState, request: VerifyTransaction, *, timeout_s: float) -> int:
-    """The coordinator's epoch. Raises BrokerError: the producer may not append; this broker does not coordinate the key
-    now, or could not confirm in time that it does."""
+    """Verify a producer's transaction at this broker, and return the coordinator's epoch.
+
+    Raises:
+        BrokerError: the producer may not append; or this broker does not coordinate the key, or could not confirm in
+            time that it does.
+    """
     host = broker.coordinators.transactions.of(request.key)
     outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     _ask_whether_it_may(host, request, lambda found: None if outcome.done() else outcome.set_result(found))
@@ -204,7 +208,7 @@ def _unconfirmed(request: VerifyTransaction, waited_s: float) -> Refused:
 
 
 def _ask_whether_it_may(host: TransactionHost, request: VerifyTransaction, answered: Callable[[Outcome], None]) -> None:
-    """Told at once where the producer may append."""
+    """Ask the coordinator whether the producer may append. If it may, ``answered`` is called at once."""
     place = Place(request.topic, request.partition, request.topic_id)
     host.ask(
         lambda ticket: events.VerifyRequested(ticket, request.key, request.producer_id, request.producer_epoch, place),
@@ -227,7 +231,7 @@ def handle_list_transactions(
 
 
 def _list_transactions(broker: BrokerState, cid: int) -> Generator[None, None, Reply]:
-    """There may be hundreds of thousands. Those of each coordinator are put in order by themselves."""
+    """List the transactions. There may be hundreds of thousands, so each coordinator's are sorted separately."""
     listings: list[list[TransactionDescription]] = []
     for host in broker.coordinators.transactions.all_ready():
         found: list[TransactionDescription] = []

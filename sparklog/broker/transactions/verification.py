@@ -1,8 +1,8 @@
-"""The first batches of transactions: held at the leader until the coordinator says that they are expected.
+"""Verification of transactions: their first batches wait at the leader until the coordinator confirms the transaction.
 
-Without this, a batch that comes late, when its transaction has ended, would open a new one that nobody ever ends. While
-the question is under way, batches of the same producer for the partition wait behind the first, in order; a marker that
-names the producer ends the question, whatever the answer would have been. Source: KIP-890.
+Without this, a late batch of an ended transaction would open a new one that no coordinator ends. During the
+verification, batches of the same producer for the partition queue after the first one, in order. A marker that names
+the producer ends the verification, whatever the coordinator would have responded. Source: KIP-890.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-#: Produces of one broker that may wait for coordinators.
+#: The most produces of one broker that may wait for coordinators.
 _MAX_WAITING = 10_000
 
 
 @dataclass(slots=True)
 class _Held:
-    """A produce that waits. ``append`` hands it to the partition."""
+    """A produce that waits. ``append`` gives it to the partition."""
 
     deadline_ms: int
     append: Callable[[], None]
@@ -42,14 +42,14 @@ class _Held:
 @dataclass(eq=False, slots=True)
 class _Question:
     request: VerifyTransaction
-    #: in which this broker led when it asked
+    #: the leader epoch of this broker at the time of the question
     leader_epoch: int
     held: list[_Held] = field(default_factory=list)
     over: bool = False
 
 
 class TransactionVerification:
-    """Owner: the broker's event loop."""
+    """The verifications of one broker. Owner: its event loop."""
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
@@ -71,11 +71,11 @@ class TransactionVerification:
         append: Callable[[], None],
         answered: Callable[[Answer], None],
     ) -> None:
-        """Call ``append``, now or later, or ``answered`` with why it was not.
+        """Call ``append``, now or later, or ``answered`` with the reason of a refusal.
 
         Raises:
             BrokerError: the batches are refused at once: INVALID_REQUIRED_ACKS, INVALID_RECORD, INVALID_TXN_STATE, or
-                COORDINATOR_NOT_AVAILABLE when too many wait.
+                COORDINATOR_NOT_AVAILABLE if too many produces wait.
         """
         tp = partition.tp
         producer_id, epoch = _producer(tp, batches, key=key, acks=acks)
@@ -89,7 +89,7 @@ class TransactionVerification:
                 return
             partition.require_leader(-1)
         elif (question.request.key, question.request.producer_epoch) != (key, epoch):
-            detail = f"{tp}: producer {producer_id} is of {question.request.key!r}, {key!r} found"
+            detail = f"{tp}: producer {producer_id} belongs to {question.request.key!r}, {key!r} found"
             raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
         if self._waiting >= _MAX_WAITING:
             detail = f"{tp}: {_MAX_WAITING} produces wait for coordinators"
@@ -105,7 +105,7 @@ class TransactionVerification:
         self._broker.spawn(self._verify(tp, question), f"verification of {producer_id} in {tp}")
 
     def cancel(self, tp: TopicPartition, producer_id: int) -> None:
-        """A marker ends the producer's transaction: what waits came too late."""
+        """Refuse the producer's waiting batches, because a marker ends its transaction."""
         question = self._questions.get((tp, producer_id))
         if question is not None:
             self._broker.counters["verifications.overtaken"] += 1
@@ -113,14 +113,14 @@ class TransactionVerification:
             self._refuse(question, BrokerError(ErrorCode.INVALID_TXN_STATE, detail))
 
     async def _verify(self, tp: TopicPartition, question: _Question) -> None:
-        """Ask until there is an answer, or nobody waits any more."""
+        """Ask the coordinator until it responds, or no produce waits any more."""
         pause_s = _FIRST_PAUSE_S
         while True:
             refusal = await self._asked(question)
             if question.over:
                 return
             if refusal is None and not self._still_leads(tp, question):
-                # Another leader may have been given the marker meanwhile: what was asked then says nothing now.
+                # Another leader may have got the marker since: the coordinator's response proves nothing now.
                 detail = f"{tp}: leader epoch {question.leader_epoch} is over"
                 self._refuse(question, BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail))
                 return
@@ -138,7 +138,10 @@ class TransactionVerification:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _asked(self, question: _Question) -> BrokerError | None:
-        """Why the producer may not append, or why nobody could say so; None: it may."""
+        """Ask the coordinator once; return why the producer may not append, or why there is no response.
+
+        None if it may.
+        """
         broker, request = self._broker, question.request
         wanted = coordinator_of(broker, TRANSACTIONS, request.key)
         if wanted is None:
@@ -156,13 +159,13 @@ class TransactionVerification:
                 still=lambda: not question.over and coordinator_of(broker, TRANSACTIONS, request.key) == wanted,
             )
             assert isinstance(reply, VerifyTransactionReply)
-            # A deposed coordinator that does not know it yet vouches for what its successor may have ended.
+            # A former coordinator may confirm a transaction that its successor has ended.
             proved = not broker.keys or wanted not in broker.cache.unproven
             believe(broker, request.key, reply.coordinator_epoch, proved=proved)
         except BrokerError as error:
             return error
         except Exception as error:
-            # Whoever waits must hear of it, or every later batch of the producer would wait behind.
+            # The waiting produces must get an error, or every later batch of the producer would queue after them.
             _log.exception("verification of %s", request)
             return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{request.key}: {type(error).__name__}: {error}")
         return None
@@ -188,8 +191,10 @@ class TransactionVerification:
             held.answered(Answer(error.code, -1, -1, error.detail))
 
     def _expire(self, tp: TopicPartition, question: _Question, error: BrokerError) -> None:
-        """Produces whose time is up are told so, or that another broker leads by now. With the first of a producer all
-        behind it go, which would not continue anything."""
+        """Refuse the produces if the time of the first one is up, or this broker no longer leads.
+
+        With the first batch of a producer all later ones go, because they would continue nothing.
+        """
         try:
             self._broker.partitions.require(tp).require_leader(-1)
         except BrokerError as deposed:
@@ -201,13 +206,13 @@ class TransactionVerification:
 
 
 def _producer(tp: TopicPartition, batches: Batches, *, key: str, acks: int) -> tuple[int, int]:
-    """The one producer (id, epoch) of transactional batches.
+    """Return the one producer (id, epoch) of transactional batches.
 
     Raises:
         BrokerError: INVALID_REQUIRED_ACKS, INVALID_RECORD.
     """
     if acks != ACKS_ALL:
-        # A commit would vouch for records that may be lost.
+        # Otherwise a commit would confirm records that may be lost.
         raise BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"{tp}: transactions require acks -1 (all), found {acks}")
     producers = {(header.producer_id, header.producer_epoch) for header, _ in batches}
     producer = min(producers)
