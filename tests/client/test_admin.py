@@ -50,7 +50,7 @@ def lose_answer(kind: type[Request]) -> Fault:
     return fault
 
 
-def test_topics_come_and_go(fake: FakeCluster) -> None:
+def test_topics_are_created_listed_and_deleted(fake: FakeCluster) -> None:
     with Admin(fake.bootstrap) as admin:
         made = admin.create_topic(
             "flights",
@@ -71,7 +71,7 @@ def test_topics_come_and_go(fake: FakeCluster) -> None:
         assert admin.list_topics() == ["default"]
 
 
-def test_the_cluster_and_its_brokers(fake: FakeCluster) -> None:
+def test_an_admin_describes_the_cluster_and_its_brokers(fake: FakeCluster) -> None:
     with Admin(fake.bootstrap) as admin:
         cluster = admin.describe_cluster()
         assert cluster.cluster_id == "fake"
@@ -113,7 +113,7 @@ def test_lost_answers_are_no_errors(fake: FakeCluster) -> None:
         assert admin.list_topics() == []
 
 
-def test_a_move_whose_cancel_was_done_and_not_answered_is_taken_back(fake: FakeCluster) -> None:
+def test_a_cancel_whose_response_was_lost_takes_effect(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     first, second = TopicPartition("t", 0), TopicPartition("t", 1)
     with Admin(fake.bootstrap) as admin:
@@ -143,7 +143,7 @@ def test_a_move_whose_cancel_was_done_and_not_answered_is_taken_back(fake: FakeC
         assert admin.cancel_reassignment(may_have_ended=[first]) == [first], "by the first attempt, or none"
 
 
-def test_one_broker_is_enough(fake: FakeCluster) -> None:
+def test_one_reachable_broker_is_enough(fake: FakeCluster) -> None:
     fake.create("t")
     with Admin(f"127.0.0.1:1,{fake.bootstrap}") as admin:
         assert admin.list_topics() == ["t"]
@@ -152,7 +152,7 @@ def test_one_broker_is_enough(fake: FakeCluster) -> None:
         assert len(admin.describe_brokers()) == 1
 
 
-def test_a_closed_one_opens_nothing(fake: FakeCluster) -> None:
+def test_a_closed_admin_opens_no_connection(fake: FakeCluster) -> None:
     admin = Admin(fake.bootstrap)
     admin.create_topic("t", partitions=1, replication_factor=1)
     admin.close()
@@ -160,14 +160,14 @@ def test_a_closed_one_opens_nothing(fake: FakeCluster) -> None:
         admin.list_topics()
 
 
-def test_nobody_there() -> None:
+def test_no_reachable_broker_times_out() -> None:
     started = time.monotonic()
     with Admin("127.0.0.1:1", timeout_s=0.4) as admin, pytest.raises(ClientTimeout, match=r"127\.0\.0\.1:1"):
         admin.list_topics()
     assert time.monotonic() - started < 5
 
 
-def test_nobody_has_ever_been_there() -> None:
+def test_an_address_that_never_answered_fails_early() -> None:
     """Whoever mistyped an address hears of it long before the call's time is up; a cluster that was there is waited
     for."""
     started = time.monotonic()
@@ -203,7 +203,7 @@ def test_offsets(fake: FakeCluster) -> None:
             admin.list_offsets([TopicPartition("t", 7)])
 
 
-def test_wrong_offsets_of_a_group_are_refused_before_any_is_set(fake: FakeCluster) -> None:
+def test_wrong_group_offsets_are_refused_before_any_is_set(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     with Admin(fake.bootstrap) as admin:
         for offset in (1.5, True, "5", -1, 1 << 63):
@@ -212,7 +212,7 @@ def test_wrong_offsets_of_a_group_are_refused_before_any_is_set(fake: FakeCluste
         assert not any(isinstance(request, CommitOffsets) for broker in fake.brokers for request in broker.requests)
 
 
-def test_offsets_are_asked_again_until_they_are_known(fake: FakeCluster) -> None:
+def test_offsets_are_requested_again_until_they_are_known(fake: FakeCluster) -> None:
     fake.create("t")
     left = 3
 

@@ -111,7 +111,9 @@ def test_the_same_bytes_are_sent() -> None:
         (say_nothing, ClientTimeout, r"1 records to t-0: .* 0.5 s, last: NETWORK_EXCEPTION"),
     ],
 )
-def test_the_same_errors_are_told(fake: FakeCluster, way: str, fault: Fault, error: type[Exception], text: str) -> None:
+def test_the_direct_path_reports_the_same_errors(
+    fake: FakeCluster, way: str, fault: Fault, error: type[Exception], text: str
+) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap, delivery_timeout_s=0.5) as producer:
         began = time.monotonic()
@@ -128,7 +130,7 @@ def test_the_same_errors_are_told(fake: FakeCluster, way: str, fault: Fault, err
 
 
 @_WAYS
-def test_flush_raises_what_no_future_has_told(fake: FakeCluster, way: str) -> None:
+def test_flush_raises_errors_that_no_future_has_reported(fake: FakeCluster, way: str) -> None:
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     refused = times(1, Produce, refuse(ErrorCode.INVALID_RECORD))
@@ -140,7 +142,7 @@ def test_flush_raises_what_no_future_has_told(fake: FakeCluster, way: str) -> No
 
 @_WAYS
 @pytest.mark.parametrize("fault", [hang_up, refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)])
-def test_what_did_not_get_there_is_sent_again(fake: FakeCluster, way: str, fault: Fault) -> None:
+def test_an_unsent_record_is_sent_again(fake: FakeCluster, way: str, fault: Fault) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         future = send(producer, way, b"again", before=lambda: faults(fake, times(1, Produce, fault)))
@@ -149,7 +151,7 @@ def test_what_did_not_get_there_is_sent_again(fake: FakeCluster, way: str, fault
 
 
 @_WAYS
-def test_what_got_there_is_there_once_and_the_next_goes_on(fake: FakeCluster, way: str) -> None:
+def test_a_stored_record_is_not_stored_twice_after_a_lost_response(fake: FakeCluster, way: str) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         sent = send(producer, way, b"once", before=lambda: faults(fake, LoseAnswers(1))).result().offset
@@ -160,7 +162,7 @@ def test_what_got_there_is_there_once_and_the_next_goes_on(fake: FakeCluster, wa
 
 
 @_WAYS
-def test_futures_are_whole_ones(fake: FakeCluster, way: str) -> None:
+def test_futures_of_direct_sends_are_complete(fake: FakeCluster, way: str) -> None:
     fake.create("t", partitions=1)
 
     async def wrapped(future: Future[RecordMetadata]) -> RecordMetadata:
@@ -193,9 +195,7 @@ def test_several_threads_wait_for_one_record(fake: FakeCluster, way: str) -> Non
         assert set(found) == {len(values(fake, "t")) - 1}
 
 
-def test_a_record_that_nobody_has_looked_for_yet_is_not_overtaken(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_buffered_record_is_not_overtaken(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that in a chunk that another thread has begun, and not come to say so."""
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
@@ -209,7 +209,7 @@ def test_a_record_that_nobody_has_looked_for_yet_is_not_overtaken(
     assert values(fake, "t")[-2:] == [b"first", b"second"]
 
 
-def test_a_leader_that_says_who_leads_now_is_left_at_once(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirected_direct_send_leaves_its_leader_at_once(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what was remembered of the partition is forgotten, without a question."""
     monkeypatch.setattr(requests_module, "_SUSPECT_AFTER_S", _TIMEOUT_S)  # nothing else is asked, however slow this is
     fake.create("t", partitions=1)
@@ -240,7 +240,7 @@ def _asked(fake: FakeCluster) -> int:
     return sum(isinstance(request, Metadata) for broker in fake.brokers for request in broker.requests)
 
 
-def test_a_topic_that_is_there_anew_does_not_get_what_was_meant_for_the_old_one(fake: FakeCluster) -> None:
+def test_a_recreated_topic_gets_no_record_of_the_old_one(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         created = send(producer, "alone", b"old", before=lambda: fake.create("t", partitions=1))
@@ -251,7 +251,7 @@ def test_a_topic_that_is_there_anew_does_not_get_what_was_meant_for_the_old_one(
     assert values(fake, "t") == [b"new"]
 
 
-def test_the_error_of_a_topic_that_was_created_again_says_so(fake: FakeCluster) -> None:
+def test_the_error_for_a_recreated_topic_names_the_reason(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap, metadata_max_age_ms=3_600_000_000) as producer:
         producer.send("t", b"v").result()
@@ -263,7 +263,7 @@ def test_the_error_of_a_topic_that_was_created_again_says_so(fake: FakeCluster) 
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_who_has_a_topic_as_it_was_does_not_go_the_way_of_its_successor(fake: FakeCluster, warm: bool) -> None:
+def test_a_stale_topic_handle_does_not_use_its_successors_route(fake: FakeCluster, warm: bool) -> None:
     """A caller may have looked it up before it was there anew."""
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
@@ -314,9 +314,7 @@ def test_requests_of_many_sizes_and_partitions_are_few(fake: FakeCluster) -> Non
 @pytest.mark.parametrize(
     ("method", "line"), lines(DirectSender._send, DirectSender._forget, DirectSender._find, DirectSender._answered)
 )
-def test_an_interrupt_in_any_line_leaves_nobody_waiting(
-    fake: FakeCluster, method: Callable[..., Any], line: int
-) -> None:
+def test_an_interrupt_in_any_line_leaves_no_waiter(fake: FakeCluster, method: Callable[..., Any], line: int) -> None:
     """It ends the producer if it comes there: what was being done is done by half."""
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)

@@ -47,7 +47,7 @@ def _waiting(polls: _Polls) -> AsyncConnection:
     return connection
 
 
-def test_who_is_awake_asks_until_there_are_bytes_and_does_not_sleep() -> None:
+def test_a_spinning_wait_polls_without_sleeping_until_bytes_arrive() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         polls = _Polls(ours, lambda asked: asked == 100 and theirs.send(b"x"))
@@ -55,7 +55,7 @@ def test_who_is_awake_asks_until_there_are_bytes_and_does_not_sleep() -> None:
     assert polls.timeouts == [0] * 101
 
 
-def test_who_was_awake_for_long_enough_sleeps_for_the_rest() -> None:
+def test_a_wait_that_has_spun_long_enough_sleeps_the_rest() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         polls = _Polls(ours, lambda asked: None)
@@ -97,13 +97,13 @@ def _asked(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, soon_s: float) ->
     raise AssertionError("unreachable")
 
 
-def test_a_producers_answers_decide_how_the_next_one_is_waited_for(
+def test_a_producers_response_times_decide_how_it_waits_next(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _asked(fake, monkeypatch, 60.0) == [0.0] + [60.0] * (_ANSWERS - 1)
 
 
-def test_a_producer_sleeps_where_no_answer_comes_soon(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_sleeps_when_responses_are_slow(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(_asked(fake, monkeypatch, 1e-9)) == {0.0}
 
 
@@ -124,7 +124,7 @@ def _slept_for(subject: SpinPolicy) -> int:
     raise AssertionError("it never stays awake again")
 
 
-def test_each_answer_that_kept_it_awake_for_nothing_lets_it_sleep_twice_as_long() -> None:
+def test_each_wasted_spin_doubles_the_sleep_that_follows() -> None:
     subject = SpinPolicy(processors=2)
     slept = []
     for _ in range(13):
@@ -135,7 +135,7 @@ def test_each_answer_that_kept_it_awake_for_nothing_lets_it_sleep_twice_as_long(
     assert slept == [2**n for n in range(11)] + [1024, 1024]
 
 
-def test_late_answers_that_it_slept_for_let_it_sleep_on_and_no_longer_than_before() -> None:
+def test_late_responses_while_sleeping_keep_it_sleeping_no_longer() -> None:
     subject = SpinPolicy(processors=2)
     _slept_for(subject)
     subject.answered(_LATE_S)
@@ -146,7 +146,7 @@ def test_late_answers_that_it_slept_for_let_it_sleep_on_and_no_longer_than_befor
     assert _slept_for(subject) == 2
 
 
-def test_answers_that_come_soon_in_a_row_make_up_for_late_ones() -> None:
+def test_quick_responses_in_a_row_make_up_for_late_ones() -> None:
     subject = SpinPolicy(processors=2)
     for _ in range(3):
         _slept_for(subject)
@@ -165,7 +165,7 @@ def test_answers_that_come_soon_in_a_row_make_up_for_late_ones() -> None:
 @pytest.mark.parametrize(
     ("one_in", "least", "most"), [(5, 0.0, 0.02), (12, 0.0, 0.2), (50, 0.8, 1.0), (200, 0.95, 1.0)]
 )
-def test_it_is_awake_where_few_answers_are_late(one_in: int, least: float, most: float) -> None:
+def test_it_spins_when_few_responses_are_late(one_in: int, least: float, most: float) -> None:
     subject, chance, awake = SpinPolicy(processors=2), random.Random(7), 0
     for _ in range(100_000):
         awake += subject.awake_s > 0
@@ -173,7 +173,7 @@ def test_it_is_awake_where_few_answers_are_late(one_in: int, least: float, most:
     assert least <= awake / 100_000 <= most
 
 
-def test_nobody_stays_awake_on_the_only_processor() -> None:
+def test_a_single_processor_never_spins() -> None:
     subject = SpinPolicy(processors=1)
     for _ in range(100):
         subject.answered(0.0)

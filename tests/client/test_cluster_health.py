@@ -83,13 +83,13 @@ def that_is_missing(look: ClusterSnapshot) -> None:
         (that_is_missing, "not registered"),
     ],
 )
-def test_what_is_in_the_way_is_named(spoil: Callable[[ClusterSnapshot], None], words: str) -> None:
+def test_a_health_problem_is_named(spoil: Callable[[ClusterSnapshot], None], words: str) -> None:
     look = whole()
     spoil(look)
     assert any(words in problem for problem in problems_of(look, whole()))
 
 
-def test_a_follower_is_held_to_what_was_committed_at_the_look_before_not_to_what_came_since() -> None:
+def test_a_follower_is_measured_against_the_previous_samples_high_watermark() -> None:
     look = whole()
     look.replicas[TP, 0] = replica("leader", end=500, high_watermark=500)
     assert problems_of(look, whole()) == []

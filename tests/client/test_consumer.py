@@ -36,7 +36,7 @@ def test_everything_from_all_partitions_in_their_order(fake: FakeCluster) -> Non
         assert consumer.poll(0) == []
 
 
-def test_iterating_goes_on_as_records_come(fake: FakeCluster) -> None:
+def test_iterating_continues_as_records_arrive(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, ["t"]) as consumer:
         seen: list[int] = []
@@ -51,7 +51,7 @@ def test_iterating_goes_on_as_records_come(fake: FakeCluster) -> None:
         assert seen == list(range(150))
 
 
-def test_leaving_an_iteration_loses_nothing(fake: FakeCluster) -> None:
+def test_leaving_an_iteration_loses_no_record(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, "t") as consumer:
         first = next(iter(consumer))
@@ -69,7 +69,7 @@ def test_offsets_to_start_from_cut_the_first_batch(fake: FakeCluster, start: int
         assert not found or origin(found[0]).offset == start
 
 
-def test_latest_sees_only_what_comes(fake: FakeCluster) -> None:
+def test_a_start_at_latest_reads_only_new_records(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, "t", start="latest") as consumer:
         assert consumer.poll(0.2) == []
@@ -146,7 +146,7 @@ def test_a_consumer_refuses_to_start_at_a_wrong_offset(
         Consumer(fake.bootstrap, "t", start={TP: offset})
 
 
-def test_only_seek_names_the_words_that_it_takes(fake: FakeCluster) -> None:
+def test_only_seek_accepts_the_named_positions(fake: FakeCluster) -> None:
     fill(fake)
     with (
         Consumer(fake.bootstrap, "t") as consumer,
@@ -251,7 +251,7 @@ def test_origins() -> None:
         origin(batch)
 
 
-def test_a_poll_gives_at_most_so_many_records(fake: FakeCluster) -> None:
+def test_a_poll_returns_at_most_max_records(fake: FakeCluster) -> None:
     fill(fake, partitions=2)
     with Consumer(fake.bootstrap, "t", max_records=7) as consumer:
         rows: list[int] = []
@@ -269,7 +269,7 @@ def test_a_poll_gives_at_most_so_many_records(fake: FakeCluster) -> None:
         Consumer(fake.bootstrap, "t", max_records=0)
 
 
-def test_what_is_paused_waits_where_it_was(fake: FakeCluster) -> None:
+def test_a_paused_partition_keeps_its_position(fake: FakeCluster) -> None:
     fill(fake, partitions=2)
     first, second = TopicPartition("t", 0), TopicPartition("t", 1)
     with Consumer(fake.bootstrap, "t", max_records=5) as consumer:
@@ -300,7 +300,7 @@ def test_what_is_paused_waits_where_it_was(fake: FakeCluster) -> None:
         ({"group": "g"}, "a consumer needs a topic"),
     ],
 )
-def test_what_goes_with_a_group_and_what_does_not(fake: FakeCluster, arguments: dict[str, Any], expected: str) -> None:
+def test_which_options_a_group_allows(fake: FakeCluster, arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         Consumer(fake.bootstrap, **arguments)
 
@@ -313,7 +313,7 @@ def test_commits_need_a_group(fake: FakeCluster) -> None:
         assert (consumer.member_id, consumer.member_epoch) == ("", 0)
 
 
-def test_more_is_asked_for_before_what_came_is_used_unless_that_was_all(fake: FakeCluster) -> None:
+def test_the_next_fetch_starts_before_its_batch_is_consumed(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap) as producer:
         for index in range(3):

@@ -26,7 +26,7 @@ from tests.client.reading import TP, TYPED, add, drained, fill, numbers, refuse
         ErrorCode.UNKNOWN_LEADER_EPOCH,
     ],
 )
-def test_what_is_retriable_is_retried(fake: FakeCluster, code: ErrorCode) -> None:
+def test_retriable_errors_are_retried(fake: FakeCluster, code: ErrorCode) -> None:
     fill(fake)
     fake.fault(0, refuse(code, 3))
     with Consumer(fake.bootstrap, "t") as consumer:
@@ -101,7 +101,7 @@ def test_a_table_from_beyond_the_end_is_out_of_range(fake: FakeCluster) -> None:
         assert consumer.to_table().num_rows == 100
 
 
-def test_a_log_cut_under_its_reader_is_told(fake: FakeCluster) -> None:
+def test_a_truncated_log_is_reported_to_its_reader(fake: FakeCluster) -> None:
     """Each fetch names the epoch of the last record read, so that a leader without that record can say so."""
     fill(fake, records=50)
     fake.do(lambda: setattr(fake.topics["t"].logs[0], "epoch", 3))
@@ -151,7 +151,7 @@ def test_a_corrupt_batch_raises_and_is_not_passed_over(fake: FakeCluster) -> Non
             drained(consumer, 100)
 
 
-def test_a_recreated_topic_is_not_taken_for_the_old_one(fake: FakeCluster) -> None:
+def test_a_recreated_topic_is_not_mistaken_for_the_old_one(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, "t") as consumer:
         drained(consumer, 100)
@@ -161,7 +161,7 @@ def test_a_recreated_topic_is_not_taken_for_the_old_one(fake: FakeCluster) -> No
         assert caught.value.code == ErrorCode.INCONSISTENT_TOPIC_ID
 
 
-def test_a_deleted_topic_is_told(fake: FakeCluster) -> None:
+def test_a_deleted_topic_is_reported(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, "t") as consumer:
         drained(consumer, 100)
@@ -171,7 +171,7 @@ def test_a_deleted_topic_is_told(fake: FakeCluster) -> None:
         assert caught.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_nobody_there(fake: FakeCluster) -> None:
+def test_no_reachable_broker_times_out_with_the_position(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, "t", timeout_s=1.0) as consumer:
         drained(consumer, 100)

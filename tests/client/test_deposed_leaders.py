@@ -105,7 +105,7 @@ def at_broker_0(fake: FakeCluster) -> str:
     return f"127.0.0.1:{fake.brokers[0].port}"
 
 
-def test_a_position_beyond_its_end_is_no_reason_to_fail(deposed: FakeCluster) -> None:
+def test_a_consumer_survives_a_position_beyond_a_deposed_leaders_end(deposed: FakeCluster) -> None:
     with Consumer(at_broker_0(deposed), "t", start={TP: 60}) as consumer:
         found = consumer.poll(10.0)
     assert [n for batch in found for n in batch.column("n").to_pylist()] == list(range(60, END))
@@ -116,13 +116,13 @@ def test_nor_to_begin_again(deposed: FakeCluster) -> None:
         assert consumer.poll(10.0)[0].column("n")[0].as_py() == 60
 
 
-def test_a_range_beyond_its_end_is_read(deposed: FakeCluster) -> None:
+def test_a_range_beyond_a_deposed_leaders_end_is_read(deposed: FakeCluster) -> None:
     with PartitionReader(at_broker_0(deposed), TP, 60, END) as reader:
         assert sum(batch.num_rows for _, batch in reader) == END - 60
 
 
 @pytest.mark.parametrize("start", [HIGH_WATERMARK, CUT_OFF_AT])
-def test_a_range_is_not_waited_for_where_it_will_not_come(
+def test_a_range_that_cannot_exist_is_not_waited_for(
     deposed: FakeCluster, start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "_SUSPECT_AFTER_S", 0.2)
@@ -130,13 +130,13 @@ def test_a_range_is_not_waited_for_where_it_will_not_come(
         assert sum(batch.num_rows for _, batch in reader) == END - start
 
 
-def test_nor_are_records_it_never_saw_committed(deposed: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_never_committed_are_not_waited_for(deposed: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetcher, "_SUSPECT_AFTER_S", 0.2)
     with Consumer(at_broker_0(deposed), "t", start={TP: CUT_OFF_AT}, timeout_s=5.0) as consumer:
         assert sum(batch.num_rows for batch in consumer.poll(10.0)) == END - CUT_OFF_AT
 
 
-def test_ends_do_not_go_backwards(deposed: FakeCluster) -> None:
+def test_end_offsets_do_not_go_backwards(deposed: FakeCluster) -> None:
     with Consumer(at_broker_0(deposed), "t", start={TP: 60}) as consumer:
         assert consumer.end_offsets() == {TP: END}
     with Admin(at_broker_0(deposed)) as admin:
@@ -144,7 +144,7 @@ def test_ends_do_not_go_backwards(deposed: FakeCluster) -> None:
         assert admin.list_offsets([TP], known={TP: END + 1}) == {TP: END}, "what nobody has is not waited for"
 
 
-def test_a_spark_read_of_offsets_beyond_its_end_is_planned(deposed: FakeCluster) -> None:
+def test_a_spark_read_beyond_a_deposed_leaders_end_is_planned(deposed: FakeCluster) -> None:
     defaults = {"bootstrap.servers": at_broker_0(deposed)}
     options = parse_read_options({"subscribe": "t", "startingoffsets": '{"t": {"0": 60}}'}, defaults)
     with TopicView(options.bootstrap) as view:
@@ -153,7 +153,7 @@ def test_a_spark_read_of_offsets_beyond_its_end_is_planned(deposed: FakeCluster)
     assert isinstance(found, RangeRead) and (found.start, found.end) == (60, END)
 
 
-def test_a_stream_beyond_its_end_goes_on(deposed: FakeCluster) -> None:
+def test_a_stream_beyond_a_deposed_leaders_end_continues(deposed: FakeCluster) -> None:
     """Its word would be a log that was cut: loss of data."""
     options = parse_read_options(
         {"subscribe": "t", "startingoffsets": "earliest"}, {"bootstrap.servers": at_broker_0(deposed)}, streaming=True
@@ -167,7 +167,7 @@ def test_a_stream_beyond_its_end_goes_on(deposed: FakeCluster) -> None:
     reader.stop()
 
 
-def test_its_word_alone_is_not_enough(deposed: FakeCluster) -> None:
+def test_a_deposed_leader_alone_is_not_believed(deposed: FakeCluster) -> None:
     """Nobody else can be asked: then nothing is known."""
     deposed.stop(1)
     with (
@@ -182,7 +182,7 @@ def test_its_word_alone_is_not_enough(deposed: FakeCluster) -> None:
         list(reader)
 
 
-def test_what_the_others_confirm_is_believed(deposed: FakeCluster) -> None:
+def test_an_error_confirmed_by_other_brokers_is_believed(deposed: FakeCluster) -> None:
     with (
         Consumer(at_broker_0(deposed), "t", start={TP: END + 1}) as consumer,
         pytest.raises(BrokerError, match=rf"{END + 1} not in \[0, {END}\]") as caught,
@@ -191,7 +191,7 @@ def test_what_the_others_confirm_is_believed(deposed: FakeCluster) -> None:
     assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_a_deposed_coordinator_of_a_group_tells_no_old_offsets(fake: FakeCluster) -> None:
+def test_a_deposed_coordinator_returns_no_old_group_offsets(fake: FakeCluster) -> None:
     topic = fake.create("__consumer_offsets")
     fake.move(TopicPartition("__consumer_offsets", 0), 1)
     fake.groups.offsets["g", "t", 0] = 2

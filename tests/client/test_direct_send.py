@@ -51,7 +51,9 @@ def send_until(producer: Producer, alone: list[bool], send: Callable[[], Any]) -
 
 
 @pytest.mark.parametrize(("acks", "idempotent"), [("all", True), ("all", False), (1, True)])
-def test_what_arrives_is_what_was_sent(fake: FakeCluster, alone: list[bool], acks: str | int, idempotent: bool) -> None:
+def test_records_arrive_as_they_were_sent(
+    fake: FakeCluster, alone: list[bool], acks: str | int, idempotent: bool
+) -> None:
     fake.create("t", partitions=1)
     sent: list[Any] = [b"bytes", "text", "Größe", None, b"", b"x" * 1000, b"y" * 100_000]
     with Producer(fake.bootstrap, acks=acks, idempotent=idempotent) as producer:
@@ -69,7 +71,7 @@ def test_what_arrives_is_what_was_sent(fake: FakeCluster, alone: list[bool], ack
     assert found.column("timestamp").cast(pa.int64()).to_pylist() == list(range(len(sent)))
 
 
-def test_sequences_go_on_whichever_way_records_go(fake: FakeCluster, alone: list[bool]) -> None:
+def test_sequences_continue_across_the_direct_and_buffered_paths(fake: FakeCluster, alone: list[bool]) -> None:
     """The broker would refuse one out of its order."""
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
@@ -85,7 +87,7 @@ def test_sequences_go_on_whichever_way_records_go(fake: FakeCluster, alone: list
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER])
-def test_one_that_is_refused_is_sent_again(fake: FakeCluster, alone: list[bool], code: ErrorCode) -> None:
+def test_a_refused_record_is_sent_again(fake: FakeCluster, alone: list[bool], code: ErrorCode) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         acting(producer)
@@ -101,7 +103,7 @@ def test_one_that_is_refused_is_sent_again(fake: FakeCluster, alone: list[bool],
     assert found[-1] == b"more" and found[-2] == b"again"
 
 
-def test_one_goes_to_a_new_leader(fake: FakeCluster, alone: list[bool]) -> None:
+def test_a_direct_send_follows_a_new_leader(fake: FakeCluster, alone: list[bool]) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         sent = acting(producer)
@@ -111,7 +113,7 @@ def test_one_goes_to_a_new_leader(fake: FakeCluster, alone: list[bool]) -> None:
             sent += 1 + acting(producer)
 
 
-def test_flush_and_close_know_of_it(fake: FakeCluster, alone: list[bool]) -> None:
+def test_flush_and_close_wait_for_a_direct_send(fake: FakeCluster, alone: list[bool]) -> None:
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)
@@ -134,7 +136,7 @@ def test_flush_and_close_know_of_it(fake: FakeCluster, alone: list[bool]) -> Non
         producer.send("t", b"v")
 
 
-def test_of_several_at_once_only_the_first_goes_on_its_own(fake: FakeCluster, alone: list[bool]) -> None:
+def test_only_the_first_of_several_records_is_sent_directly(fake: FakeCluster, alone: list[bool]) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         first = send_until(producer, alone, lambda: producer.send("t", b"first"))
@@ -146,7 +148,7 @@ def test_of_several_at_once_only_the_first_goes_on_its_own(fake: FakeCluster, al
         assert len(produce_requests(fake)) - before < 500, "the others went together"
 
 
-def test_keys_and_turns_choose_partitions_as_always(fake: FakeCluster, alone: list[bool]) -> None:
+def test_keys_and_turns_choose_the_same_partitions_as_usual(fake: FakeCluster, alone: list[bool]) -> None:
     fake.create("t", partitions=6)
     with Producer(fake.bootstrap) as producer:
         for _ in range(3):  # the first record of each partition has no sequence to go on with
@@ -165,7 +167,7 @@ def test_records_without_a_key_go_to_all_partitions_in_turn(fake: FakeCluster) -
     assert turns in ([0, 1] * 50, [1, 0] * 50)
 
 
-def test_what_is_compressed_goes_the_usual_way(fake: FakeCluster, alone: list[bool]) -> None:
+def test_compressed_records_take_the_buffered_path(fake: FakeCluster, alone: list[bool]) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap, compression="lz4") as producer:
         acting(producer)
@@ -173,7 +175,7 @@ def test_what_is_compressed_goes_the_usual_way(fake: FakeCluster, alone: list[bo
     assert alone == []
 
 
-def test_a_thread_that_acts_for_another_producer_too_mixes_nothing_up(fake: FakeCluster) -> None:
+def test_a_thread_serving_two_producers_mixes_nothing_up(fake: FakeCluster) -> None:
     for name in ("a", "b"):
         fake.create(name, partitions=1)
     fake.create("t", partitions=1)
@@ -186,7 +188,7 @@ def test_a_thread_that_acts_for_another_producer_too_mixes_nothing_up(fake: Fake
     until(lambda: values(fake, "a") == values(fake, "b") == [b"%d" % number for number in range(100)])
 
 
-def test_what_a_signals_handler_raises_while_a_record_is_encoded_is_the_callers(
+def test_a_signal_handlers_error_during_encoding_reaches_the_caller(
     fake: FakeCluster, alone: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.create("t", partitions=1)

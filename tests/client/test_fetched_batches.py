@@ -35,14 +35,14 @@ def answer(batches: list[tuple[BatchHeader, bytes]]) -> tuple[FetchedPartition, 
     return head, memoryview(b"".join(header.pack() for header, _ in batches) + bodies)
 
 
-def test_control_batches_are_left_out_and_positions_pass_them() -> None:
+def test_control_batches_are_skipped_and_positions_pass_them() -> None:
     head, body = answer([batch_at(0, 5), batch_at(5, 1, flags=int(Flag.CONTROL)), batch_at(6, 2)])
     (part,) = split_partitions([head], body)
     assert numbers([one.batch for one in decode_partition(part, lambda _: TYPED, start=2)]) == [2, 3, 4, 6, 7]
     assert part.next_offset == 8
 
 
-def test_cleaned_batches_tell_their_offsets() -> None:
+def test_compacted_batches_carry_their_offsets() -> None:
     header, body = batch_at(10, 3)
     deltas = np.array([0, 4, 9], "<u4").tobytes()
     header = header._replace(
@@ -87,7 +87,7 @@ def test_lengths_that_do_not_add_up_are_corrupt(change: int) -> None:
         list(split_partitions([head], memoryview(content)))
 
 
-def test_a_default_topic_reads_as_kafkas_columns(fake: FakeCluster) -> None:
+def test_a_default_topic_reads_with_kafkas_columns(fake: FakeCluster) -> None:
     fake.create("d")
     with Producer(fake.bootstrap) as producer:
         producer.send("d", b"v", key=b"k", timestamp=7)

@@ -110,7 +110,7 @@ def test_a_producer_made_in_a_child_works(fake: FakeCluster) -> None:
         assert producer.send("t", b"after").result(_TIMEOUT_S).offset == 2
 
 
-def test_readers_refuse_every_call_in_a_child_and_go_on_in_the_parent(fake: FakeCluster) -> None:
+def test_readers_refuse_calls_in_a_forked_child_but_not_its_parent(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     with (
         Producer(fake.bootstrap) as producer,

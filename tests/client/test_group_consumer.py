@@ -75,7 +75,7 @@ def reading(session: Session, log: Log, **more: Any) -> GroupConsumer:
     return GroupConsumer(log, session, commit_timeout_s=1.0, **options)  # type: ignore[arg-type]
 
 
-def test_where_to_begin_is_asked_again_for_what_was_given_up_meanwhile() -> None:
+def test_a_reassigned_partition_asks_for_its_start_again() -> None:
     """The answer came, the partition went to another consumer, who committed, and back, all between two polls."""
     session, log = Session(), Log(500)
     group = reading(session, log)
@@ -95,7 +95,7 @@ def test_where_to_begin_is_asked_again_for_what_was_given_up_meanwhile() -> None
     assert log.at == {TP: 120}
 
 
-def test_partitions_that_nobody_holds_are_begun_without_those_that_a_transaction_holds() -> None:
+def test_partitions_held_by_no_transaction_start_at_once() -> None:
     session, log = Session(), Log(500)
     group = reading(session, log)
     others: list[Place] = [("t", "id", 1), ("t", "id", 2)]
@@ -118,7 +118,7 @@ def test_partitions_that_nobody_holds_are_begun_without_those_that_a_transaction
     assert log.at == {("t", 1): 7, ("t", 2): 500}
 
 
-def test_a_beginning_that_moves_is_committed_as_positions_are() -> None:
+def test_an_initial_position_is_committed_when_it_moves() -> None:
     for moves, expected in ((True, [{PLACE: 500}]), (False, [])):
         session, log = Session(), Log(500)
         group = reading(session, log, start_moves=moves)
@@ -133,7 +133,7 @@ def test_a_beginning_that_moves_is_committed_as_positions_are() -> None:
 
 
 @pytest.mark.parametrize("offset", [1.5, True, None, "5", -1, 1 << 63])
-def test_a_commit_of_a_wrong_offset_asks_for_nothing(offset: Any) -> None:
+def test_a_commit_of_an_invalid_offset_sends_no_request(offset: Any) -> None:
     """The coordinator would refuse it together with the commits that go in the same request."""
     session, log = Session(), Log(0)
     group = reading(session, log)
@@ -148,7 +148,7 @@ def test_a_commit_of_a_wrong_offset_asks_for_nothing(offset: Any) -> None:
     assert session.commits == [{PLACE: 5}]
 
 
-def test_who_closes_after_a_failure_commits_nothing() -> None:
+def test_closing_a_group_after_a_failed_block_commits_no_positions() -> None:
     for processed, expected in ((True, [{PLACE: 7}]), (False, [])):
         session, log = Session(), Log(0)
         group = reading(session, log)
@@ -161,7 +161,7 @@ def test_who_closes_after_a_failure_commits_nothing() -> None:
         assert session.commits == expected
 
 
-def test_a_commit_that_is_called_off_is_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cancelled_commit_does_not_take_effect(caplog: pytest.LogCaptureFixture) -> None:
     session, log = Session(), Log(0)
     group = reading(session, log)
     session.assigned = frozenset({PLACE})
@@ -176,7 +176,7 @@ def test_a_commit_that_is_called_off_is_none(caplog: pytest.LogCaptureFixture) -
     assert not caplog.records
 
 
-def test_a_position_that_went_back_is_committed_whatever_became_of_the_commits_before() -> None:
+def test_a_position_moved_back_is_committed_despite_earlier_commits() -> None:
     session, log = Session(), Log(0)
     group = reading(session, log)
     session.assigned = frozenset({PLACE})
@@ -195,7 +195,7 @@ def test_a_position_that_went_back_is_committed_whatever_became_of_the_commits_b
         assert session.commits[-1:] == [{PLACE: 10}] and len(session.commits) % 2 == 0, "once is enough"
 
 
-def test_a_position_that_went_back_is_committed_also_after_an_interrupted_commit(
+def test_a_position_moved_back_is_committed_after_an_interrupted_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session, log = Session(), Log(0)
@@ -219,7 +219,7 @@ def test_a_position_that_went_back_is_committed_also_after_an_interrupted_commit
     assert session.commits == [{PLACE: 20}, {PLACE: 10}]
 
 
-def test_an_offset_below_0_is_refused_before_it_joins_other_commits() -> None:
+def test_a_negative_offset_is_refused_before_it_joins_other_commits() -> None:
     session, log = Session(), Log(0)
     group = reading(session, log)
     session.assigned = frozenset({PLACE})
@@ -237,7 +237,7 @@ class _OwnTimeout(Exception):
 
 
 @pytest.mark.parametrize("timeout", [futures.TimeoutError, _OwnTimeout])
-def test_closing_does_not_wait_for_ever_for_the_last_commit(
+def test_closing_waits_a_bounded_time_for_the_last_commit(
     monkeypatch: pytest.MonkeyPatch, timeout: type[Exception]
 ) -> None:
     monkeypatch.setattr("concurrent.futures.TimeoutError", timeout)

@@ -110,9 +110,7 @@ class Feeder(threading.Thread):
 
 
 @pytest.mark.extended
-def test_thirty_consumers_and_three_brokers_come_and_go_and_every_record_is_read(
-    cluster: ProcessCluster, tmp_path: Path
-) -> None:
+def test_a_group_reads_every_record_while_members_and_brokers_fail(cluster: ProcessCluster, tmp_path: Path) -> None:
     dice = random.Random(7)
     create_topic(cluster, "many", partitions=PARTITIONS)
     notes: list[dict[str, Any]] = []
@@ -265,9 +263,7 @@ def _fenced(cluster: ProcessCluster, notes: list[dict[str, Any]], living: set[st
 
 
 @pytest.mark.alone
-def test_after_one_death_the_others_have_its_partitions_within_the_session_and_a_second(
-    cluster: ProcessCluster, tmp_path: Path
-) -> None:
+def test_partitions_of_a_dead_member_move_within_the_session_timeout(cluster: ProcessCluster, tmp_path: Path) -> None:
     create_topic(cluster, "mourned", partitions=30)
     children = Children(cluster, "family", "mourned", tmp_path)
     child = children.start(1)

@@ -32,7 +32,7 @@ class Refuse:
         return True
 
 
-def test_a_topic_that_the_coordinator_has_not_heard_of_yet_is_asked_for_again(fake: FakeCluster) -> None:
+def test_an_offset_for_a_topic_unknown_to_the_coordinator_is_retried(fake: FakeCluster) -> None:
     refuse = Refuse("new", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     for broker in fake.brokers:
         fake.fault(broker.broker_id, times(2, CommitOffsets, refuse))
@@ -46,9 +46,7 @@ def test_a_topic_that_the_coordinator_has_not_heard_of_yet_is_asked_for_again(fa
     ("code", "is_asked_again"),
     [(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, True), (ErrorCode.INVALID_REQUEST, False)],
 )
-def test_what_stays_unknown_or_is_refused_for_good_is_told(
-    fake: FakeCluster, code: ErrorCode, is_asked_again: bool
-) -> None:
+def test_a_permanent_or_lasting_refusal_is_reported(fake: FakeCluster, code: ErrorCode, is_asked_again: bool) -> None:
     refuse = Refuse("gone", code)
     for broker in fake.brokers:
         fake.fault(broker.broker_id, times(10_000, CommitOffsets, refuse))

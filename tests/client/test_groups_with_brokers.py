@@ -74,7 +74,9 @@ def sizes(*consumers: Consumer) -> list[int]:
     return [len(consumer.assignment) for consumer in consumers]
 
 
-def test_a_group_shares_reads_once_and_goes_on_where_it_was(cluster: ProcessCluster, admin: Admin, join: Join) -> None:
+def test_a_group_reads_each_record_once_and_resumes_its_positions(
+    cluster: ProcessCluster, admin: Admin, join: Join
+) -> None:
     create_topic(cluster, "shared", partitions=6)
     fill(cluster, "shared", 6, 10)
     calls: list[tuple[str, str, int]] = []
@@ -136,7 +138,7 @@ def describe(admin: Admin, group: str) -> Any:
     return found
 
 
-def test_heartbeats_go_on_while_user_code_works_and_end_when_it_never_polls(
+def test_heartbeats_continue_during_user_code_and_end_without_polls(
     cluster: ProcessCluster, admin: Admin, join: Join
 ) -> None:
     create_topic(cluster, "worked", partitions=2)
@@ -166,7 +168,7 @@ def test_heartbeats_go_on_while_user_code_works_and_end_when_it_never_polls(
     late.commit()
 
 
-def test_who_iterates_hears_of_others_before_it_has_used_up_what_it_has_fetched(
+def test_an_iterating_member_learns_of_a_rebalance_before_its_batches_end(
     cluster: ProcessCluster, admin: Admin, join: Join
 ) -> None:
     create_topic(cluster, "stored", partitions=2)
@@ -189,9 +191,7 @@ def test_who_iterates_hears_of_others_before_it_has_used_up_what_it_has_fetched(
     assert admin.group_offsets("iterating"), "and commits by itself no sooner"
 
 
-def test_patterns_see_topics_that_come_and_lose_those_that_go(
-    cluster: ProcessCluster, admin: Admin, join: Join
-) -> None:
+def test_patterns_follow_created_and_deleted_topics(cluster: ProcessCluster, admin: Admin, join: Join) -> None:
     create_topic(cluster, "pat-one", partitions=2)
     create_topic(cluster, "not-pat", partitions=2)
     reader = join("patterns", pattern="pat-.*")
@@ -210,7 +210,7 @@ def test_patterns_see_topics_that_come_and_lose_those_that_go(
     assert refused.value.code == ErrorCode.INVALID_REGULAR_EXPRESSION
 
 
-def test_a_static_member_that_comes_back_moves_nothing(cluster: ProcessCluster, admin: Admin, join: Join) -> None:
+def test_a_static_member_that_returns_moves_no_partition(cluster: ProcessCluster, admin: Admin, join: Join) -> None:
     create_topic(cluster, "static", partitions=4)
     names = ("a", "b")
     first, second = (join("statics", "static", instance_id=name) for name in names)
@@ -231,7 +231,7 @@ def test_a_static_member_that_comes_back_moves_nothing(cluster: ProcessCluster, 
     assert sizes(second) == [2]
 
 
-def test_where_a_group_begins_and_what_it_is_refused(cluster: ProcessCluster, join: Join) -> None:
+def test_where_a_group_starts_and_what_it_is_refused(cluster: ProcessCluster, join: Join) -> None:
     create_topic(cluster, "timed", partitions=1)
     with Producer(cluster.bootstrap) as producer:
         for second in range(6):
@@ -250,7 +250,7 @@ def test_where_a_group_begins_and_what_it_is_refused(cluster: ProcessCluster, jo
         assert "expected" in error.value.detail
 
 
-def test_what_comes_while_a_group_from_the_end_changes_hands_is_read(cluster: ProcessCluster, join: Join) -> None:
+def test_records_during_a_handover_from_the_end_are_read(cluster: ProcessCluster, join: Join) -> None:
     """Also: a commit that was given up is none of the others' business, and a block that fails commits nothing."""
     create_topic(cluster, "handed", partitions=2)
     fill(cluster, "handed", 2, 5, prefix="before")
@@ -274,9 +274,7 @@ def test_what_comes_while_a_group_from_the_end_changes_hands_is_read(cluster: Pr
     assert len(poll_until([fourth], lambda: sum(fourth.positions().values()) == 22, "the last again")) == 2
 
 
-def test_offsets_of_a_transaction_are_a_members_own_and_whoever_comes_next_waits_for_its_end(
-    cluster: ProcessCluster, join: Join
-) -> None:
+def test_a_partition_waits_for_transactional_offsets_of_its_former_owner(cluster: ProcessCluster, join: Join) -> None:
     """Source: KIP-447. Without the wait the next one would begin where the open transaction began."""
     create_topic(cluster, "fenced", partitions=2)
     create_topic(cluster, "made", partitions=1)

@@ -97,7 +97,7 @@ def ended(threads: list[threading.Thread]) -> None:
     ("method", "line"),
     lines(RecordChunk.batch_done, RecordChunk._tell, RecordChunk._tell_listeners, CompletionLatch.end, tell, resolve),
 )
-def test_of_a_record_everybody_is_told(method: Callable[..., Any], line: int) -> None:
+def test_every_waiter_for_a_record_is_notified(method: Callable[..., Any], line: int) -> None:
     chunk = RecordChunk(_TOPIC, None, 0.0)
     chunk.records += [(None, b"v", None, 1)] * 2
     chunk.placed([range(2)])
@@ -121,7 +121,7 @@ def test_of_a_record_everybody_is_told(method: Callable[..., Any], line: int) ->
 
 
 @pytest.mark.parametrize(("method", "line"), lines(TableWrite._close_one, TableWrite._tell, CompletionLatch.end, tell))
-def test_of_a_table_everybody_is_told(method: Callable[..., Any], line: int) -> None:
+def test_every_waiter_for_a_table_is_notified(method: Callable[..., Any], line: int) -> None:
     table = TableWrite("t")
     assert table.add_batch() == 0
     table.seal()
@@ -137,7 +137,7 @@ def test_of_a_table_everybody_is_told(method: Callable[..., Any], line: int) -> 
     assert table.future.done()
 
 
-def test_who_waits_no_longer_leaves_nothing_behind() -> None:
+def test_a_waiter_that_gives_up_leaves_no_callback() -> None:
     ending = CompletionLatch()
     assert not ending.wait(0.0) and not ending.wait(0.001)
     assert not ending._told
@@ -145,7 +145,7 @@ def test_who_waits_no_longer_leaves_nothing_behind() -> None:
     assert ending.wait() and ending.wait(0.0) and not ending._told
 
 
-def test_who_makes_a_future_full_and_is_interrupted_leaves_it_to_others() -> None:
+def test_an_interrupted_completion_is_finished_by_another_thread() -> None:
     """Interrupts come when something is called, and when a call is over."""
     for call in range(100):
         chunk = RecordChunk(_TOPIC, None, 0.0)
@@ -186,7 +186,7 @@ class _Attendant:
 
 @pytest.mark.parametrize("seal", [False, True])
 @pytest.mark.parametrize("batch_bytes", [1, 1000])
-def test_a_record_whose_sender_is_interrupted_is_there_once_or_not_at_all(seal: bool, batch_bytes: int) -> None:
+def test_a_record_of_an_interrupted_sender_is_stored_at_most_once(seal: bool, batch_bytes: int) -> None:
     for call in range(200):
         attendant, opened = _Attendant(), list[RecordChunk]()
         collector = RecordBuffer(
@@ -217,7 +217,7 @@ def test_a_record_whose_sender_is_interrupted_is_there_once_or_not_at_all(seal: 
     raise AssertionError("never through")
 
 
-def test_who_comes_after_one_who_was_interrupted_is_sent_all_the_same(fake: FakeCluster) -> None:
+def test_a_record_after_an_interrupted_send_is_still_sent(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         producer.send("t", b"first").result(_TIMEOUT_S)
@@ -233,7 +233,7 @@ def test_who_comes_after_one_who_was_interrupted_is_sent_all_the_same(fake: Fake
     assert found.count(b"v") <= call + 1
 
 
-def test_an_interrupt_while_a_batch_is_moved_ends_the_producer_as_any_other(fake: FakeCluster) -> None:
+def test_an_interrupt_during_a_batch_move_ends_the_producer(fake: FakeCluster) -> None:
     """What it leaves half done is in no order."""
     fake.create("t", partitions=1)
     call = uninterrupted = 0
@@ -256,7 +256,7 @@ def test_an_interrupt_while_a_batch_is_moved_ends_the_producer_as_any_other(fake
     assert call > 5
 
 
-def test_flush_tells_of_what_has_failed_just_now(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_reports_an_error_that_has_just_occurred(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits goes on before the producer has noted it."""
     fake.create("t", partitions=1)
     for broker in fake.brokers:

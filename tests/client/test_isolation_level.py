@@ -21,9 +21,7 @@ from tests.client.transacting import seen
 
 
 @pytest.mark.alone
-def test_readers_pass_over_aborted_records_without_decoding_them(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readers_skip_aborted_records_without_decoding_them(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         for number in range(6):
@@ -82,7 +80,7 @@ def test_readers_stop_at_the_first_open_transaction(fake: FakeCluster) -> None:
         assert seen(fake, "t") == [b"before", b"open", b"after"]
 
 
-def test_isolation_is_one_of_two(fake: FakeCluster) -> None:
+def test_isolation_has_two_levels(fake: FakeCluster) -> None:
     fake.create("t")
     with pytest.raises(ConfigError, match="isolation='dirty'"):
         Consumer(fake.bootstrap, "t", isolation="dirty")  # type: ignore[arg-type]

@@ -51,9 +51,7 @@ def test_a_refused_connection_is_tried_again() -> None:
     asyncio.run(test())
 
 
-def test_a_broker_that_keeps_silent_is_asked_after_the_others(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_broker_is_asked_after_the_others(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparklog.client.cluster.loop_cluster._ASK_ANOTHER_AFTER_S", 0.2)
 
     async def test() -> None:
@@ -85,7 +83,7 @@ def test_a_broker_that_keeps_silent_is_asked_after_the_others(
     asyncio.run(test())
 
 
-def test_a_broker_that_was_silent_for_once_counts_again_when_it_answers(fake: FakeCluster) -> None:
+def test_a_broker_that_was_silent_recovers_once_it_answers(fake: FakeCluster) -> None:
     """Else, when all have been slow for once, the one that really hangs is asked as often as the others."""
     slow = True
 
@@ -110,7 +108,7 @@ def test_a_broker_that_was_silent_for_once_counts_again_when_it_answers(fake: Fa
     asyncio.run(test())
 
 
-def test_a_broker_that_leaves_something_unanswered_is_not_asked_for_metadata_while_another_speaks(
+def test_a_broker_with_an_unanswered_request_is_not_asked_for_metadata(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hosts the leader that hangs: who waits for its successor would wait for it as well."""
@@ -147,7 +145,7 @@ def test_a_broker_that_leaves_something_unanswered_is_not_asked_for_metadata_whi
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
-def test_a_question_that_is_asked_again_and_again_ends_with_its_link(fake: FakeCluster) -> None:
+def test_a_repeated_request_ends_with_its_cluster_link(fake: FakeCluster) -> None:
     """A cancelled wait may end with the error of the connection that is lost in the same turn."""
 
     async def test() -> None:

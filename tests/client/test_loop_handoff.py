@@ -64,7 +64,7 @@ def borrowed(lease: LoopHandoff) -> None:
     until(entered)
 
 
-def test_who_has_entered_acts_for_the_loop_and_nobody_else_does(lease: LoopHandoff) -> None:
+def test_only_the_thread_that_entered_may_act_for_the_loop(lease: LoopHandoff) -> None:
     assert not lease.enter()
     until(lambda: lease.thread is not None)
     home = lease.thread
@@ -78,7 +78,7 @@ def test_who_has_entered_acts_for_the_loop_and_nobody_else_does(lease: LoopHando
     assert others == [False] and lease.thread == home
 
 
-def test_work_that_is_posted_takes_the_loop_back_and_waits_for_who_is_in(lease: LoopHandoff) -> None:
+def test_posted_work_reclaims_the_loop_after_the_current_thread_leaves(lease: LoopHandoff) -> None:
     borrowed(lease)
     done: Future[int] = Future()
     lease.post(lambda: done.set_result(threading.get_ident()))
@@ -88,7 +88,7 @@ def test_work_that_is_posted_takes_the_loop_back_and_waits_for_who_is_in(lease: 
     assert not lease.lent
 
 
-def test_a_loop_that_nobody_uses_goes_back_by_itself(lease: LoopHandoff) -> None:
+def test_an_unused_loop_returns_by_itself(lease: LoopHandoff) -> None:
     borrowed(lease)
     turned = threading.Event()
     lease._loop.call_soon(turned.set)
@@ -96,7 +96,7 @@ def test_a_loop_that_nobody_uses_goes_back_by_itself(lease: LoopHandoff) -> None
     assert turned.wait(_TIMEOUT_S)
 
 
-def test_a_loop_that_is_used_all_the_time_turns_all_the_same(lease: LoopHandoff) -> None:
+def test_a_constantly_used_loop_still_runs_its_callbacks(lease: LoopHandoff) -> None:
     borrowed(lease)
     turned = threading.Event()
     lease._loop.call_later(0.001, turned.set)
@@ -108,7 +108,7 @@ def test_a_loop_that_is_used_all_the_time_turns_all_the_same(lease: LoopHandoff)
             lease.leave()
 
 
-def test_it_is_not_lent_where_it_is_needed(lease: LoopHandoff) -> None:
+def test_a_needed_loop_is_not_lent(lease: LoopHandoff) -> None:
     lease.borrow(lambda: False)
     assert not lease.lent and not lease.enter()
 
@@ -136,7 +136,7 @@ def acting(producer: Producer) -> int:
     raise AssertionError("unreachable")
 
 
-def test_who_waits_for_each_record_sends_and_receives_himself(fake: FakeCluster) -> None:
+def test_a_thread_that_waits_for_each_record_does_its_own_io(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         sent = acting(producer)
@@ -145,7 +145,7 @@ def test_who_waits_for_each_record_sends_and_receives_himself(fake: FakeCluster)
     assert values(fake, "t")[sent:] == [b"%d" % number for number in range(200)]
 
 
-def test_what_nobody_waits_for_is_acknowledged_all_the_same(fake: FakeCluster) -> None:
+def test_records_with_no_waiter_are_acknowledged(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         acting(producer)
@@ -190,7 +190,7 @@ def test_many_threads_that_wait_for_each_record(fake: FakeCluster) -> None:
     assert len(found) == 200
 
 
-def test_an_answer_that_is_lost_is_asked_for_again(fake: FakeCluster) -> None:
+def test_a_request_whose_response_was_lost_is_repeated(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         sent = acting(producer)
@@ -204,7 +204,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(fake: FakeCluster) -> None:
 @pytest.mark.parametrize(
     ("owner", "method"), [(AsyncConnection, "wait_readable"), (SpinPolicy, "answered")], ids=["waits", "has waited"]
 )
-def test_a_wait_that_is_interrupted_loses_nothing(
+def test_an_interrupted_wait_loses_no_record(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
     fake.create("t", partitions=1)
@@ -223,7 +223,7 @@ def test_a_wait_that_is_interrupted_loses_nothing(
     ("method", "line"),
     lines(CallerIo._receive, AsyncConnection.read_now, AsyncConnection.buffer_updated, ClientEnd.alone),
 )
-def test_an_interrupt_while_no_answer_is_told_of_loses_nothing_but_the_connection(
+def test_an_interrupt_outside_a_callback_costs_only_the_connection(
     fake: FakeCluster, method: Callable[..., Any], line: int
 ) -> None:
     fake.create("t", partitions=1)
@@ -244,7 +244,7 @@ def test_an_interrupt_while_no_answer_is_told_of_loses_nothing_but_the_connectio
 
 
 @pytest.mark.parametrize(("work", "headers"), [("drain", {"h": b""}), ("start", None), ("succeeded", None)])
-def test_an_interrupt_while_it_sends_or_takes_an_answer_is_the_callers_and_ends_the_producer(
+def test_an_interrupt_during_io_reaches_the_caller_and_ends_the_producer(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, work: str, headers: dict[str, bytes] | None
 ) -> None:
     fake.create("t", partitions=1)
@@ -287,9 +287,7 @@ def test_an_interrupt_while_a_future_is_resolved_is_the_callers(
     assert not producer._sender._io_thread.is_alive()
 
 
-def test_a_second_interrupt_while_the_first_ends_the_producer_leaves_nobody_waiting(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_interrupt_during_the_end_leaves_no_waiter(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)
@@ -316,7 +314,7 @@ def test_a_second_interrupt_while_the_first_ends_the_producer_leaves_nobody_wait
 
 
 @pytest.mark.parametrize(("method", "line"), lines(LoopHandoff.enter, LoopHandoff.leave))
-def test_an_interrupt_in_any_line_of_entering_and_leaving_leaves_nobody_in(
+def test_an_interrupt_while_entering_or_leaving_keeps_no_thread_inside(
     fake: FakeCluster, method: Callable[..., Any], line: int
 ) -> None:
     fake.create("t", partitions=1)
@@ -334,7 +332,7 @@ def test_an_interrupt_in_any_line_of_entering_and_leaving_leaves_nobody_in(
         acting(producer)
 
 
-def test_who_waits_in_a_running_loop_has_that_loop_for_himself(fake: FakeCluster) -> None:
+def test_a_waiter_in_a_running_loop_keeps_that_loop(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
 
     async def send_some() -> list[int]:
@@ -350,7 +348,7 @@ def test_who_waits_in_a_running_loop_has_that_loop_for_himself(fake: FakeCluster
         assert asyncio.run(send_some()) == list(range(55))
 
 
-def test_what_is_begun_by_who_waits_in_a_running_loop_goes_on_in_the_producers(
+def test_work_started_by_a_waiter_runs_in_the_producers_loop(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """His own may end before that does, and his thread does not turn it while he waits."""
@@ -406,7 +404,7 @@ def test_a_forked_child_does_not_act_for_its_parents_loop(lease: LoopHandoff, mo
     lease.leave()
 
 
-def test_who_begins_to_wait_when_the_thread_has_just_ended_waits_for_nothing(fake: FakeCluster) -> None:
+def test_a_wait_begun_after_the_threads_end_returns(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         producer.send("t", b"v").result(_TIMEOUT_S)

@@ -74,7 +74,7 @@ def test_a_leader_is_not_lost_within_its_epoch() -> None:
     assert cache.leader(TP) == Leader(1, 6), "another broker knows"
 
 
-def test_a_recreated_topic_starts_its_epochs_anew() -> None:
+def test_a_recreated_topic_starts_its_epochs_again() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 9, partitions=3)))
     cache.update(reply(topic(1, 0, topic_id="b")))
@@ -91,7 +91,7 @@ def test_an_older_picture_does_not_bring_a_deleted_topic_back() -> None:
     assert found.topic_id == "b"
 
 
-def test_a_broker_that_lags_within_a_term_does_not_bring_a_deleted_topic_back() -> None:
+def test_a_lagging_broker_does_not_restore_a_deleted_topic() -> None:
     cache = MetadataCache()
 
     def topic_id() -> str:
@@ -116,7 +116,7 @@ def test_a_broker_that_lags_within_a_term_does_not_bring_a_deleted_topic_back() 
     assert topic_id() == "c"
 
 
-def test_an_older_picture_does_not_take_a_topic_away() -> None:
+def test_older_metadata_does_not_remove_a_topic() -> None:
     unknown = TopicMetadata(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "t")
     cache = MetadataCache()
     nothing = reply(unknown, epoch=-1, brokers=())
@@ -129,7 +129,7 @@ def test_an_older_picture_does_not_take_a_topic_away() -> None:
     assert cache.topic("t") is None
 
 
-def test_a_topic_that_was_forgotten_keeps_its_newest_epochs() -> None:
+def test_a_dropped_topic_keeps_its_newest_epochs() -> None:
     """A broker that is behind calls it unknown, another that is behind knows an older leader."""
     cache = MetadataCache()
     cache.update(reply(topic(0, 5)))
@@ -158,7 +158,7 @@ def test_a_broker_keeps_its_newest_incarnation() -> None:
     assert cache.brokers[0].port == 2
 
 
-def test_an_older_picture_takes_no_broker_away() -> None:
+def test_older_metadata_removes_no_broker() -> None:
     cache = MetadataCache()
     cache.update(reply(brokers=(broker(0), broker(1)), epoch=5))
     cache.update(reply(brokers=(broker(0),), epoch=4))
@@ -182,7 +182,7 @@ def test_a_leader_keeps_its_address_until_there_is_another() -> None:
     assert cache.endpoint(1) is None
 
 
-def test_an_unknown_topic_is_forgotten_and_its_error_told() -> None:
+def test_an_unknown_topic_is_dropped_and_its_error_reported() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 1)))
     unknown = TopicMetadata(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "t", detail="no such topic")
@@ -194,7 +194,7 @@ def test_an_unknown_topic_is_forgotten_and_its_error_told() -> None:
     assert str(error) == "UNKNOWN_TOPIC_OR_PARTITION: no such topic"
 
 
-def test_partitions_are_grouped_by_whom_to_ask() -> None:
+def test_partitions_are_grouped_by_the_broker_to_ask() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 1, partitions=2)))
     missing = TopicPartition("t", 9)

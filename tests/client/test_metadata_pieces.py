@@ -81,7 +81,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("names", [None, ("big", "none", "a", "big"), ("none",), ()])
-def test_pieces_make_the_reply_that_would_not_fit(
+def test_pieces_add_up_to_a_reply_too_large_for_one(
     names: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = told({"a": 3, "b": 9, "big": 35, "c": 1, "empty": 0})
@@ -94,7 +94,7 @@ def test_pieces_make_the_reply_that_would_not_fit(
 
 
 @pytest.mark.usefixtures("small")
-def test_schemas_count_as_well() -> None:
+def test_schemas_count_towards_the_size_of_a_piece() -> None:
     cache = told({f"t{number}": 1 for number in range(6)})
     asked: Asked = []
     whole(cache, Metadata(0), asked)
@@ -104,7 +104,7 @@ def test_schemas_count_as_well() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_topic_that_goes_between_two_pieces_is_gone() -> None:
+def test_a_topic_deleted_between_two_pieces_is_missing() -> None:
     cache = told({"big": 35, "c": 1})
     for names in (None, ("big", "c")):
         cache.apply(ControlUpdate(0, "c", 1, 1, False, None, (change("big"),), decisions("big", 35)))
@@ -121,7 +121,7 @@ def test_a_topic_that_goes_between_two_pieces_is_gone() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_topic_that_is_replaced_between_two_pieces_is_asked_for_again() -> None:
+def test_a_topic_replaced_between_two_pieces_is_requested_again() -> None:
     cache = told({"big": 35})
     pieces = MetadataPieces(Metadata(0))
     assert pieces.request is not None
@@ -149,7 +149,7 @@ def test_a_broker_that_never_ends_is_given_up() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_oldest_picture_says_how_far_the_reply_can_be_trusted() -> None:
+def test_the_oldest_piece_sets_the_replys_controller_epoch() -> None:
     cache = told({"a": 9, "b": 9})
     pieces = MetadataPieces(Metadata(0))
     assert pieces.request is not None
@@ -201,7 +201,7 @@ def test_clients_ask_one_broker_for_all_pieces(fake: FakeCluster) -> None:
     assert len(set(asked[before:])) == 1, "pieces of one picture"
 
 
-def test_no_reply_about_200_000_partitions_is_large_or_takes_long() -> None:
+def test_a_reply_about_many_partitions_stays_small_and_fast() -> None:
     """100 brokers; one topic has a quarter of the partitions."""
     cache = told({"large": 50_000} | {f"t{number}": 100 for number in range(1_500)}, brokers=100)
     pieces = MetadataPieces(Metadata(0))

@@ -70,7 +70,7 @@ def test_sequences_count_records_and_five_are_in_flight() -> None:
     assert sequences(drain(acc)) == [15, 18]
 
 
-def test_a_request_holds_one_batch_of_a_partition_and_all_partitions_of_a_leader() -> None:
+def test_a_request_has_one_batch_of_each_partition_of_a_leader() -> None:
     acc = accumulator()
     first, second, other = batch(), batch(), batch(OTHER)
     for one in (first, second, other):
@@ -79,7 +79,7 @@ def test_a_request_holds_one_batch_of_a_partition_and_all_partitions_of_a_leader
     assert requests == {1: [first, other]}
 
 
-def test_a_full_request_leaves_the_rest_for_the_next_one_which_they_head() -> None:
+def test_a_full_request_leaves_the_rest_to_head_the_next() -> None:
     acc = accumulator()
     partitions = [TopicPartition("t", index) for index in range(3)]
     for tp in partitions * 2:
@@ -91,13 +91,13 @@ def test_a_full_request_leaves_the_rest_for_the_next_one_which_they_head() -> No
     assert taken == [[0, 1], [2, 0], [1, 2]]
 
 
-def test_a_batch_larger_than_a_request_goes_alone() -> None:
+def test_a_batch_larger_than_a_request_is_sent_alone() -> None:
     acc = accumulator()
     acc.add(batch(size=5000))
     assert len(drain(acc, max_bytes=1000)) == 1
 
 
-def test_a_retry_keeps_its_sequence_and_goes_before_what_follows() -> None:
+def test_a_retry_keeps_its_sequence_and_precedes_later_batches() -> None:
     acc = accumulator()
     batches = [batch() for _ in range(3)]
     for one in batches[:2]:
@@ -137,7 +137,7 @@ def test_delays_grow() -> None:
         now += delay
 
 
-def test_a_lost_sequence_is_given_up_for_a_new_producer_id() -> None:
+def test_a_lost_sequence_needs_a_new_producer_id() -> None:
     acc = accumulator()
     batches = [batch() for _ in range(3)]
     for one in batches:
@@ -156,7 +156,7 @@ def test_a_lost_sequence_is_given_up_for_a_new_producer_id() -> None:
     assert {one.identity for one in sent} == {ProducerIdentity(8, 0)}
 
 
-def test_a_new_producer_id_waits_until_nothing_of_the_old_one_is_outstanding() -> None:
+def test_a_new_producer_id_waits_for_all_outstanding_batches() -> None:
     acc = accumulator()
     first, second, third = batch(), batch(), batch()
     acc.add(first)
@@ -170,7 +170,7 @@ def test_a_new_producer_id_waits_until_nothing_of_the_old_one_is_outstanding() -
     assert drain(acc, 1000) == [first, third]
 
 
-def test_in_a_transaction_a_lost_sequence_is_the_end_and_each_transaction_begins_anew() -> None:
+def test_a_lost_sequence_ends_its_transaction_only() -> None:
     acc = PartitionQueues(idempotent=True, transactional=True, backoff=STEADY)
     acc.begin(ProducerIdentity(7, 0))
     first, second, third = (batch() for _ in range(3))
@@ -208,7 +208,7 @@ def test_other_partitions_keep_their_producer_id() -> None:
     assert (again.identity, sequences([again])) == (ID, [1])
 
 
-def test_nothing_is_sent_to_a_new_leader_while_the_old_one_has_not_answered() -> None:
+def test_a_new_leader_waits_for_the_old_ones_outstanding_response() -> None:
     acc = accumulator()
     first, second = batch(), batch()
     acc.add(first)
@@ -219,7 +219,7 @@ def test_nothing_is_sent_to_a_new_leader_while_the_old_one_has_not_answered() ->
     assert drain(acc, 100, leader=2) == [first, second]
 
 
-def test_an_error_for_good_takes_the_batch_out() -> None:
+def test_a_permanent_error_removes_the_batch() -> None:
     acc = accumulator()
     one = batch()
     acc.add(one)
@@ -230,7 +230,7 @@ def test_an_error_for_good_takes_the_batch_out() -> None:
     assert not acc.topic_busy("t")
 
 
-def test_expiry_spares_what_is_in_flight() -> None:
+def test_expiry_spares_batches_in_flight() -> None:
     acc = accumulator(max_in_flight=1)
     flying, queued = batch(deadline_ms=50), batch(deadline_ms=50)
     acc.add(flying)
@@ -243,7 +243,7 @@ def test_expiry_spares_what_is_in_flight() -> None:
     assert acc.empty
 
 
-def test_an_expired_batch_does_not_stop_those_behind_it() -> None:
+def test_an_expired_batch_does_not_stop_later_ones() -> None:
     acc = accumulator()
     gone, next_one = batch(deadline_ms=50), batch()
     acc.add(gone)
@@ -302,7 +302,7 @@ class _Broker:
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 40), lossy=st.booleans())
-def test_every_batch_gets_in_once_and_in_order(seed: int, count: int, lossy: bool) -> None:
+def test_every_batch_is_stored_once_and_in_order(seed: int, count: int, lossy: bool) -> None:
     """Answers of one connection come in order; requests are refused, answers are lost, and with ``lossy`` the broker
     forgets the producer now and then, as one that lost the end of its log does."""
     rng = random.Random(seed)
@@ -354,7 +354,7 @@ def start(acc: PartitionQueues, one: ProducerBatch) -> None:
     acc.start(one, 1)
 
 
-def test_a_batch_may_be_started_on_its_own_where_it_has_a_sequence_and_no_other_is_there() -> None:
+def test_a_batch_starts_directly_only_as_the_partitions_only_one() -> None:
     acc = accumulator()
     assert acc.next_number(TP) is None, "its partition has no place in a sequence yet"
     first = batch(count=2)
@@ -373,14 +373,14 @@ def test_a_batch_may_be_started_on_its_own_where_it_has_a_sequence_and_no_other_
     assert acc.empty and acc.next_number(TP) is None, "its sequence is broken"
 
 
-def test_without_sequences_a_batch_may_be_started_wherever_no_other_is() -> None:
+def test_without_sequences_a_batch_starts_directly_if_no_other_waits() -> None:
     acc = accumulator(idempotent=False)
     assert acc.next_number(TP) == (-1, -1, -1)
     start(acc, batch())
     assert acc.next_number(TP) is None and acc.next_number(OTHER) is None
 
 
-def test_numbers_wrap_as_the_broker_expects() -> None:
+def test_sequence_numbers_wrap_as_the_broker_expects() -> None:
     acc = accumulator()
     first, second = batch(count=2**31 - 1), batch(count=3)
     third = batch()
@@ -396,7 +396,7 @@ def test_backoff_bounds(attempt: int, low: float, high: float) -> None:
     assert low < delays[1] < delays[2] <= high
 
 
-def test_topics_whose_partitions_wait_for_a_leader_are_named_until_there_is_one() -> None:
+def test_topics_without_a_leader_are_listed_until_they_have_one() -> None:
     acc = accumulator()
     acc.add(batch())
     acc.add(batch(TopicPartition("other", 0)))
@@ -406,7 +406,7 @@ def test_topics_whose_partitions_wait_for_a_leader_are_named_until_there_is_one(
     assert acc.leaderless == set()
 
 
-def test_who_waits_for_an_answer_costs_nothing_and_comes_back_when_refused() -> None:
+def test_partitions_with_an_outstanding_request_cost_nothing() -> None:
     acc = accumulator()
     many = [batch(TopicPartition("t", number)) for number in range(50)]
     for one in many:

@@ -25,7 +25,7 @@ def test_a_range_is_read_exactly(fake: FakeCluster, start: int, end: int) -> Non
     assert [one.first_offset for one in found] == [one.batch.column("n")[0].as_py() for one in found]
 
 
-def test_a_range_survives_its_leaders(fake: FakeCluster) -> None:
+def test_a_range_read_survives_its_leaders(fake: FakeCluster) -> None:
     fill(fake)
     fake.fault(0, refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, 2))
     with PartitionReader(fake.bootstrap, TP, 0, 100, max_bytes=1, columns=["n"]) as reader:
@@ -40,7 +40,7 @@ def test_a_range_survives_its_leaders(fake: FakeCluster) -> None:
         assert seen == list(range(100))
 
 
-def test_a_range_cut_while_it_is_read_raises(fake: FakeCluster) -> None:
+def test_a_range_truncated_during_the_read_raises(fake: FakeCluster) -> None:
     fill(fake)
 
     def cut(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
@@ -75,9 +75,7 @@ def test_two_readers_may_share_a_link(fake: FakeCluster) -> None:
         (TopicPartition("u", 0), 0, 1, "UNKNOWN_TOPIC_OR_PARTITION"),
     ],
 )
-def test_a_range_that_is_not_there_raises(
-    fake: FakeCluster, tp: TopicPartition, start: int, end: int, error: str
-) -> None:
+def test_a_nonexistent_range_raises(fake: FakeCluster, tp: TopicPartition, start: int, end: int, error: str) -> None:
     fill(fake)
     reader = PartitionReader(fake.bootstrap, tp, start, end, timeout_s=0.7)
     with reader, pytest.raises((BrokerError, ClientTimeout), match=error):
@@ -91,7 +89,7 @@ def test_a_range_of_an_older_topic_of_the_name_raises(fake: FakeCluster) -> None
         list(reader)
 
 
-def test_a_topic_made_anew_in_the_middle_raises(fake: FakeCluster) -> None:
+def test_a_topic_recreated_during_the_read_raises(fake: FakeCluster) -> None:
     fill(fake)
     with PartitionReader(fake.bootstrap, TP, 0, 100, max_bytes=1) as reader:
         ranges = iter(reader)

@@ -84,7 +84,7 @@ def test_rows_keep_their_order_within_a_partition(keys: list[bytes | None], part
                 assert (murmur2(row["key"]) & 0x7FFFFFFF) % partitions == partition
 
 
-def test_the_numbers_of_the_rows_tell_where_each_went() -> None:
+def test_row_numbers_tell_which_partition_each_row_went_to() -> None:
     known = topic()
     batch = fit_to_topic(known, pa.table({"key": [b"a", b"b", b"a", b"c"], "value": [b"0", b"1", b"2", b"3"]}), 0)
     for part in encode_parts(known, batch.to_batches()[0], None, compression=None, batch_bytes=1 << 20):
@@ -227,7 +227,7 @@ def test_frames_of_all_kinds_become_the_same_table() -> None:
         assert fit_to_topic(known, to_table(data, TYPED), 0).equals(expected), type(data)
 
 
-def test_what_is_no_table_is_named() -> None:
+def test_an_input_that_is_no_table_is_named_in_the_error() -> None:
     with pytest.raises(TypeError, match="list found"):
         to_table([1, 2], TYPED)
 
@@ -245,7 +245,7 @@ def test_a_table_in_many_chunks_does_not_make_many_batches() -> None:
 
 
 @pytest.mark.parametrize(("rows_given", "batches"), [(1100, 1), (1400, 1), (1600, 2), (2900, 3)])
-def test_a_table_is_cut_into_equal_batches_and_no_small_one_is_left(rows_given: int, batches: int) -> None:
+def test_a_table_is_cut_into_batches_of_equal_size(rows_given: int, batches: int) -> None:
     """A thousand rows are about a batch; a remainder goes along with the others."""
     known = topic(partitions=7)
     table = pa.table({"value": [b"x" * 100] * rows_given})
@@ -255,7 +255,7 @@ def test_a_table_is_cut_into_equal_batches_and_no_small_one_is_left(rows_given: 
     assert len(counts) == batches and sum(counts) == rows_given and max(counts) - min(counts) < batches
 
 
-def test_columns_that_are_left_out_cost_what_their_rows_cost() -> None:
+def test_omitted_columns_cost_only_their_rows_share() -> None:
     known = topic(partitions=1)
     table = pa.table({"value": [b"x" * 10] * 100_000})
     parts = encode(known, table, batch_bytes=64 * 1024)
@@ -269,7 +269,7 @@ def test_columns_that_are_left_out_cost_what_their_rows_cost() -> None:
     partitions=st.integers(1, 5),
     destination=st.sampled_from([None, 0]),
 )
-def test_few_records_go_where_many_would(
+def test_few_records_choose_the_same_partitions_as_many(
     keys: list[bytes | str | None], partitions: int, destination: int | None
 ) -> None:
     known = topic(partitions=partitions)
@@ -294,7 +294,7 @@ def test_few_records_go_where_many_would(
     assert sorted(row for part in few for row in part.rows) == list(range(len(keys)))
 
 
-def test_what_is_not_few_small_and_without_headers_is_left_to_arrow() -> None:
+def test_records_unfit_for_the_small_path_go_to_arrow() -> None:
     known, record = topic(), (None, b"v", None, 1)
     assert encode_few(known, [record], 0, size=1, batch_bytes=100) is not None
     assert encode_few(known, [record] * 256, 0, size=100, batch_bytes=100) is not None

@@ -41,7 +41,7 @@ from tests.client.producing import LoseAnswers, produce_requests, times, values
 TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
 
 
-def test_a_record_comes_back_with_its_place(fake: FakeCluster) -> None:
+def test_a_record_is_stored_with_its_partition_and_offset(fake: FakeCluster) -> None:
     fake.create("t", partitions=3)
     moment = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
     with Producer(fake.bootstrap) as producer:
@@ -90,7 +90,7 @@ def test_a_wrong_timestamp_is_refused(fake: FakeCluster, moment: Any, error: typ
         assert producer.send("t", b"v").result(30).offset == 0
 
 
-def test_many_records_each_once_and_in_order_of_their_partition(fake: FakeCluster) -> None:
+def test_many_records_are_stored_once_and_in_order(fake: FakeCluster) -> None:
     fake.create("t", partitions=4)
     with Producer(fake.bootstrap, batch_bytes=20_000) as producer:
         futures = [producer.send("t", b"%d" % index, key=b"%d" % (index % 50)) for index in range(20_000)]
@@ -116,7 +116,7 @@ def test_many_records_each_once_and_in_order_of_their_partition(fake: FakeCluste
     ("settings", "expected_mib"),
     [({}, 4), ({"buffer_bytes": 32 << 20}, 2), ({"buffer_bytes": 1 << 20}, 1), ({"batch_bytes": 3 << 20}, 3)],
 )
-def test_batches_of_a_table_are_as_large_as_the_settings_say(
+def test_batches_of_a_table_have_the_configured_size(
     fake: FakeCluster, settings: dict[str, Any], expected_mib: int
 ) -> None:
     fake.create("t", partitions=1)
@@ -128,7 +128,7 @@ def test_batches_of_a_table_are_as_large_as_the_settings_say(
     assert max(lengths) == pytest.approx(expected_mib << 20, rel=0.1)
 
 
-def test_tables_tell_their_ranges(fake: FakeCluster) -> None:
+def test_a_table_write_returns_its_offset_ranges(fake: FakeCluster) -> None:
     fake.create("t", partitions=2, schema=TYPED, key=("carrier",))
     table = pa.table({"delay": [float(index) for index in range(1000)], "carrier": ["UA", "AA"] * 500})
     with Producer(fake.bootstrap, compression="zstd") as producer:
@@ -211,7 +211,7 @@ def send_for(producer: Producer, seconds: float) -> int:
     raise AssertionError
 
 
-def test_a_second_request_follows_half_a_round_trip_behind_the_first(fake: FakeCluster) -> None:
+def test_a_second_request_follows_half_a_round_trip_later(fake: FakeCluster) -> None:
     fake.create("t")
     late = Late(0.1)
     fake.fault(0, late)
@@ -265,7 +265,7 @@ def test_futures_work_with_wait_as_completed_callbacks_and_asyncio(fake: FakeClu
 
 
 @pytest.mark.parametrize("error", [None, BrokerError(ErrorCode.MESSAGE_TOO_LARGE, "of a megabyte")])
-def test_many_threads_wait_for_one_future_each_in_its_way(error: BrokerError | None) -> None:
+def test_many_threads_wait_for_one_future_in_different_ways(error: BrokerError | None) -> None:
     metadata = TopicMetadata(0, "t", "id", schemas=(TopicSchema(0, schema_message(DEFAULT_SCHEMA)),))
     chunk = RecordChunk(ProducerTopic(metadata), 0, 0.0)
     chunk.records.append((None, b"v", None, 7))
@@ -332,7 +332,7 @@ def test_bad_addresses_are_refused_before_anything_starts() -> None:
         Producer("a:b:c")
 
 
-def test_an_exception_in_the_block_is_the_one_that_comes_out(fake: FakeCluster) -> None:
+def test_an_exception_in_the_block_is_the_one_raised(fake: FakeCluster) -> None:
     fake.create("t")
     with pytest.raises(RuntimeError, match="mine"), Producer(fake.bootstrap) as producer:
         producer.send("t", b"v")
@@ -340,7 +340,7 @@ def test_an_exception_in_the_block_is_the_one_that_comes_out(fake: FakeCluster) 
     assert values(fake, "t") == [b"v"]
 
 
-def test_metadata_refused_for_good_is_told(fake: FakeCluster) -> None:
+def test_a_permanent_metadata_refusal_is_reported(fake: FakeCluster) -> None:
     def refuse_all(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
         connection.reply(ErrorReply(request.cid, ErrorCode.UNSUPPORTED_VERSION, "too old"))
         return True

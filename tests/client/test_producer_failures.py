@@ -24,7 +24,7 @@ from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.client.producing import produce_requests, refuse, say_nothing, times, values
 
 
-def test_what_is_not_retriable_fails_at_once(fake: FakeCluster) -> None:
+def test_errors_that_are_not_retriable_fail_at_once(fake: FakeCluster) -> None:
     fake.create("t")
     fake.fault(0, times(1, Produce, refuse(ErrorCode.INVALID_RECORD)))
     with Producer(fake.bootstrap) as producer:
@@ -33,7 +33,7 @@ def test_what_is_not_retriable_fails_at_once(fake: FakeCluster) -> None:
         assert producer.send("t", b"good").result(30).offset == 0
 
 
-def test_what_is_never_acknowledged_fails_with_the_last_reason(fake: FakeCluster) -> None:
+def test_an_unacknowledged_record_fails_with_the_last_reason(fake: FakeCluster) -> None:
     fake.create("t")
     fake.fault(0, times(10_000, Produce, refuse(ErrorCode.NOT_ENOUGH_REPLICAS)))
     with Producer(fake.bootstrap, delivery_timeout_s=0.5) as producer:
@@ -43,7 +43,7 @@ def test_what_is_never_acknowledged_fails_with_the_last_reason(fake: FakeCluster
         assert 0.4 < time.monotonic() - started < 5
 
 
-def test_a_broker_that_falls_silent_does_not_hide_the_reason_it_gave_before(fake: FakeCluster) -> None:
+def test_a_broker_that_goes_silent_keeps_its_earlier_reason(fake: FakeCluster) -> None:
     fake.create("t")
     fake.fault(0, times(1, Produce, refuse(ErrorCode.NOT_ENOUGH_REPLICAS)))
     fake.fault(0, times(10_000, Produce, say_nothing))
@@ -53,7 +53,7 @@ def test_a_broker_that_falls_silent_does_not_hide_the_reason_it_gave_before(fake
             producer.send("t", b"v").result(30)
 
 
-def test_a_broker_that_waits_as_long_as_it_may_is_still_heard(fake: FakeCluster) -> None:
+def test_a_broker_that_answers_just_before_the_timeout_is_accepted(fake: FakeCluster) -> None:
     """As a leader does that waits for followers: its answer comes before the request is given up."""
     fake.create("t")
 
@@ -82,7 +82,7 @@ def test_a_broker_that_never_answers_is_given_up_in_time(fake: FakeCluster) -> N
         assert time.monotonic() - started < 5
 
 
-def test_one_bad_partition_fails_its_records_only(fake: FakeCluster) -> None:
+def test_one_bad_partition_fails_only_its_own_records(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     fake.fault(1, times(10_000, Produce, refuse(ErrorCode.INVALID_RECORD)))
     with Producer(fake.bootstrap) as producer:
@@ -93,7 +93,7 @@ def test_one_bad_partition_fails_its_records_only(fake: FakeCluster) -> None:
     assert 0 < sum(error is not None for error in outcomes) < 40
 
 
-def test_flush_and_close_tell_what_no_future_has_told(fake: FakeCluster) -> None:
+def test_flush_and_close_raise_errors_that_no_future_reported(fake: FakeCluster) -> None:
     fake.create("t")
     fake.fault(0, times(3, Produce, refuse(ErrorCode.INVALID_RECORD)))
     producer = Producer(fake.bootstrap)
@@ -111,7 +111,7 @@ def test_flush_and_close_tell_what_no_future_has_told(fake: FakeCluster) -> None
         producer.write("t", pa.table({"value": [b"4"]}))
 
 
-def test_close_gives_up_after_its_time(fake: FakeCluster) -> None:
+def test_close_gives_up_after_its_timeout(fake: FakeCluster) -> None:
     fake.create("t")
     producer = Producer(fake.bootstrap)
     producer.send("t", b"0").result(30)
@@ -123,7 +123,7 @@ def test_close_gives_up_after_its_time(fake: FakeCluster) -> None:
         future.result(30)
 
 
-def test_what_is_under_way_at_the_end_leaves_no_complaints(fake: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_in_flight_at_close_log_no_complaints(fake: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
     """Its futures fail with the connections, when nobody waits for them any more."""
     fake.create("t")
     fake.fault(0, times(10_000, Produce, say_nothing))
@@ -138,7 +138,7 @@ def test_what_is_under_way_at_the_end_leaves_no_complaints(fake: FakeCluster, ca
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_an_unknown_topic_is_told_soon(fake: FakeCluster) -> None:
+def test_an_unknown_topic_fails_soon(fake: FakeCluster) -> None:
     with Producer(fake.bootstrap) as producer:
         started = time.monotonic()
         with pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
@@ -157,7 +157,7 @@ def test_an_unknown_partition_is_refused(fake: FakeCluster) -> None:
         producer.send("t", b"v", partition=2)
 
 
-def test_a_deleted_topic_fails_what_is_under_way(fake: FakeCluster) -> None:
+def test_a_deleted_topic_fails_its_records_in_flight(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap) as producer:
         producer.send("t", b"v").result(30)
@@ -166,7 +166,7 @@ def test_a_deleted_topic_fails_what_is_under_way(fake: FakeCluster) -> None:
             producer.send("t", b"v").result(30)
 
 
-def test_a_recreated_topic_does_not_get_the_old_ones_records(fake: FakeCluster) -> None:
+def test_a_recreated_topic_does_not_get_the_old_topics_records(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap) as producer:
         producer.send("t", b"v").result(30)
@@ -177,7 +177,7 @@ def test_a_recreated_topic_does_not_get_the_old_ones_records(fake: FakeCluster) 
     assert values(fake, "t") == [b"new"]
 
 
-def test_a_topic_recreated_while_a_batch_is_in_flight_fails_that_one_too(fake: FakeCluster) -> None:
+def test_a_topic_recreated_during_a_request_fails_its_batch(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     held: list[Callable[[], bool]] = []
 
@@ -198,7 +198,7 @@ def test_a_topic_recreated_while_a_batch_is_in_flight_fails_that_one_too(fake: F
         assert producer.send("t", b"new", partition=0).result(30).offset == 0
 
 
-def test_a_topic_that_is_there_again_fails_what_waited_for_the_old_one(fake: FakeCluster) -> None:
+def test_a_recreated_topic_fails_records_that_waited_for_the_old(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap) as producer:
         producer.send("t", b"v").result(30)
@@ -211,12 +211,12 @@ def test_a_topic_that_is_there_again_fails_what_waited_for_the_old_one(fake: Fak
     assert values(fake, "t") == []
 
 
-def test_nobody_there_is_a_timeout_that_names_the_addresses() -> None:
+def test_no_reachable_broker_gives_a_timeout_naming_the_addresses() -> None:
     with Producer("127.0.0.1:1", max_block_s=0.3) as producer, pytest.raises(ClientTimeout, match=r"127\.0\.0\.1:1"):
         producer.send("t", b"v")
 
 
-def test_a_full_buffer_blocks_and_then_tells(fake: FakeCluster) -> None:
+def test_a_full_buffer_blocks_then_raises(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, buffer_bytes=2000, max_block_s=0.3) as producer:
         producer.send("t", b"0").result(30)

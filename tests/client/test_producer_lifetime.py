@@ -45,7 +45,7 @@ def test_an_unused_producer_is_collected_with_its_thread(fake: FakeCluster, opti
     until(lambda: producer_threads() <= before)  # one of an earlier test may end meanwhile
 
 
-def test_what_a_collected_producer_accepted_is_sent(fake: FakeCluster) -> None:
+def test_records_of_a_collected_producer_are_sent(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     for broker in fake.brokers:
         fake.fault(broker.broker_id, LoseAnswers(1))
@@ -57,7 +57,7 @@ def test_what_a_collected_producer_accepted_is_sent(fake: FakeCluster) -> None:
     assert values(fake, "t") == [b"%d" % i for i in range(5)]
 
 
-def test_what_a_collected_producer_accepted_is_sent_before_the_program_ends(fake: FakeCluster) -> None:
+def test_records_of_a_collected_producer_are_sent_before_exit(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     program = f"""
 import sparklog
@@ -72,7 +72,7 @@ write()
 
 
 @pytest.mark.parametrize("imported", ["pass", "import sparklog; sparklog.Producer"], ids=["late", "early"])
-def test_a_producer_works_in_a_thread_that_outlives_the_main_thread(fake: FakeCluster, imported: str) -> None:
+def test_a_producer_works_in_a_thread_that_outlives_the_main_one(fake: FakeCluster, imported: str) -> None:
     fake.create("t", partitions=1)
     program = f"""
 import threading

@@ -29,7 +29,7 @@ TYPED = pa.schema([("carrier", pa.string()), ("delay", pa.float64())])
         ErrorCode.BROKER_STOPPING,
     ],
 )
-def test_what_is_retriable_is_retried(fake: FakeCluster, code: ErrorCode) -> None:
+def test_a_produce_request_with_a_retriable_error_is_retried(fake: FakeCluster, code: ErrorCode) -> None:
     fake.create("t")
     fake.fault(0, times(3, Produce, refuse(code)))
     with Producer(fake.bootstrap) as producer:
@@ -83,7 +83,7 @@ def test_a_leader_that_hangs_is_left_when_another_is_elected(fake: FakeCluster) 
         assert future.result(30).offset == 1
 
 
-def test_a_cluster_that_comes_back_gets_everything(fake: FakeCluster) -> None:
+def test_a_cluster_that_returns_gets_every_record(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap) as producer:
         producer.send("t", b"0").result(30)
@@ -97,7 +97,7 @@ def test_a_cluster_that_comes_back_gets_everything(fake: FakeCluster) -> None:
     assert Counter(values(fake, "t")) == Counter(b"%d" % index for index in range(50))
 
 
-def test_a_forgotten_producer_goes_on_under_a_new_id(fake: FakeCluster) -> None:
+def test_a_forgotten_producer_continues_with_a_new_id(fake: FakeCluster) -> None:
     topic = fake.create("t")
     with Producer(fake.bootstrap) as producer:
         producer.send("t", b"a").result(30)

@@ -48,7 +48,7 @@ def fail(*_: object, **__: object) -> Any:
         ({"value": b"", "partition": 0.0}, TypeError, "float"),
     ],
 )
-def test_what_is_no_record_is_refused_at_once(
+def test_a_value_that_is_no_record_is_refused_at_once(
     fake: FakeCluster, record: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     fake.create("t")
@@ -59,7 +59,7 @@ def test_what_is_no_record_is_refused_at_once(
     assert values(fake, "t") == ["größer".encode()]
 
 
-def test_a_topic_whose_name_is_no_text_is_refused_at_once(fake: FakeCluster) -> None:
+def test_a_topic_name_that_is_no_text_is_refused(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap) as producer:
         with pytest.raises(BrokerError, match="INVALID_TOPIC_EXCEPTION"):
@@ -116,7 +116,7 @@ def test_a_value_that_cannot_be_encoded_fails_alone(fake: FakeCluster) -> None:
     assert [row["n"] for batch in fake.records("t") for row in batch.to_pylist()] == [1, 1, 3]
 
 
-def test_a_record_that_is_too_large_fails_alone(fake: FakeCluster) -> None:
+def test_a_too_large_record_fails_alone(fake: FakeCluster) -> None:
     fake.create("t", partitions=2).config["max.message.bytes"] = "4096"
     records = [b"1", bytes(20_000), b"3", bytes(30_000), b"5"]
     with Producer(fake.bootstrap) as producer:
@@ -129,9 +129,7 @@ def test_a_record_that_is_too_large_fails_alone(fake: FakeCluster) -> None:
     assert sorted(values(fake, "t")) == [b"1", b"1", b"3", b"5"]
 
 
-def test_what_goes_wrong_in_encoding_fails_the_records_that_were_encoded_together(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoding_error_fails_the_records_of_its_batch(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where nobody knows what: other topics are written on, and so is this."""
     fake.create("t")
     fake.create("other")
@@ -148,9 +146,7 @@ def test_what_goes_wrong_in_encoding_fails_the_records_that_were_encoded_togethe
         assert producer.send("t", b"3").result(30).offset == 0
 
 
-def test_a_topic_that_this_client_cannot_read_is_nothing_to_others(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_topic_does_not_affect_others(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.create("t")
     fake.create("odd")
 
@@ -184,7 +180,7 @@ def in_a_task(producer: Producer) -> tuple[object, str]:
 
 @pytest.mark.parametrize("place", [in_the_look, at_the_answer, with_a_chunk_in_hand, in_a_task])
 @pytest.mark.parametrize("error", [Unforeseen, SystemExit])
-def test_what_nobody_foresaw_fails_all_that_is_open_and_is_told_from_then_on(
+def test_an_unexpected_error_fails_all_open_records_and_later_ones(
     fake: FakeCluster,
     monkeypatch: pytest.MonkeyPatch,
     place: Callable[[Producer], tuple[object, str]],
@@ -213,7 +209,7 @@ def test_what_nobody_foresaw_fails_all_that_is_open_and_is_told_from_then_on(
     producer.close(30)
 
 
-def test_tables_and_transactions_do_not_wait_for_a_thread_that_has_ended(
+def test_tables_and_transactions_do_not_wait_for_an_ended_thread(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.create("t")
@@ -233,7 +229,7 @@ def test_tables_and_transactions_do_not_wait_for_a_thread_that_has_ended(
     producer.close(30)
 
 
-def test_a_callback_that_means_to_end_its_thread_ends_nothing(fake: FakeCluster) -> None:
+def test_a_callback_that_tries_to_end_its_thread_ends_nothing(fake: FakeCluster) -> None:
     fake.create("t")
 
     added = threading.Event()
@@ -257,7 +253,7 @@ def test_a_callback_that_means_to_end_its_thread_ends_nothing(fake: FakeCluster)
     assert sorted(values(fake, "t")) == [b"1", b"2", b"3"]
 
 
-def test_a_row_is_what_it_was_when_it_was_sent(fake: FakeCluster) -> None:
+def test_a_row_is_sent_as_it_was_at_the_call(fake: FakeCluster) -> None:
     fake.create("t", partitions=1, schema=pa.schema([("n", pa.int64())]))
     row = {"n": 0}
     with Producer(fake.bootstrap) as producer:
@@ -267,9 +263,7 @@ def test_a_row_is_what_it_was_when_it_was_sent(fake: FakeCluster) -> None:
     assert [row["n"] for batch in fake.records("t") for row in batch.to_pylist()] == list(range(100))
 
 
-def test_a_reader_passes_over_nothing_that_it_could_not_read(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_skips_nothing_it_could_not_read(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap) as producer:
         for partition in (0, 1):

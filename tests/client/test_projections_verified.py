@@ -58,7 +58,7 @@ def noted(fake: FakeCluster, *, heals_at: int | None) -> Asked:
     return asked
 
 
-def test_a_reader_goes_on_when_what_is_stored_is_sound(wide: FakeCluster) -> None:
+def test_a_reader_continues_when_the_stored_batch_is_sound(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=50)
     with PartitionReader(wide.bootstrap, TP, 3, 97, columns=["n"]) as reader:
         assert numbers([batch for _, batch in reader]) == list(range(3, 97))
@@ -74,7 +74,7 @@ def test_a_reader_has_all_verified_that_the_answer_stood_for(wide: FakeCluster) 
 
 
 @pytest.mark.parametrize(("start", "known"), [(0, 4), (50, 3)])
-def test_a_reader_goes_back_in_the_history_that_it_has_read(wide: FakeCluster, start: int, known: int) -> None:
+def test_a_reader_resends_the_leader_epoch_of_its_position(wide: FakeCluster, start: int, known: int) -> None:
     """Batches of leader epochs 0 to 9, of which the last one of the answer, 9, is not what lies before the damage."""
     log = wide.topics["t"].logs[0]
 
@@ -99,7 +99,7 @@ def test_a_reader_goes_back_in_the_history_that_it_has_read(wide: FakeCluster, s
     assert asked == [known]
 
 
-def test_a_reader_is_told_when_it_is_not(wide: FakeCluster) -> None:
+def test_a_reader_raises_when_the_stored_batch_is_damaged(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=None)
     found: list[pa.RecordBatch] = []
     with (
@@ -112,7 +112,7 @@ def test_a_reader_is_told_when_it_is_not(wide: FakeCluster) -> None:
     assert [one for one in asked if one[1]] == [(50, True)]
 
 
-def test_who_reads_all_columns_asks_for_nothing(wide: FakeCluster) -> None:
+def test_a_read_of_all_columns_asks_for_no_verification(wide: FakeCluster) -> None:
     """What is stored was sent as it is: the broker knows no better."""
     asked = noted(wide, heals_at=50)
     with (
@@ -125,7 +125,7 @@ def test_who_reads_all_columns_asks_for_nothing(wide: FakeCluster) -> None:
     assert asked and not any(verify for _, verify in asked)
 
 
-def test_a_consumer_goes_on_when_what_is_stored_is_sound(wide: FakeCluster) -> None:
+def test_a_consumer_continues_when_the_stored_batch_is_sound(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=0)
     with Consumer(wide.bootstrap, "t", columns=["n"]) as consumer:
         assert numbers(drained(consumer, 100)) == list(range(100))
@@ -141,7 +141,7 @@ def test_a_consumer_has_all_verified_that_the_answer_stood_for(wide: FakeCluster
     assert [at for at, verify in asked if not verify and at < 80] == [0]
 
 
-def test_a_consumer_has_nothing_verified_in_front_of_the_answer(wide: FakeCluster) -> None:
+def test_a_consumer_verifies_nothing_before_its_position(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=30)
     with Consumer(wide.bootstrap, "t", columns=["n"]) as consumer:
         consumer.seek(TP, 30)
@@ -151,7 +151,7 @@ def test_a_consumer_has_nothing_verified_in_front_of_the_answer(wide: FakeCluste
     assert (30, True) in asked and (0, False) in asked and (0, True) not in asked
 
 
-def test_a_consumer_is_told_when_it_is_not(wide: FakeCluster) -> None:
+def test_a_consumer_raises_when_the_stored_batch_is_damaged(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=None)
     with Consumer(wide.bootstrap, "t", columns=["n"]) as consumer:
         for _ in range(2):

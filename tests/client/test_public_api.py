@@ -24,7 +24,7 @@ def test_every_public_name_is_there_and_documented() -> None:
         assert name in dir(sparklog)
 
 
-def test_whatever_a_client_raises_can_be_caught_by_a_public_name() -> None:
+def test_every_raised_error_has_a_public_name() -> None:
     """And the README tells of it."""
     found = [
         *vars(sparklog.client.errors).values(),
@@ -57,7 +57,7 @@ def test_errors_survive_pickling(kind: type[Exception]) -> None:
     assert str(error) == "what, and for how long"
 
 
-def test_a_truncated_log_survives_pickling_with_its_place() -> None:
+def test_a_truncated_log_error_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(LogTruncated(TopicPartition("t", 1), 9, (2, 5))))
     assert (error.tp, error.position, error.epoch, error.offset) == (TopicPartition("t", 1), 9, 2, 5)
     assert "t-1 was truncated" in str(error)

@@ -63,24 +63,24 @@ def sent(fake: FakeCluster, kind: type) -> list[Request]:
     return [request for request in fake.brokers[0].requests if isinstance(request, kind)]
 
 
-def test_offsets_of_more_partitions_than_one_request_names(fake: FakeCluster) -> None:
+def test_offsets_of_very_many_partitions_are_listed(fake: FakeCluster) -> None:
     with Admin(fake.bootstrap) as admin:
         assert admin.list_offsets(ALL) == dict.fromkeys(ALL, 0)
     assert len(sent(fake, ListOffsets)) == 3
 
 
-def test_records_of_more_partitions_than_one_request_names_are_deleted(fake: FakeCluster) -> None:
+def test_records_of_very_many_partitions_are_deleted(fake: FakeCluster) -> None:
     with Admin(fake.bootstrap) as admin:
         assert admin.delete_records(dict.fromkeys(ALL)) == dict.fromkeys(ALL, 0)
 
 
-def test_more_leaders_than_one_request_names_are_elected(fake: FakeCluster) -> None:
+def test_leaders_of_very_many_partitions_are_elected(fake: FakeCluster) -> None:
     with Admin(fake.bootstrap) as admin:
         assert admin.elect_leaders(ALL) == {}
     assert len(sent(fake, ElectLeaders)) == 3
 
 
-def test_more_moves_than_one_request_names_are_begun_and_taken_back(fake: FakeCluster) -> None:
+def test_very_many_moves_are_started_and_cancelled(fake: FakeCluster) -> None:
     with Admin(fake.bootstrap) as admin:
         admin.reassign(dict.fromkeys(ALL, (0,)))
         assert len(fake.moves) == COUNT
@@ -89,7 +89,7 @@ def test_more_moves_than_one_request_names_are_begun_and_taken_back(fake: FakeCl
     assert len(sent(fake, AlterReassignments)) == 6
 
 
-def test_more_offsets_than_one_request_names_are_committed(fake: FakeCluster) -> None:
+def test_very_many_offsets_are_committed(fake: FakeCluster) -> None:
     with Admin(fake.bootstrap) as admin:
         admin.commit_offsets("g", dict.fromkeys(ALL, 3))
     assert len(fake.groups.offsets) == COUNT
@@ -98,7 +98,7 @@ def test_more_offsets_than_one_request_names_are_committed(fake: FakeCluster) ->
     assert all(isinstance(one, CommitOffsets) and len(one.offsets) <= IN_ONE_REQUEST for one in found)
 
 
-def test_a_refused_commit_among_several_is_told_and_the_others_are_done(fake: FakeCluster) -> None:
+def test_one_refused_commit_of_several_is_reported(fake: FakeCluster) -> None:
     def refuse_first(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
         if not isinstance(request, CommitOffsets) or request.offsets[0].partition:
             return False
@@ -113,7 +113,7 @@ def test_a_refused_commit_among_several_is_told_and_the_others_are_done(fake: Fa
     assert len(fake.groups.offsets) == COUNT - IN_ONE_REQUEST
 
 
-def test_a_consumer_of_more_partitions_than_one_request_names_reads_all(fake: FakeCluster) -> None:
+def test_a_consumer_of_very_many_partitions_reads_all(fake: FakeCluster) -> None:
     marked = [0, IN_ONE_REQUEST, MAX_ENTRIES]
     with Producer(fake.bootstrap) as producer:
         for number in marked:
@@ -138,7 +138,7 @@ def test_pieces_have_all_entries_in_order() -> None:
     assert [len(piece) for piece in pieces(range(IN_ONE_REQUEST + 1))] == [IN_ONE_REQUEST, 1]
 
 
-def test_as_many_entries_as_one_piece_has_fit_into_a_header() -> None:
+def test_the_largest_piece_of_entries_fits_into_a_header() -> None:
     """However long the name of the topic is."""
     wanted = FetchPartition("t" * 249, 99_999, "i" * 32, 1 << 30, 1 << 62, 1 << 30, 1 << 30, 1 << 62)
     request = Fetch(1 << 40, -1, -1, 500, 1, 1 << 30, 1, 0, -1, (wanted,) * IN_ONE_REQUEST)

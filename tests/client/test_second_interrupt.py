@@ -14,7 +14,7 @@ from tests.client.fake_cluster import FakeCluster
 from tests.client.test_loop_handoff import acting
 
 
-def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_interrupt_leaves_no_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     here, alone, fail_waiting = threading.get_ident(), ClientEnd.alone, AsyncConnection._fail_waiting
     came: list[str] = []
 

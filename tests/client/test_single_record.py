@@ -41,7 +41,7 @@ class _Owner:
         CompletionLatch.end,
     ),
 )
-def test_of_a_lone_record_everybody_is_told(method: Callable[..., Any], line: int) -> None:
+def test_every_waiter_for_a_single_record_is_notified(method: Callable[..., Any], line: int) -> None:
     opened: set[SingleRecordCompletion] = set()
 
     record = SingleRecordCompletion(_Owner(opened.discard), "t", 0, 1)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_of_a_lone_record_everybody_is_told(method: Callable[..., Any], line: in
     assert told.wait(_TIMEOUT_S) and not opened
 
 
-def test_a_future_that_is_looked_at_late_is_freed_with_its_record() -> None:
+def test_a_future_read_late_is_freed_with_its_record() -> None:
     """At once, not when the collector of cycles comes: there is one for each record."""
     record = SingleRecordCompletion(_Owner(), "t", 0, 1)  # type: ignore[arg-type]
     record.acknowledged(7)
@@ -118,7 +118,7 @@ class _ToldTwice:
             sys.settrace(before)
 
 
-def test_who_finds_the_outcome_while_he_is_told_of_it_goes_on() -> None:
+def test_a_waiter_that_is_notified_while_it_checks_continues() -> None:
     step = 0
     while True:
         outcomes = _ToldTwice(step)

@@ -50,7 +50,7 @@ def test_only_the_winning_attempts_of_a_sink_are_seen(fake: FakeCluster) -> None
     assert isinstance(sink(fake, "r2", version=1), Joined)
 
 
-def test_a_later_run_of_a_sink_fences_the_one_before(fake: FakeCluster) -> None:
+def test_a_later_run_of_a_sink_fences_the_earlier_one(fake: FakeCluster) -> None:
     fake.create("t")
     old = sink(fake, "r1")
     with Producer(fake.bootstrap, in_transaction=old) as zombie:
@@ -69,7 +69,7 @@ def test_a_later_run_of_a_sink_fences_the_one_before(fake: FakeCluster) -> None:
     assert seen(fake, "t") == [b"new"]
 
 
-def test_a_sinks_decision_that_nobody_answers(fake: FakeCluster) -> None:
+def test_an_unanswered_decision_of_a_sink_times_out(fake: FakeCluster) -> None:
     fake.create("t")
     joined = sink(fake, "r1")
     fake.fault(0, times(1000, EndTransaction, lose_answer))

@@ -32,7 +32,7 @@ from tests.client.transacting import Held, adds, answer, headers, requests, seen
 # --- commit and abort ---
 
 
-def test_a_transaction_is_seen_as_a_whole_or_not_at_all(fake: FakeCluster) -> None:
+def test_a_transaction_is_visible_whole_or_not_at_all(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
@@ -56,7 +56,7 @@ def test_a_transaction_is_seen_as_a_whole_or_not_at_all(fake: FakeCluster) -> No
     assert sorted(seen(fake, "t", "read_uncommitted")) == [b"a", b"b", b"c", b"d"]
 
 
-def test_each_transaction_has_a_producer_id_of_its_own_and_begins_at_sequence_0(fake: FakeCluster) -> None:
+def test_each_transaction_has_its_own_producer_id_and_sequences_from_0(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         for number in range(3):
@@ -72,7 +72,7 @@ def test_each_transaction_has_a_producer_id_of_its_own_and_begins_at_sequence_0(
     assert sum(bool(header.flags & Flag.CONTROL) for header in headers(fake, "t")) == 3
 
 
-def test_nothing_written_is_nothing_to_mark(fake: FakeCluster) -> None:
+def test_an_empty_transaction_writes_no_markers(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         with producer.transaction():
@@ -110,7 +110,7 @@ def test_offsets_are_the_groups_when_the_transaction_commits(fake: FakeCluster) 
     assert fake.groups.offsets == {("g", "in", 0): 8, ("g", "in", 1): 1}
 
 
-def test_no_offsets_are_nothing_to_commit(fake: FakeCluster) -> None:
+def test_empty_offsets_commit_nothing(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         with producer.transaction():
@@ -123,7 +123,7 @@ def test_no_offsets_are_nothing_to_commit(fake: FakeCluster) -> None:
     assert not fake.groups.offsets
 
 
-def test_offsets_that_were_refused_are_not_left_out_of_a_commit(fake: FakeCluster) -> None:
+def test_refused_offsets_prevent_a_commit(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
@@ -136,7 +136,7 @@ def test_offsets_that_were_refused_are_not_left_out_of_a_commit(fake: FakeCluste
     assert seen(fake, "t") == []
 
 
-def test_closing_aborts_what_is_open(fake: FakeCluster) -> None:
+def test_closing_aborts_an_open_transaction(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
@@ -151,7 +151,7 @@ def test_closing_aborts_what_is_open(fake: FakeCluster) -> None:
 # --- registration ---
 
 
-def test_a_batch_goes_out_when_its_partition_is_registered_and_others_do_not_wait(fake: FakeCluster) -> None:
+def test_a_batch_is_sent_once_its_own_partition_is_registered(fake: FakeCluster) -> None:
     fake.create("t", partitions=4)
     held = Held(fake, adds("t", 1))
     with Producer(fake.bootstrap, transactional_id="x") as producer:
@@ -188,7 +188,7 @@ def test_a_partition_is_registered_once_in_a_transaction(fake: FakeCluster) -> N
 # --- what fails, and what is not allowed ---
 
 
-def test_what_failed_is_not_committed_even_when_its_future_told_so(fake: FakeCluster) -> None:
+def test_a_failed_record_prevents_a_commit_even_if_its_future_told(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
@@ -207,7 +207,7 @@ def test_what_failed_is_not_committed_even_when_its_future_told_so(fake: FakeClu
     assert seen(fake, "t") == [b"third"]
 
 
-def test_a_block_whose_writes_failed_is_aborted_and_says_why(fake: FakeCluster) -> None:
+def test_a_block_whose_writes_failed_aborts_and_raises_the_reason(fake: FakeCluster) -> None:
     fake.create("t")
     fake.fault(0, times(1, Produce, refuse(ErrorCode.MESSAGE_TOO_LARGE)))
     with Producer(fake.bootstrap, transactional_id="x") as producer:
@@ -218,7 +218,7 @@ def test_a_block_whose_writes_failed_is_aborted_and_says_why(fake: FakeCluster) 
     assert seen(fake, "t") == [b"b"]
 
 
-def test_an_abort_does_not_send_what_waits(fake: FakeCluster) -> None:
+def test_an_abort_does_not_send_buffered_records(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     held = Held(fake, adds("t", 1))
     with Producer(fake.bootstrap, transactional_id="x") as producer:
@@ -236,7 +236,7 @@ def test_an_abort_does_not_send_what_waits(fake: FakeCluster) -> None:
     assert seen(fake, "t", "read_uncommitted") == [b"0", b"2"]
 
 
-def test_an_abort_forgets_what_is_in_flight(fake: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_abort_drops_batches_in_flight(fake: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
     """A batch that is still being appended when its transaction ends belongs to nobody any more."""
     fake.create("t")
     kept: list[Callable[[], None]] = []
@@ -348,7 +348,7 @@ def test_calls_that_the_state_does_not_allow(fake: FakeCluster) -> None:
         ({"transactional_id": "x", "transaction_timeout_s": 0}, "transaction_timeout_s=0"),
     ],
 )
-def test_settings_that_do_not_go_together(fake: FakeCluster, options: dict[str, object], text: str) -> None:
+def test_contradicting_settings_are_refused(fake: FakeCluster, options: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Producer(fake.bootstrap, **options)  # type: ignore[arg-type]
 

@@ -37,7 +37,7 @@ from tests.client.transacting import answer, lose_answer, requests, seen
 
 @pytest.mark.parametrize("kind", [BeginTransaction, AddToTransaction, EndTransaction, Produce])
 @pytest.mark.parametrize("fault", [lose_answer, hang_up], ids=["answer lost", "request lost"])
-def test_what_is_lost_is_repeated_and_done_once(fake: FakeCluster, kind: type, fault: Fault) -> None:
+def test_a_lost_request_is_repeated_and_done_once(fake: FakeCluster, kind: type, fault: Fault) -> None:
     fake.create("t")
     fake.fault(0, times(2, kind, fault))
     with Producer(fake.bootstrap, transactional_id="x") as producer:
@@ -81,7 +81,7 @@ def test_the_coordinator_moves_in_mid_transaction(fake: FakeCluster) -> None:
     assert sorted(seen(fake, "t")) == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
-def test_a_commit_that_nobody_answers_is_unknown_and_can_be_asked_again(fake: FakeCluster) -> None:
+def test_an_unanswered_commit_is_unknown_and_can_be_asked_again(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x", max_block_s=0.6) as producer:
         producer.begin()
@@ -103,7 +103,7 @@ def test_a_commit_that_nobody_answers_is_unknown_and_can_be_asked_again(fake: Fa
     assert seen(fake, "t") == [b"a", b"b"]
 
 
-def test_whether_an_unanswered_commit_took_effect_is_not_known_once_another_producer_has_begun(
+def test_an_unanswered_commit_stays_unknown_once_another_producer_begins(
     fake: FakeCluster,
 ) -> None:
     fake.create("t")
@@ -124,7 +124,7 @@ def test_whether_an_unanswered_commit_took_effect_is_not_known_once_another_prod
     assert seen(fake, "t") == [b"a"], "to say that it is aborted would have been wrong"
 
 
-def test_a_commit_over_which_the_coordinator_fails_is_unknown_and_can_be_asked_again(fake: FakeCluster) -> None:
+def test_a_commit_whose_coordinator_fails_can_be_asked_again(fake: FakeCluster) -> None:
     fake.create("t")
 
     def decided_and_failed(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
@@ -142,7 +142,7 @@ def test_a_commit_over_which_the_coordinator_fails_is_unknown_and_can_be_asked_a
     assert seen(fake, "t") == [b"a"]
 
 
-def test_a_commit_whose_producer_fails_before_the_answer_comes_is_unknown(fake: FakeCluster) -> None:
+def test_a_commit_whose_producer_fails_first_is_unknown(fake: FakeCluster) -> None:
     fake.create("t")
     producer = Producer(fake.bootstrap, transactional_id="x")
 
@@ -161,7 +161,7 @@ def test_a_commit_whose_producer_fails_before_the_answer_comes_is_unknown(fake: 
     assert seen(fake, "t") == [b"a"]
 
 
-def test_a_commit_that_a_producer_had_failed_before_is_told_as_never_sent(fake: FakeCluster) -> None:
+def test_a_commit_of_a_failed_producer_is_reported_as_never_sent(fake: FakeCluster) -> None:
     fake.create("t")
     producer = Producer(fake.bootstrap, transactional_id="x")
     producer.begin()
@@ -183,7 +183,7 @@ def _fail() -> None:
     raise ValueError("on purpose")
 
 
-def test_an_unanswered_commit_that_was_aborted_meanwhile_is_told_so(fake: FakeCluster) -> None:
+def test_an_unanswered_commit_that_was_aborted_is_reported_so(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x", max_block_s=0.6) as producer, Admin(fake.bootstrap) as admin:
         producer.begin()
@@ -198,9 +198,7 @@ def test_an_unanswered_commit_that_was_aborted_meanwhile_is_told_so(fake: FakeCl
     assert seen(fake, "t") == []
 
 
-def test_a_commit_that_was_not_waited_for_can_be_asked_about(
-    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_commit_can_be_asked_about(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C ends the wait, not the commit."""
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:

@@ -120,9 +120,7 @@ def test_committed_aborted_fenced(cluster: ProcessCluster, admin: Admin) -> None
     assert admin.group_offsets("g") == {tps[0]: 42}
 
 
-def test_a_killed_producers_transaction_ends_by_its_successor_at_once_or_by_its_time_out(
-    cluster: ProcessCluster, admin: Admin
-) -> None:
+def test_a_killed_producers_transaction_ends_by_successor_or_timeout(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("t", replication_factor=3)
     tp = TopicPartition("t", 0)
     with worker(cluster, "abandoned:5") as abandoned, worker(cluster, "succeeded:600") as succeeded:
@@ -138,9 +136,7 @@ def test_a_killed_producers_transaction_ends_by_its_successor_at_once_or_by_its_
     assert not [found for found in admin.transactions() if found.state != "empty"]
 
 
-def test_read_process_write_is_exactly_once_over_kills_of_worker_coordinator_and_leader(
-    cluster: ProcessCluster, admin: Admin
-) -> None:
+def test_read_process_write_is_exactly_once_despite_kills(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("in", partitions=2, replication_factor=3)
     admin.create_topic("out", partitions=2, replication_factor=3)
     sent = [b"%d" % number for number in range(1500)]
@@ -216,9 +212,7 @@ class Writer:
             self.error = error
 
 
-def test_transactions_go_on_while_coordinator_and_leader_are_killed_paused_and_stopped(
-    cluster: ProcessCluster, admin: Admin
-) -> None:
+def test_transactions_continue_while_coordinator_and_leader_fail(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("t", partitions=3, replication_factor=3)
     writer = Writer(cluster, "t", 3)
     try:

@@ -67,11 +67,11 @@ def out_of_date(fake: FakeCluster) -> str:
     return fake.bootstrap.split(",")[0]
 
 
-def test_a_producer_whose_only_broker_is_out_of_date_asks_another(out_of_date: str) -> None:
+def test_a_producer_with_an_outdated_broker_asks_another(out_of_date: str) -> None:
     with Producer(out_of_date) as producer:
         assert producer.send("t", b"v").result(30).offset == 0
 
 
-def test_a_consumer_whose_only_broker_is_out_of_date_asks_another(out_of_date: str) -> None:
+def test_a_consumer_with_an_outdated_broker_asks_another(out_of_date: str) -> None:
     with Consumer(out_of_date, "t", timeout_s=30) as consumer:
         assert consumer.end_offsets() == {TopicPartition("t", 0): 0}

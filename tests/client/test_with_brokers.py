@@ -141,7 +141,7 @@ def test_offsets_and_bounded_reads(cluster: ProcessCluster, admin: Admin) -> Non
     assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_refusals_are_typed_and_the_connection_goes_on(cluster: ProcessCluster, admin: Admin) -> None:
+def test_refusals_are_typed_and_the_connection_stays_usable(cluster: ProcessCluster, admin: Admin) -> None:
     refused: list[tuple[Callable[[], object], ErrorCode]] = [
         (lambda: admin.create_topic("a" * 250), ErrorCode.INVALID_TOPIC_EXCEPTION),
         (lambda: admin.create_topic("x", replication_factor=4), ErrorCode.INVALID_REPLICATION_FACTOR),
@@ -161,7 +161,7 @@ def test_refusals_are_typed_and_the_connection_goes_on(cluster: ProcessCluster, 
         assert producer.send("small", b"fits").result(20).offset == 0
 
 
-def test_topics_are_deleted_and_made_anew(cluster: ProcessCluster, admin: Admin) -> None:
+def test_topics_are_deleted_and_recreated(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("again", partitions=2)
     with Producer(cluster.bootstrap) as producer:
         producer.send("again", b"old", partition=0).result(20)
@@ -173,9 +173,7 @@ def test_topics_are_deleted_and_made_anew(cluster: ProcessCluster, admin: Admin)
     assert values_of(cluster, "again") == [b"new"]
 
 
-def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(
-    cluster: ProcessCluster, admin: Admin
-) -> None:
+def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(cluster: ProcessCluster, admin: Admin) -> None:
     """Under a producer that goes on writing to the name, and does not stall: records meant for the old topic fail by
     name, or were in it; those sent once the new one is known are in that."""
     admin.create_topic("anew", partitions=2)
@@ -228,7 +226,7 @@ def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(
     assert found == acknowledged[-len(found) :], "the new topic holds what was acknowledged since, and nothing else"
 
 
-def test_an_unclean_election_is_one_topics_choice_and_readers_are_told(cluster: ProcessCluster, admin: Admin) -> None:
+def test_an_unclean_election_is_a_topics_choice_and_reported(cluster: ProcessCluster, admin: Admin) -> None:
     """Both brokers of two topics die, one after the other; the first one back lacks what came in between. The topic
     that allows it goes on without; the other waits for its last in-sync member."""
     config = {"min.insync.replicas": "1"}
@@ -260,7 +258,7 @@ def test_an_unclean_election_is_one_topics_choice_and_readers_are_told(cluster: 
     assert values_of(cluster, "clean") == [b"kept", b"0", b"1", b"2"]
 
 
-def test_a_killed_leader_loses_and_doubles_nothing(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_killed_leader_loses_and_duplicates_no_record(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("killed", partitions=3)
     with Producer(cluster.bootstrap) as producer:
         writer = Writer(producer, "killed")
@@ -341,7 +339,7 @@ def test_a_planned_stop_fails_no_request(cluster: ProcessCluster, admin: Admin) 
     check_log(cluster, "planned", places)
 
 
-def test_too_few_in_sync_replicas_is_told_in_the_end(cluster: ProcessCluster, admin: Admin) -> None:
+def test_too_few_in_sync_replicas_is_reported_in_the_end(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("few", partitions=1, config={"min.insync.replicas": 3})
     victim = next(broker for broker in cluster.slots if broker != admin.describe_topic("few").partitions[0].leader)
     cluster.kill(victim)

@@ -30,7 +30,7 @@ def test_bad_addresses_are_named(text: str) -> None:
         parse_bootstrap(text)
 
 
-def test_an_address_reads_as_it_is_written() -> None:
+def test_an_address_prints_as_it_is_written() -> None:
     for text in ("a:1", "[::1]:5"):
         assert str(parse_bootstrap(text)[0]) == text
 
