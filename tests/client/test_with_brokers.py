@@ -173,7 +173,9 @@ def test_topics_are_deleted_and_recreated(cluster: ProcessCluster, admin: Admin)
     assert values_of(cluster, "again") == [b"new"]
 
 
-def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(cluster: ProcessCluster, admin: Admin) -> None:
+def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(
+    cluster: ProcessCluster, admin: Admin
+) -> None:
     """Under a producer that goes on writing to the name, and does not stall: records meant for the old topic fail by
     name, or were in it; those sent once the new one is known are in that."""
     admin.create_topic("anew", partitions=2)

@@ -114,7 +114,7 @@ def test_a_living_process_whose_registration_was_deleted_registers_again(connect
     asyncio.run(scenario())
 
 
-def test_a_registration_that_is_refused_for_no_known_reason_is_tried_again(connect: str) -> None:
+def test_a_registration_refused_for_an_unknown_reason_is_retried(connect: str) -> None:
     """Nothing else would: the broker would serve on and hear of nothing."""
 
     async def scenario() -> None:
@@ -143,7 +143,7 @@ def test_a_registration_that_is_refused_for_no_known_reason_is_tried_again(conne
     asyncio.run(scenario())
 
 
-def test_a_process_whose_id_another_host_has_taken_is_told_so_and_tries_no_more(connect: str) -> None:
+def test_a_process_whose_id_is_taken_stops_trying(connect: str) -> None:
     """Within two session timeouts: a dead one's registration would have gone."""
 
     async def scenario() -> None:
@@ -164,7 +164,7 @@ def test_a_process_whose_id_another_host_has_taken_is_told_so_and_tries_no_more(
     asyncio.run(scenario())
 
 
-def test_stopping_is_said_again_when_that_was_refused_for_no_known_reason(connect: str) -> None:
+def test_a_stopping_notice_refused_for_an_unknown_reason_is_repeated(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             registry = await registered(store, broker(1))
@@ -184,7 +184,7 @@ def test_stopping_is_said_again_when_that_was_refused_for_no_known_reason(connec
     asyncio.run(scenario())
 
 
-def test_a_registration_whose_answer_was_lost_is_recognised(connect: str) -> None:
+def test_a_registration_whose_response_was_lost_is_recognised(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             first = await registered(store, broker(1))
@@ -217,7 +217,7 @@ def test_an_untrusted_process_stays_untrusted_until_a_controller_has_acted(conne
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_a_mark_that_goes_while_another_untrusted_process_registers_is_made_anew(connect: str, trusted: bool) -> None:
+def test_a_mark_removed_while_another_untrusted_process_registers_is_restored(connect: str, trusted: bool) -> None:
     """A second power cut. What a controller does for the first incarnation comes late, between look and multi: it must
     not make the second one trusted. One that can vouch for itself is trusted from then on."""
 
@@ -291,7 +291,7 @@ def test_a_directory_that_missed_an_incarnation_is_not_trusted(connect: str, kno
     asyncio.run(scenario())
 
 
-def test_a_directory_that_is_doubted_is_not_trusted_whatever_its_disk_has_noted(connect: str) -> None:
+def test_a_directory_in_doubt_is_not_trusted_whatever_it_notes(connect: str) -> None:
     """Its disk has failed and took no note of it: the next process finds it as it was. Nobody adds the broker to an ISR
     meanwhile, and a session that expires changes nothing."""
 
@@ -312,7 +312,7 @@ def test_a_directory_that_is_doubted_is_not_trusted_whatever_its_disk_has_noted(
     asyncio.run(scenario())
 
 
-def test_a_process_that_doubts_its_directory_is_not_trusted_after_an_expiry(connect: str) -> None:
+def test_a_process_that_doubts_its_directory_stays_untrusted_after_expiry(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             registry = await registered(store, broker(1), directory=Noted(0))
@@ -326,7 +326,7 @@ def test_a_process_that_doubts_its_directory_is_not_trusted_after_an_expiry(conn
     asyncio.run(scenario())
 
 
-def test_an_incarnation_is_never_counted_twice_by_a_zookeeper_that_was_put_back(connect: str) -> None:
+def test_a_restored_zookeeper_never_counts_an_incarnation_twice(connect: str) -> None:
     async def scenario() -> None:
         directory = Noted(0)
         async with opened(connect) as store:
@@ -345,7 +345,7 @@ def test_an_incarnation_is_never_counted_twice_by_a_zookeeper_that_was_put_back(
     asyncio.run(scenario())
 
 
-def test_a_process_that_ended_before_it_was_registered_raises_nothing(connect: str) -> None:
+def test_a_process_that_ended_before_its_registration_raises_nothing(connect: str) -> None:
     async def scenario() -> None:
         directory = Noted(2)
         directory.counted = 1
@@ -358,7 +358,7 @@ def test_a_process_that_ended_before_it_was_registered_raises_nothing(connect: s
     asyncio.run(scenario())
 
 
-def test_an_incarnation_out_of_all_reason_is_not_made_up_for(connect: str) -> None:
+def test_an_unreasonably_large_incarnation_is_not_caught_up_with(connect: str) -> None:
     async def scenario() -> None:
         directory = Noted(1_000_000)
         directory.counted = 1_000_000
@@ -370,7 +370,7 @@ def test_an_incarnation_out_of_all_reason_is_not_made_up_for(connect: str) -> No
     asyncio.run(scenario())
 
 
-def test_a_new_broker_is_trusted_also_where_its_incarnation_cannot_be_noted(connect: str) -> None:
+def test_a_new_broker_is_trusted_without_a_noted_incarnation(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             registry = await registered(store, broker(1), directory=Noted(0, full=True))
@@ -380,7 +380,7 @@ def test_a_new_broker_is_trusted_also_where_its_incarnation_cannot_be_noted(conn
     asyncio.run(scenario())
 
 
-def test_an_untrusted_process_is_trusted_after_an_expiry_once_a_controller_has_acted(connect: str) -> None:
+def test_an_untrusted_process_is_trusted_once_a_controller_has_acted(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             registry = await registered(store, broker(1, trusted=False))
@@ -397,7 +397,7 @@ def test_an_untrusted_process_is_trusted_after_an_expiry_once_a_controller_has_a
     asyncio.run(scenario())
 
 
-def test_announced_stopping_is_said_again_after_an_expiry(connect: str) -> None:
+def test_a_stopping_notice_is_repeated_after_a_session_expiry(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:
             registry = await registered(store, broker(1))
@@ -418,7 +418,7 @@ def test_announced_stopping_is_said_again_after_an_expiry(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_stopping_is_taken_back_though_the_answer_to_its_announcement_is_lost(connect: str) -> None:
+def test_a_stopping_notice_is_withdrawn_even_if_its_response_is_lost(connect: str) -> None:
     """Whoever announces looks, when it is connected again, at the same time as the other takes it back."""
     host, _, chroot = connect.partition("/")
     network = ProxyNetwork()
@@ -447,7 +447,7 @@ def test_stopping_is_taken_back_though_the_answer_to_its_announcement_is_lost(co
         network.close()
 
 
-def test_a_process_proved_dead_is_retired_whichever_incarnation_it_has_come_to(connect: str) -> None:
+def test_a_process_proved_dead_is_retired_in_any_incarnation(connect: str) -> None:
     """Its supervisor has not heard yet that it had registered anew."""
 
     async def scenario() -> None:
@@ -465,7 +465,7 @@ def test_a_process_proved_dead_is_retired_whichever_incarnation_it_has_come_to(c
     asyncio.run(scenario())
 
 
-def test_a_process_whose_registration_has_expired_is_proved_dead_all_the_same(connect: str) -> None:
+def test_a_process_with_an_expired_registration_is_proved_dead(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:
             controller = ControllerStore(other.session)
@@ -484,7 +484,7 @@ def test_a_process_whose_registration_has_expired_is_proved_dead_all_the_same(co
     asyncio.run(scenario())
 
 
-def test_an_end_is_told_once_zookeeper_is_back(tmp_path: Path) -> None:
+def test_a_process_end_is_reported_once_zookeeper_returns(tmp_path: Path) -> None:
     server = EmbeddedZookeeper.start(tmp_path)
 
     async def scenario() -> None:
@@ -512,7 +512,7 @@ def test_an_end_is_told_once_zookeeper_is_back(tmp_path: Path) -> None:
 ONE, TWO = TopicPartition("t", 0), TopicPartition("u", 5)
 
 
-def test_a_registration_names_the_logs_in_doubt_and_its_mark_keeps_them(connect: str) -> None:
+def test_a_registration_and_its_mark_name_the_logs_in_doubt(connect: str) -> None:
     """Doubts of processes that no controller has heard of add up."""
 
     async def scenario() -> None:
@@ -539,7 +539,7 @@ def test_a_registration_names_the_logs_in_doubt_and_its_mark_keeps_them(connect:
 
 
 @pytest.mark.parametrize("first", ["whole", "earlier release", "too many", "rubbish"])
-def test_doubt_about_all_logs_is_not_narrowed_by_doubt_about_one(connect: str, first: str) -> None:
+def test_doubt_about_one_log_does_not_narrow_doubt_about_all(connect: str, first: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             registry = BrokerRegistry(store.session, broker(1, trusted=first != "whole"))
@@ -562,7 +562,7 @@ def test_doubt_about_all_logs_is_not_narrowed_by_doubt_about_one(connect: str, f
     asyncio.run(scenario())
 
 
-def test_a_process_that_was_heard_has_no_log_in_doubt_after_an_expiry(connect: str) -> None:
+def test_an_accepted_process_has_no_doubtful_log_after_an_expiry(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             registry = BrokerRegistry(store.session, broker(1))

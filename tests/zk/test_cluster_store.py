@@ -58,7 +58,7 @@ def test_write_isr_that_adds_is_bound_to_the_added_incarnation(connect: str) -> 
     asyncio.run(scenario())
 
 
-def test_write_isr_of_a_deleted_topic_says_so(connect: str) -> None:
+def test_an_isr_write_for_a_deleted_topic_names_the_reason(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             assert await write_isr(store, TP, STATE, expected_version=0, leader_incarnation=1) == NodeGone()
@@ -67,7 +67,7 @@ def test_write_isr_of_a_deleted_topic_says_so(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_write_isr_for_a_topic_deleted_and_created_again_under_its_name_is_refused(connect: str) -> None:
+def test_an_isr_write_for_a_recreated_topic_is_refused(connect: str) -> None:
     """The old leader was away. Paths and versions are the same as before: only the topic id tells."""
 
     async def scenario() -> None:
@@ -136,7 +136,7 @@ def test_topics_are_created_once_and_read_back(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_change_meant_for_a_topic_that_was_deleted_does_not_hit_the_one_made_anew(connect: str) -> None:
+def test_a_change_for_a_deleted_topic_spares_the_recreated_one(connect: str) -> None:
     """Both records are at version 0."""
     anew = msgspec.structs.replace(TOPIC, topic_id="id-2")
 
@@ -156,7 +156,7 @@ def test_a_change_meant_for_a_topic_that_was_deleted_does_not_hit_the_one_made_a
     asyncio.run(scenario())
 
 
-def test_a_topic_record_too_large_for_a_node_is_refused_before_it_is_sent(connect: str) -> None:
+def test_a_too_large_topic_record_is_refused_before_it_is_sent(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             huge = msgspec.structs.replace(TOPIC, assignment=((1001, 1002, 1003),) * 100_000)
@@ -181,7 +181,7 @@ def test_ids_are_never_handed_out_twice(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_producer_ids_stay_apart_when_their_counter_goes_back(connect: str) -> None:
+def test_producer_ids_stay_distinct_when_their_counter_goes_back(connect: str) -> None:
     """ZooKeeper is put back from an older copy: the clock has gone on."""
 
     async def scenario() -> None:
@@ -205,7 +205,7 @@ def test_producer_ids_stay_apart_when_their_counter_goes_back(connect: str) -> N
     asyncio.run(scenario())
 
 
-def test_a_cluster_that_is_not_there_is_named(connect: str) -> None:
+def test_a_missing_cluster_is_named_in_the_error(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             with pytest.raises(ClusterError, match="there is no sparklog cluster"):
@@ -214,7 +214,7 @@ def test_a_cluster_that_is_not_there_is_named(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_isr_changes_do_not_pile_up_while_nobody_acts_on_them(connect: str) -> None:
+def test_isr_changes_do_not_accumulate_without_a_controller(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
 
@@ -252,7 +252,7 @@ def test_requests_to_the_controller_are_nodes(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_late_request_to_delete_a_topic_that_is_no_more_leaves_that_of_the_one_made_anew(connect: str) -> None:
+def test_a_late_deletion_request_spares_that_of_a_recreated_topic(connect: str) -> None:
     anew = msgspec.structs.replace(TOPIC, topic_id="id-2")
 
     async def scenario() -> None:
@@ -266,7 +266,7 @@ def test_a_late_request_to_delete_a_topic_that_is_no_more_leaves_that_of_the_one
     asyncio.run(scenario())
 
 
-def test_a_request_to_delete_a_topic_that_goes_meanwhile_leaves_that_of_the_one_made_anew(
+def test_a_deletion_request_for_a_vanished_topic_spares_its_successors(
     connect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A void request is found, and before it is replaced there is another topic, and a valid one of that."""
@@ -294,7 +294,7 @@ def test_a_request_to_delete_a_topic_that_goes_meanwhile_leaves_that_of_the_one_
     asyncio.run(scenario())
 
 
-def test_a_second_driver_is_refused_while_the_first_ones_node_lives(connect: str) -> None:
+def test_a_second_driver_is_refused_while_the_firsts_node_lives(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as first, opened(connect) as second:
             assert await first.claim_driver("h1", 10) == 1
@@ -311,7 +311,7 @@ def at_work(driver_epoch: int, generation: int) -> BarrierJob:
     return BarrierJob(at_work=codecs.GenerationName(driver_epoch, generation))
 
 
-def test_a_generation_is_awaited_from_the_drivers_claim_to_its_report(connect: str) -> None:
+def test_a_generation_is_awaited_from_its_claim_to_its_report(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as driver, opened(connect) as store:
 

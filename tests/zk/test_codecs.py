@@ -23,7 +23,7 @@ ids = st.integers(0, 2**31 - 1)
 
 
 @given(st.builds(LeaderAndIsr, st.integers(-1, 100), ids, st.lists(ids).map(tuple), ids), ids)
-def test_partition_state_comes_back(state: LeaderAndIsr, incarnation: int) -> None:
+def test_a_partition_state_survives_encoding(state: LeaderAndIsr, incarnation: int) -> None:
     data = codecs.encode_state(state, incarnation)
     assert codecs.decode_state("/p", data, 7) == VersionedState(state, 7, incarnation)
 
@@ -40,18 +40,18 @@ def test_partition_state_comes_back(state: LeaderAndIsr, incarnation: int) -> No
         config=st.dictionaries(st.text(), st.text()),
     )
 )
-def test_topic_record_comes_back(record: TopicRecord) -> None:
+def test_a_topic_record_survives_encoding(record: TopicRecord) -> None:
     assert codecs.decode_topic("/t", codecs.encode_topic(record), "t") == record
 
 
-def test_broker_registration_comes_back() -> None:
+def test_a_broker_registration_survives_encoding() -> None:
     registration = BrokerRegistration(
         3, "h", 9092, "boot", "c", trusted=False, rack="r1", incarnation=5, pid=7, pid_namespace=8, start_time=9
     )
     assert codecs.decode_broker("/b", codecs.encode_broker(registration), 3) == registration
 
 
-def test_isr_changes_come_back() -> None:
+def test_isr_changes_survive_encoding() -> None:
     told = (
         TopicStates("a", "id-1", {0: VersionedState(LeaderAndIsr(1, 2, (1, 3), 4), 5, 6)}),
         TopicStates("b", "id-2", {12: VersionedState(LeaderAndIsr(1, 0, (1,), 4), 0, 6)}),
@@ -69,7 +69,7 @@ def test_isr_changes_between_releases() -> None:
     assert json.loads(codecs.encode_isr_changes([told]))["partitions"] == []
 
 
-def test_newer_version_is_refused_by_name_even_when_its_fields_differ() -> None:
+def test_a_newer_version_is_refused_even_with_other_fields() -> None:
     with pytest.raises(
         codecs.ZkFormatError, match=r"/x/state has format version 2; this version of sparklog supports up to 1"
     ):
@@ -82,6 +82,6 @@ def test_fields_of_a_later_release_within_the_version_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\x00", b"[1]", b'{"version":1}', b'{"version":1,"leader":"x"}'])
-def test_what_is_no_state_is_refused_with_its_path(data: bytes) -> None:
+def test_an_invalid_state_is_refused_with_its_path(data: bytes) -> None:
     with pytest.raises(codecs.ZkFormatError, match="/x/state"):
         codecs.decode_state("/x/state", data, 0)

@@ -46,7 +46,7 @@ def test_topics_brokers_and_isr_changes_reach_everyone(connect: str) -> None:
     run_with_three(connect, scenario)
 
 
-def test_a_term_that_fails_at_what_a_watch_brought_is_followed_by_another(
+def test_a_term_that_fails_on_a_watch_event_is_followed_by_another(
     connect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
@@ -90,7 +90,7 @@ async def begin_move(store: ClusterStore, partition: int, *target: int) -> None:
     assert await store.update_topic(moving_record(found[0], {partition: target}), found[1]) is not None
 
 
-def test_a_move_leads_elsewhere_ends_in_one_write_and_everybody_hears_of_it(connect: str) -> None:
+def test_a_move_ends_in_one_write_that_every_broker_sees(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one, _, three = hearers
         tp = TopicPartition("t", 3)
@@ -112,7 +112,7 @@ def test_a_move_leads_elsewhere_ends_in_one_write_and_everybody_hears_of_it(conn
     run_with_three(connect, scenario)
 
 
-def test_an_election_on_request_is_carried_out_and_its_node_goes(connect: str) -> None:
+def test_a_requested_election_is_carried_out_and_its_node_removed(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one, two, _ = hearers
         tp = TopicPartition("t", 0)
@@ -142,7 +142,7 @@ def test_more_isr_changes_than_can_be_named_reach_everyone(connect: str) -> None
     run_with_three(connect, scenario)
 
 
-def test_a_standby_goes_on_with_what_the_expired_controller_began(connect: str) -> None:
+def test_a_standby_continues_what_the_expired_controller_began(connect: str) -> None:
     async def scenario(first: ControllerLoop, hearers: list[Hearer]) -> None:
         one, two, _ = hearers
         tp = TopicPartition("t", 0)
@@ -173,7 +173,7 @@ def test_a_standby_goes_on_with_what_the_expired_controller_began(connect: str) 
     run_with_three(connect, scenario)
 
 
-def test_a_retired_broker_is_replaced_at_once_and_led_anew_when_it_is_back(connect: str) -> None:
+def test_a_retired_broker_is_replaced_at_once_and_leads_after_its_return(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one, two, three = hearers
         assert await retire(two.store, one.registry)
@@ -201,7 +201,7 @@ def test_two_of_three_retired_brokers_are_replaced_at_once(connect: str) -> None
     run_with_three(connect, scenario)
 
 
-def test_an_end_that_is_proved_after_the_registrations_are_gone_is_heard_of(connect: str) -> None:
+def test_an_end_proved_after_the_registrations_expired_counts(connect: str) -> None:
     """The brokers' sessions are over before their supervisors could say what they saw: most vanish together, and are
     waited for. Then only the marks come."""
     held_for_ms = 60_000
@@ -258,7 +258,7 @@ def test_controller_never_regained_after_session_expiry(connect: str) -> None:
     run_with_three(connect, scenario)
 
 
-def test_a_zookeeper_restart_moves_no_leader_and_what_happens_after_it_is_seen(tmp_path: Path) -> None:
+def test_a_zookeeper_restart_moves_no_leader_and_loses_no_event(tmp_path: Path) -> None:
     server = EmbeddedZookeeper.start(tmp_path)
 
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:

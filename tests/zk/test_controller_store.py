@@ -93,7 +93,7 @@ def test_no_epoch_serves_two_terms(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_outcomes_of_pipelined_writes_are_told_apart(connect: str) -> None:
+def test_outcomes_of_pipelined_writes_are_distinguished(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
@@ -155,7 +155,7 @@ def test_requests_for_elections_are_read_and_dropped(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_request_for_an_election_ends_with_who_asked(connect: str) -> None:
+def test_an_election_request_ends_with_the_session_of_its_requester(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as one:
             async with opened(connect) as other:
@@ -170,7 +170,7 @@ def told(version: int) -> TopicStates:
     return TopicStates(TP.topic, "id-1", {TP.partition: VersionedState(STATE, version, 1)})
 
 
-def test_isr_changes_that_name_partitions_or_none_are_to_be_read(connect: str) -> None:
+def test_isr_changes_with_and_without_partitions_are_read(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as leader:
             store = ControllerStore(leader.session)
@@ -183,7 +183,7 @@ def test_isr_changes_that_name_partitions_or_none_are_to_be_read(connect: str) -
     asyncio.run(scenario())
 
 
-def test_what_is_added_to_an_isr_change_after_it_was_read_stays(connect: str) -> None:
+def test_an_isr_change_extended_after_it_was_read_stays(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as leader, opened(connect) as two:
             store = await elected(two.session)
@@ -231,7 +231,7 @@ def test_writes_without_a_connection_are_of_unknown_fate(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_deleting_a_topic_takes_everything_and_may_be_repeated(connect: str) -> None:
+def test_deleting_a_topic_removes_everything_and_may_be_repeated(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
@@ -253,7 +253,7 @@ def test_deleting_a_topic_takes_everything_and_may_be_repeated(connect: str) -> 
     asyncio.run(scenario())
 
 
-def test_a_deletion_repeated_after_a_lost_answer_leaves_the_topic_that_was_made_anew(connect: str) -> None:
+def test_a_repeated_deletion_spares_a_recreated_topic(connect: str) -> None:
     """The connection broke under the last step, and the topic was created again before the controller was back."""
 
     async def scenario() -> None:
@@ -273,7 +273,7 @@ def test_a_deletion_repeated_after_a_lost_answer_leaves_the_topic_that_was_made_
     asyncio.run(scenario())
 
 
-def test_a_dropped_deletion_request_takes_none_that_means_another_topic(connect: str) -> None:
+def test_a_repeated_drop_spares_a_deletion_request_for_another_topic(connect: str) -> None:
     """As when it is repeated after a lost answer."""
 
     async def scenario() -> None:
@@ -291,7 +291,7 @@ def test_a_dropped_deletion_request_takes_none_that_means_another_topic(connect:
 
 
 @pytest.mark.parametrize("how_often", [1, 2])
-def test_a_dropped_deletion_request_takes_none_that_has_just_taken_its_place(
+def test_dropping_a_deletion_request_spares_its_replacement(
     connect: str, monkeypatch: pytest.MonkeyPatch, how_often: int
 ) -> None:
     """However often the controller was about to drop it."""
@@ -339,7 +339,7 @@ def test_a_deposed_controller_drops_no_deletion_request(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_deletion_request_is_not_taken_for_that_of_a_topic_which_is_no_more(connect: str) -> None:
+def test_a_deletion_request_for_an_earlier_topic_is_ignored(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
@@ -354,7 +354,7 @@ def test_a_deletion_request_is_not_taken_for_that_of_a_topic_which_is_no_more(co
     asyncio.run(scenario())
 
 
-def test_a_retired_broker_is_known_as_such_until_it_registers_again(connect: str) -> None:
+def test_a_retired_broker_stays_known_until_it_registers_again(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
@@ -375,7 +375,7 @@ def test_a_retired_broker_is_known_as_such_until_it_registers_again(connect: str
     asyncio.run(scenario())
 
 
-def test_a_broker_is_untrusted_while_its_mark_stands(connect: str) -> None:
+def test_a_broker_is_untrusted_while_its_mark_exists(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)

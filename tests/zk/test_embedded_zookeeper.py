@@ -23,7 +23,7 @@ from sparklog.testing.sim_disk import SimDisk
 from .support import opened
 
 
-def test_it_is_adopted_then_survives_a_kill_with_port_and_data(tmp_path: Path) -> None:
+def test_an_embedded_zookeeper_survives_a_kill_with_port_and_data(tmp_path: Path) -> None:
     first = EmbeddedZookeeper.start(tmp_path)
     adopted = EmbeddedZookeeper.start(tmp_path)
     try:
@@ -51,7 +51,7 @@ def test_it_is_adopted_then_survives_a_kill_with_port_and_data(tmp_path: Path) -
         first.stop()
 
 
-def test_a_kept_port_that_is_taken_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_stored_port_in_use_is_named_in_the_error(tmp_path: Path) -> None:
     first = EmbeddedZookeeper.start(tmp_path)
     first.stop()
     expected = f"port {_address(first)[1]} on 127.0.0.1"
@@ -86,7 +86,7 @@ class FullDisk(RealDisk):
         return super().open(path, create=create)
 
 
-def test_no_other_user_enters_the_servers_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_user_can_enter_the_servers_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock file, which another user could hold, is in it, and so is what the cluster keeps in ZooKeeper."""
 
     def launch(*_: object) -> None:
@@ -125,7 +125,7 @@ def test_a_server_that_cannot_be_noted_does_not_run(tmp_path: Path, monkeypatch:
             child.wait()
 
 
-def test_no_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ClusterError, match="install Java 17"):

@@ -105,9 +105,7 @@ def test_a_write_that_ends_in_whatever_error_is_settled(
 
 
 @pytest.mark.parametrize("asked", [paths.state(TP), paths.topic_id(TOPIC.topic_id)])
-def test_what_a_refused_write_has_to_read_is_asked_until_it_is_answered(
-    connect: str, tmp_path: Path, asked: str
-) -> None:
+def test_a_refused_isr_write_reads_the_node_until_answered(connect: str, tmp_path: Path, asked: str) -> None:
     """The node has moved on; the read that shows how is refused for a reason that nobody knows."""
 
     async def scenario() -> None:
@@ -168,9 +166,7 @@ def write_under_way(registry: ZkRegistration) -> asyncio.Future[tuple[int, ...]]
     return answer
 
 
-def test_many_changes_are_gathered_for_longer_while_more_are_written_and_told_in_one(
-    connect: str, tmp_path: Path
-) -> None:
+def test_isr_changes_are_gathered_while_more_are_being_written(connect: str, tmp_path: Path) -> None:
     """The controller tells all brokers what it is told: not while the rest of a failure is still being written."""
 
     async def scenario() -> None:
@@ -195,7 +191,7 @@ def test_many_changes_are_gathered_for_longer_while_more_are_written_and_told_in
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_nobody_waits_for_changes_that_are_not_being_written(
+def test_isr_changes_are_not_delayed_when_none_is_being_written(
     connect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last ones of a failure: the broker that goes waits for the controller's word about them."""

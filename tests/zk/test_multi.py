@@ -46,7 +46,7 @@ def _result(kind: int, content: bytes = b"") -> bytes:
 END = struct.pack("!iBi", -1, True, -1)
 
 
-def test_answers_are_read_as_kazoo_reads_them() -> None:
+def test_responses_are_decoded_as_kazoo_decodes_them() -> None:
     path = struct.pack("!i", 8) + "/größe".encode()
     answer = b"head" + _result(13) + _result(1, path) + _result(5, STAT) + _result(2) + END
     found = Multi.deserialize(answer, 4)
@@ -56,7 +56,7 @@ def test_answers_are_read_as_kazoo_reads_them() -> None:
 
 
 @pytest.mark.parametrize("failed", [0, 1])
-def test_of_refused_ones_each_has_its_error(failed: int) -> None:
+def test_each_refused_operation_of_a_multi_has_its_error(failed: int) -> None:
     codes = [-2, -2]
     codes[failed] = BadVersionError.code
     codes[1 - failed] = RolledBackError.code

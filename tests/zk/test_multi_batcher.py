@@ -33,7 +33,7 @@ async def _nodes(session: ZkSession) -> None:
     await asyncio.gather(*(session.create(f"/n{i}") for i in range(_NODES)))
 
 
-def test_many_writes_are_few_requests_and_each_gets_its_own_version(connect: str) -> None:
+def test_many_writes_share_few_requests_and_get_their_own_versions(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             session = store.session
@@ -53,7 +53,7 @@ def test_many_writes_are_few_requests_and_each_gets_its_own_version(connect: str
     asyncio.run(scenario())
 
 
-def test_one_that_is_refused_fails_alone_and_says_why(connect: str) -> None:
+def test_a_refused_write_fails_alone_with_its_reason(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             session = store.session
@@ -81,7 +81,7 @@ def test_one_that_is_refused_fails_alone_and_says_why(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_fallen_fence_refuses_all_of_them(connect: str) -> None:
+def test_a_failed_fence_refuses_all_writes(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             session = store.session
@@ -108,7 +108,7 @@ def test_writes_to_one_node_keep_their_order(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_one_write_alone_does_not_wait_for_others(connect: str) -> None:
+def test_a_single_write_does_not_wait_for_others(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             session = store.session
@@ -120,7 +120,7 @@ def test_one_write_alone_does_not_wait_for_others(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_when_the_connection_breaks_all_that_were_sent_are_unknown_and_the_rest_was_not_sent() -> None:
+def test_a_broken_connection_separates_sent_writes_from_unsent_ones() -> None:
     async def scenario() -> None:
         under_way: list[asyncio.Future[tuple[Any, ...]]] = []
         connected = True

@@ -64,7 +64,7 @@ async def is_closed(session: ZkSession, path: str) -> bool:
     return all([await refused(one) for one in tried])
 
 
-def test_a_stranger_reads_and_changes_nothing(server: EmbeddedZookeeper) -> None:
+def test_a_client_without_the_secret_reads_and_changes_nothing(server: EmbeddedZookeeper) -> None:
     async def scenario(own: ZkSession, stranger: ZkSession, wrong: ZkSession) -> None:
         assert await is_fresh(own)
         await own.create("/left-open", b"by an earlier release")
@@ -87,7 +87,7 @@ def test_a_stranger_reads_and_changes_nothing(server: EmbeddedZookeeper) -> None
     play(scenario, server, KeyRing([ONE]), None, KeyRing([OTHER]))
 
 
-def test_sessions_that_were_open_before_create_closed_nodes_from_then_on(server: EmbeddedZookeeper) -> None:
+def test_sessions_opened_before_create_protected_nodes_from_then_on(server: EmbeddedZookeeper) -> None:
     async def scenario(driver: ZkSession, broker: ZkSession, stranger: ZkSession) -> None:
         await broker.create("/before")
         await stranger.set("/before", b"open to all")
@@ -114,7 +114,7 @@ def test_sessions_that_were_open_before_create_closed_nodes_from_then_on(server:
     play(scenario, server, KeyRing([ONE]), KeyRing([ONE]), None)
 
 
-def test_an_authentication_among_other_requests_leaves_every_answer_to_its_request(server: EmbeddedZookeeper) -> None:
+def test_an_authentication_among_other_requests_mixes_up_no_responses(server: EmbeddedZookeeper) -> None:
     """ZooKeeper answers it before what was sent earlier."""
 
     async def scenario(own: ZkSession) -> None:
@@ -145,7 +145,7 @@ def test_a_session_is_still_trusted_after_a_lost_connection(server: EmbeddedZook
     play(scenario, server, KeyRing([ONE]))
 
 
-def test_a_secret_is_changed_by_way_of_both(server: EmbeddedZookeeper) -> None:
+def test_a_secret_is_changed_by_a_period_with_both(server: EmbeddedZookeeper) -> None:
     async def first(own: ZkSession) -> None:
         await protect(own, KeyRing([ONE]))
         await own.create("/of-one")
@@ -167,7 +167,7 @@ def test_a_secret_is_changed_by_way_of_both(server: EmbeddedZookeeper) -> None:
     play(second, server, KeyRing([OTHER]), KeyRing([ONE]))
 
 
-def test_a_driver_with_another_secret_says_what_to_do_and_that_helps(server: EmbeddedZookeeper, tmp_path: Path) -> None:
+def test_a_driver_with_another_secret_gets_advice_that_works(server: EmbeddedZookeeper, tmp_path: Path) -> None:
     async def closed(own: ZkSession) -> None:
         await protect(own, KeyRing([ONE]))
 

@@ -34,7 +34,7 @@ def of(pid: int, **more: int) -> BrokerRegistration:
     return msgspec.structs.replace(broker(1), **known)
 
 
-def test_a_registration_is_over_when_its_process_is_this_one_or_has_ended(other: subprocess.Popen[bytes]) -> None:
+def test_a_registration_is_over_when_its_process_has_ended(other: subprocess.Popen[bytes]) -> None:
     mine, theirs = of(os.getpid()), of(other.pid)
     assert is_over(mine, mine)
     assert is_over(of(os.getpid(), start_time=1), mine), "an earlier process with this pid"
@@ -48,7 +48,7 @@ def test_a_registration_is_over_when_its_process_is_this_one_or_has_ended(other:
     assert is_over(theirs, mine)
 
 
-def test_a_process_that_cannot_be_asked_for_keeps_its_registration(other: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_cannot_be_examined_keeps_its_registration(other: subprocess.Popen[bytes]) -> None:
     mine = of(os.getpid())
     assert not is_over(of(other.pid, pid_namespace=pid_namespace() + 1), mine), "of another container"
     assert not is_over(msgspec.structs.replace(mine, host="h2"), mine)
@@ -57,9 +57,7 @@ def test_a_process_that_cannot_be_asked_for_keeps_its_registration(other: subpro
 
 
 @pytest.mark.integration
-def test_a_living_process_of_this_host_keeps_its_registration_until_it_ends(
-    connect: str, other: subprocess.Popen[bytes]
-) -> None:
+def test_a_living_process_of_this_host_keeps_its_registration(connect: str, other: subprocess.Popen[bytes]) -> None:
     async def scenario() -> None:
         path = paths.broker(1)
         async with opened(connect, session_timeout_ms=40_000) as theirs, opened(connect) as store:
@@ -77,7 +75,7 @@ def test_a_living_process_of_this_host_keeps_its_registration_until_it_ends(
 
 
 @pytest.mark.integration
-def test_what_cannot_be_read_is_replaced_where_no_session_holds_it_or_its_own_does(connect: str) -> None:
+def test_an_unreadable_registration_is_replaced_unless_another_session_holds_it(connect: str) -> None:
     async def scenario() -> None:
         path = paths.broker(1)
         async with opened(connect) as store:
@@ -93,6 +91,6 @@ def test_what_cannot_be_read_is_replaced_where_no_session_holds_it_or_its_own_do
     asyncio.run(scenario())
 
 
-def test_this_process_has_a_start_time_and_no_process_has_none() -> None:
+def test_this_process_has_a_start_time_and_a_missing_one_none() -> None:
     assert start_time(os.getpid()) > 0
     assert start_time(2**22 + 1) == 0

@@ -48,7 +48,7 @@ def test_errors_of_single_requests_are_typed(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_failed_multi_names_its_cause_and_does_nothing(connect: str) -> None:
+def test_a_failed_multi_names_its_cause_and_changes_nothing(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             session = store.session
@@ -95,7 +95,7 @@ def test_watches_report_now_and_after_each_change(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_watch_goes_on_after_an_answer_that_nobody_understands(connect: str) -> None:
+def test_a_watch_survives_an_unknown_response(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             session = store.session
@@ -115,7 +115,7 @@ def test_a_watch_goes_on_after_an_answer_that_nobody_understands(connect: str) -
     asyncio.run(scenario())
 
 
-def test_watches_and_requests_go_on_after_a_session_expiry(connect: str) -> None:
+def test_watches_and_requests_continue_after_a_session_expiry(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:
             session = store.session
@@ -143,7 +143,7 @@ def test_no_zookeeper_is_an_error_after_the_time_given() -> None:
     asyncio.run(scenario())
 
 
-def test_a_paused_zookeeper_fails_requests_as_fate_unknown_and_keeps_the_session(tmp_path: Path) -> None:
+def test_a_paused_zookeeper_fails_requests_but_keeps_the_session(tmp_path: Path) -> None:
     """Nothing blocks the loop meanwhile, however many requests there are; afterwards the session lives on."""
     server = EmbeddedZookeeper.start(tmp_path)
 
@@ -179,7 +179,7 @@ def test_a_paused_zookeeper_fails_requests_as_fate_unknown_and_keeps_the_session
         server.stop()
 
 
-def test_a_connection_that_is_taken_and_never_served_does_not_cost_the_session(connect: str) -> None:
+def test_a_connection_never_served_does_not_cost_the_session(connect: str) -> None:
     """As by a server that has only just started. The session has 6 s, of which one silent connection may not use up
     all; ZooKeeper itself is real."""
     address, _, chroot = connect.partition("/")
@@ -241,9 +241,7 @@ def few_descriptors() -> Iterator[Callable[[], None]]:
             os.close(descriptor)
 
 
-def test_a_session_goes_on_when_its_process_could_not_open_a_file_for_a_while(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_session_survives_a_shortage_of_file_descriptors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Just when the connection broke. To look a name up takes a descriptor, too, and there kazoo's thread would end."""
     server = EmbeddedZookeeper.start(tmp_path)
     connect = server.connect.replace("127.0.0.1", "localhost")
@@ -287,7 +285,7 @@ def test_a_request_that_cannot_be_sent_does_not_cost_the_session(connect: str) -
     asyncio.run(scenario())
 
 
-def test_requests_that_kazoo_does_not_take_leave_room_for_others(connect: str) -> None:
+def test_requests_that_kazoo_rejects_leave_room_for_others(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             session = store.session
@@ -299,9 +297,7 @@ def test_requests_that_kazoo_does_not_take_leave_room_for_others(connect: str) -
     asyncio.run(scenario())
 
 
-def test_an_error_that_kazoo_has_no_name_for_ends_its_request_alone(
-    connect: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_unknown_to_kazoo_fails_its_request_alone(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(EXCEPTIONS, BadVersionError.code)  # stands for one that a newer server may send
 
     async def scenario() -> None:

@@ -24,7 +24,7 @@ def watched(session: ZkSession) -> set[str]:
     return {path for path, watches in session._client._data_watchers.items() if watches}
 
 
-def test_a_topic_that_is_gone_leaves_no_watch(connect: str) -> None:
+def test_a_deleted_topic_leaves_no_watch(connect: str) -> None:
     found: list[tuple[str, bytes]] = []
     gone: list[str] = []
 
@@ -51,9 +51,7 @@ def test_a_topic_that_is_gone_leaves_no_watch(connect: str) -> None:
     assert gone == [f"t{number}" for number in range(5)]
 
 
-def test_a_topic_made_anew_before_anybody_has_listed_topics_is_found(
-    connect: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_recreated_before_the_next_listing_is_found(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name was in the list all the while."""
     found: list[bytes] = []
     gone: list[str] = []
@@ -88,7 +86,7 @@ def test_a_topic_made_anew_before_anybody_has_listed_topics_is_found(
     asyncio.run(scenario())
 
 
-def test_a_watch_until_its_node_is_gone_says_so_last(connect: str) -> None:
+def test_a_watch_reports_the_deletion_of_its_node_last(connect: str) -> None:
     seen: list[Node | None] = []
 
     async def scenario() -> None:
@@ -108,7 +106,7 @@ def test_a_watch_until_its_node_is_gone_says_so_last(connect: str) -> None:
 
 
 @pytest.mark.parametrize("is_waited_for", [False, True])
-def test_who_waits_for_the_end_of_a_request_leaves_no_watch(connect: str, is_waited_for: bool) -> None:
+def test_waiting_for_the_end_of_a_request_leaves_no_watch(connect: str, is_waited_for: bool) -> None:
     """Requests have names that never come again, as deleted topics have."""
 
     async def scenario() -> None:

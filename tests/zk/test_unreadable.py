@@ -76,7 +76,7 @@ async def begin_term(loop: ControllerLoop, store: ClusterStore) -> None:
     await until(lambda: loop.status.state == "active" and loop.status.controller_epoch > epoch, "a new term")
 
 
-def test_rubbish_below_every_path_that_a_controller_lists_is_skipped_and_counted(connect: str) -> None:
+def test_invalid_nodes_below_every_listed_path_are_skipped_and_counted(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         store = hearers[0].store
         for parent in PARENTS:
@@ -97,7 +97,7 @@ def test_rubbish_below_every_path_that_a_controller_lists_is_skipped_and_counted
     run_with_three(connect, scenario)
 
 
-def test_every_kind_of_rubbish_in_the_notification_that_a_broker_adds_to_is_read_as_any_change(connect: str) -> None:
+def test_an_invalid_isr_notification_is_read_as_any_change(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         store = hearers[0].store
         for data in RUBBISH:
@@ -113,7 +113,7 @@ def test_every_kind_of_rubbish_in_the_notification_that_a_broker_adds_to_is_read
 
 
 @pytest.mark.parametrize("data", RUBBISH[:3])
-def test_a_live_brokers_overwritten_registration_is_read_where_it_stands_as_well(connect: str, data: bytes) -> None:
+def test_a_live_brokers_overwritten_registration_is_read_from_its_node(connect: str, data: bytes) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         await hearers[0].store.session.set(paths.broker(2), data)
         await begin_term(loop, hearers[0].store)
@@ -124,7 +124,7 @@ def test_a_live_brokers_overwritten_registration_is_read_where_it_stands_as_well
     run_with_three(connect, scenario)
 
 
-def test_a_state_that_cannot_be_read_holds_up_its_own_partition_until_it_is_mended(connect: str) -> None:
+def test_an_unreadable_state_delays_only_its_own_partition(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         store, tp = hearers[0].store, TopicPartition("t", 2)
         good = (await store.session.get(paths.state(tp))).data
@@ -142,7 +142,7 @@ def test_a_state_that_cannot_be_read_holds_up_its_own_partition_until_it_is_mend
     run_with_three(connect, scenario)
 
 
-def test_no_broker_is_told_that_a_topic_is_gone_whose_record_cannot_be_read(connect: str) -> None:
+def test_a_topic_with_an_unreadable_record_is_not_reported_as_deleted(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         store = hearers[0].store
         good = (await store.session.get(paths.topic("t"))).data
@@ -164,7 +164,7 @@ def test_no_broker_is_told_that_a_topic_is_gone_whose_record_cannot_be_read(conn
 
 
 @pytest.mark.parametrize("data", [data for data in RUBBISH if b"999" not in data])
-def test_a_controller_epoch_that_is_lost_is_found_again(connect: str, data: bytes) -> None:
+def test_a_lost_controller_epoch_is_restored(connect: str, data: bytes) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         store, epoch = hearers[0].store, loop.status.controller_epoch
         await store.session.set(paths.CONTROLLER_EPOCH, data)
@@ -177,7 +177,7 @@ def test_a_controller_epoch_that_is_lost_is_found_again(connect: str, data: byte
     run_with_three(connect, scenario)
 
 
-def test_a_controller_epoch_of_a_newer_format_is_left_alone_and_read_again_with_pauses(connect: str) -> None:
+def test_a_controller_epoch_of_a_newer_format_is_left_alone(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         store = hearers[0].store
         good = (await store.session.get(paths.CONTROLLER_EPOCH)).data
@@ -206,7 +206,7 @@ def test_a_controllers_node_that_no_session_holds_is_removed(connect: str) -> No
     run_with_three(connect, scenario)
 
 
-def test_a_topic_with_nodes_of_strangers_is_deleted_with_them(connect: str) -> None:
+def test_a_topic_with_foreign_nodes_is_deleted_with_them(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         store = hearers[0].store
         below = paths.partitions("t")
