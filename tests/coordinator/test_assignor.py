@@ -47,7 +47,7 @@ counts = st.dictionaries(st.sampled_from("tuvw"), st.integers(0, 40), min_size=1
 
 @settings(deadline=None, max_examples=200)
 @given(counts, st.integers(1, 12), st.integers(0, 11), st.randoms())
-def test_members_that_read_the_same_come_and_go(
+def test_members_with_equal_topics_join_and_leave(
     count: dict[str, int], size: int, who: int, dice: random.Random
 ) -> None:
     topics = topics_of(count)

@@ -8,7 +8,7 @@ from sparklog.protocol.messages import LEAVE, GroupOffset
 from tests.coordinator.group_host import GroupsHost, SimMember, balance, code, group
 
 
-def test_who_leaves_just_before_the_group_is_deleted_is_answered() -> None:
+def test_a_leave_just_before_the_groups_deletion_is_answered() -> None:
     host = GroupsHost({"t": 2})
     (member,) = group(host, 1)
     (part, *_) = member.owned
@@ -48,7 +48,7 @@ def test_groups_with_members_are_neither_deleted_nor_forgotten() -> None:
     assert host.core.names() == []
 
 
-def test_offsets_are_kept_from_when_the_last_member_went_on_though_an_append_was_refused_just_before() -> None:
+def test_offset_retention_starts_when_the_last_member_leaves() -> None:
     host = GroupsHost({"t": 2}, GroupSettings(retention_ms=200_000))
     (member,) = group(host, 1)
     host.commit(member, dict.fromkeys(member.owned, 7))

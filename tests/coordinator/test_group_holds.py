@@ -24,7 +24,7 @@ def held(host: GroupsHost, member: SimMember) -> set[tuple[str, int]]:
     return {place for _, found in host.core.holds("g", member.member_id, asked) for place in found.partitions}
 
 
-def test_offsets_of_a_transaction_are_fenced_as_commits_are_and_held_until_it_ends() -> None:
+def test_transactional_offsets_are_fenced_and_held_until_their_transaction_ends() -> None:
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1)
     old_epoch = first.epoch
@@ -48,7 +48,7 @@ def test_offsets_of_a_transaction_are_fenced_as_commits_are_and_held_until_it_en
     assert not held(host, second)
 
 
-def test_a_member_that_gets_a_partition_back_waits_for_its_own_transaction() -> None:
+def test_a_member_that_regains_a_partition_waits_for_its_own_transaction() -> None:
     """Or it would begin where that began, and the work would be committed twice."""
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1)
@@ -70,7 +70,7 @@ def test_a_member_that_gets_a_partition_back_waits_for_its_own_transaction() -> 
     assert not held(host, first)
 
 
-def test_a_hold_ends_with_what_the_transaction_hands_over() -> None:
+def test_a_hold_ends_when_the_transaction_hands_over_its_offsets() -> None:
     host = GroupsHost({"t": 2})
     first, second = group(host, 2)
     assert hold(host, first, first.owned) == "Done"

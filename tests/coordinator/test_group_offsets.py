@@ -81,7 +81,7 @@ def test_an_offset_counts_once_it_is_committed() -> None:
     assert host.core.names() == ["g"]
 
 
-def test_what_comes_meanwhile_goes_together_and_in_order() -> None:
+def test_commits_during_an_append_share_the_next_one_in_order() -> None:
     host = Host()
     host.commit(1)
     tickets = [host.commit(offset, 10 * offset) for offset in (2, 3, 4)]
@@ -109,7 +109,7 @@ def test_a_refused_append_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_transaction_hands_over_once(crash: bool) -> None:
+def test_a_transaction_hands_over_its_offsets_once(crash: bool) -> None:
     host = Host()
     host.commit(5, transaction=("k", 3))
     host.settle()
@@ -130,7 +130,7 @@ def test_a_transaction_hands_over_once(crash: bool) -> None:
     assert host.offsets() == [1]
 
 
-def test_two_repetitions_in_one_append_are_one() -> None:
+def test_two_repetitions_in_one_append_count_once() -> None:
     host = Host()
     host.commit(0)
     host.commit(5, transaction=("k", 1))
@@ -140,7 +140,7 @@ def test_two_repetitions_in_one_append_are_one() -> None:
     assert host.offsets() == [6]
 
 
-def test_decisions_that_begin_anew_are_not_taken_for_repetitions() -> None:
+def test_restarted_decision_numbers_are_not_mistaken_for_repetitions() -> None:
     host = Host()
     host.commit(5, transaction=("k", 3))
     host.settle()
@@ -150,7 +150,7 @@ def test_decisions_that_begin_anew_are_not_taken_for_repetitions() -> None:
     assert host.offsets() == [6]
 
 
-def test_a_deleted_topic_takes_its_offsets_along() -> None:
+def test_a_deleted_topic_removes_its_offsets() -> None:
     host = Host()
     host.commit(5, 6)
     host.settle()
@@ -201,7 +201,7 @@ def test_groups_expire_and_memories_of_transactions_sooner() -> None:
     assert host.core.names() == ["used"]
 
 
-def test_a_rewrite_leaves_nothing_behind() -> None:
+def test_a_rewrite_loses_no_group() -> None:
     host = Host()
     for number in range(500):
         host.commit(number, group=f"g{number % 250}")
@@ -227,7 +227,7 @@ def test_a_newer_format_is_refused_by_name() -> None:
         Groups().load([(b"\xc1", b"")])
 
 
-def test_a_new_group_beyond_the_bound_is_refused_and_known_ones_go_on() -> None:
+def test_a_new_group_beyond_the_limit_is_refused() -> None:
     host = Host(GroupSettings(max_groups=2))
     first, second = host.commit(1, group="a"), host.commit(1, group="b")
     third = host.commit(1, group="c")

@@ -187,7 +187,7 @@ class Attack:
     ],
     ids=str,
 )
-def test_no_record_is_passed_over_and_no_commit_goes_back(seeds: range) -> None:
+def test_no_record_is_skipped_and_no_commit_goes_back(seeds: range) -> None:
     commits = 0
     for seed in seeds:
         attack = Attack(seed)
@@ -196,7 +196,7 @@ def test_no_record_is_passed_over_and_no_commit_goes_back(seeds: range) -> None:
     assert commits > 1000, "little happens in this test"
 
 
-def test_who_died_is_removed_though_every_append_takes_long() -> None:
+def test_a_dead_member_is_removed_though_every_append_is_slow() -> None:
     """Appends that follow each other without a gap, each as long as makes the coordinator doubt what it has heard."""
     host = GroupsHost({"t": 2})
     host.see()
@@ -217,7 +217,7 @@ def test_who_died_is_removed_though_every_append_takes_long() -> None:
     assert not [report for report in host.reports if "m1" in report]
 
 
-def test_a_coordinator_that_knows_only_some_partitions_yet_takes_none_away() -> None:
+def test_a_coordinator_with_partial_metadata_takes_no_partition_away() -> None:
     host = GroupsHost({"t": 6})
     host.see()
     members = [SimMember(host, "m1"), SimMember(host, "m2")]
@@ -232,7 +232,7 @@ def test_a_coordinator_that_knows_only_some_partitions_yet_takes_none_away() -> 
     assert [set(member.assigned) for member in members] == before
 
 
-def test_heartbeats_name_partitions_as_they_were_told() -> None:
+def test_heartbeats_name_partitions_as_they_were_assigned() -> None:
     """What a member claims to own and never was given is not given for that."""
     host = GroupsHost({"t": 2})
     host.see()

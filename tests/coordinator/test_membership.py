@@ -20,7 +20,7 @@ def loads(members: list[SimMember]) -> list[int]:
     return sorted(len(member.owned) for member in members)
 
 
-def test_members_come_and_go_and_only_what_must_moves() -> None:
+def test_members_join_and_leave_and_few_partitions_move() -> None:
     host = GroupsHost({"t": 10})
     members = group(host, 3)
     assert loads(members) == [3, 3, 4]
@@ -40,7 +40,7 @@ def test_members_come_and_go_and_only_what_must_moves() -> None:
     ]
 
 
-def test_a_partition_is_given_only_when_it_was_given_up() -> None:
+def test_a_partition_is_assigned_only_after_it_was_given_up() -> None:
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1)
     second = SimMember(host, "m9")
@@ -80,7 +80,7 @@ def test_a_heartbeat_without_news_is_kept_and_answered_in_time() -> None:
     assert len(host.log) == appended, "who only lives writes nothing"
 
 
-def test_who_is_silent_is_removed_and_the_others_take_over_at_once() -> None:
+def test_a_silent_member_is_removed_and_the_others_take_over() -> None:
     host = GroupsHost({"t": 6})
     members = group(host, 3)
     dead, alive = members[0], members[1:]
@@ -99,7 +99,7 @@ def test_who_is_silent_is_removed_and_the_others_take_over_at_once() -> None:
     assert dead.refused == "UNKNOWN_MEMBER_ID"
 
 
-def test_who_does_not_give_up_in_time_is_removed() -> None:
+def test_a_member_that_does_not_give_up_in_time_is_removed() -> None:
     host = GroupsHost({"t": 4})
     (slow,) = group(host, 1, rebalance_timeout_ms=10_000, session_timeout_ms=30_000)
     other = SimMember(host, "m9")
@@ -145,7 +145,7 @@ def test_commits_are_fenced_by_partition_and_epoch() -> None:
     assert host.commit(None, {("t", "id-t", 0): 0}) == "Done"
 
 
-def test_what_was_committed_before_giving_up_is_there_when_the_next_one_asks() -> None:
+def test_the_next_owner_sees_what_was_committed_before_revocation() -> None:
     host = GroupsHost({"t": 2})
     (first,) = group(host, 1)
     second = SimMember(host, "m9")
@@ -170,7 +170,7 @@ def test_what_was_committed_before_giving_up_is_there_when_the_next_one_asks() -
     assert "has no member" in refuses("g", second.member_id, second.epoch + 1, [place])
 
 
-def test_nothing_is_told_before_it_is_in_the_log() -> None:
+def test_no_assignment_is_sent_before_it_is_in_the_log() -> None:
     host = GroupsHost({"t": 2})
     host.see()
     member = SimMember(host, "m")
@@ -184,7 +184,7 @@ def test_nothing_is_told_before_it_is_in_the_log() -> None:
     assert member.owned == parts(0, 1)
 
 
-def test_a_refused_append_takes_everything_back_and_moves_come_later() -> None:
+def test_a_refused_append_is_undone_and_retried_later() -> None:
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1)
     second = SimMember(host, "m9")
@@ -203,7 +203,7 @@ def test_a_refused_append_takes_everything_back_and_moves_come_later() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1])
-def test_another_coordinator_goes_on_with_the_same_members(keep: int) -> None:
+def test_another_coordinator_continues_with_the_same_members(keep: int) -> None:
     host = GroupsHost({"t": 6})
     members = group(host, 2)
     owned = [set(member.owned) for member in members]
@@ -223,7 +223,7 @@ def test_another_coordinator_goes_on_with_the_same_members(keep: int) -> None:
     assert host.core.describe("g").group_epoch > epoch + 1  # type: ignore[union-attr]
 
 
-def test_an_append_that_was_cut_half_way_leaves_one_owner() -> None:
+def test_a_partly_replicated_append_leaves_one_owner() -> None:
     """Of a large one the first batches may be in the next leader's log, and the others not."""
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1, rebalance_timeout_ms=60_000)
@@ -249,7 +249,7 @@ def test_an_append_that_was_cut_half_way_leaves_one_owner() -> None:
     assert not first.owned & second.owned
 
 
-def test_a_new_coordinator_without_topics_takes_nothing_away() -> None:
+def test_a_new_coordinator_without_topics_takes_no_partition_away() -> None:
     host = GroupsHost({"t": 4})
     members = group(host, 2)
     views, host.views = host.views, {}
@@ -264,7 +264,7 @@ def test_a_new_coordinator_without_topics_takes_nothing_away() -> None:
     assert loads(members) == [2, 2]
 
 
-def test_topics_appear_grow_and_go() -> None:
+def test_topics_appear_grow_and_disappear() -> None:
     host = GroupsHost({"t": 2})
     members = group(host, 2, topics=("t", "later"))
     assert loads(members) == [1, 1]
@@ -310,7 +310,7 @@ def test_patterns_name_topics_now_and_later() -> None:
     assert time.thread_time() - began < 5, "no pattern holds the coordinator up"
 
 
-def test_a_static_member_comes_back_to_what_it_had() -> None:
+def test_a_static_member_returns_to_its_partitions() -> None:
     host = GroupsHost({"t": 6})
     members = [SimMember(host, f"m{number}", instance_id=f"i{number}") for number in range(3)]
     host.see()
@@ -336,7 +336,7 @@ def test_a_static_member_comes_back_to_what_it_had() -> None:
     assert described is not None and not described.members, "static members expire as well"
 
 
-def test_late_heartbeats_and_lost_answers_harm_nobody() -> None:
+def test_late_heartbeats_and_lost_responses_do_no_harm() -> None:
     host = GroupsHost({"t": 2})
     (first,) = group(host, 1)
     old = HeartbeatRequested(host.ticket(), "g", first.member_id, first.epoch, first.sequence - 1, (), first.about)
@@ -359,7 +359,7 @@ def test_late_heartbeats_and_lost_answers_harm_nobody() -> None:
     assert ahead.refused == "FENCED_MEMBER_EPOCH"
 
 
-def test_a_coordinator_that_was_paused_blames_nobody() -> None:
+def test_a_coordinator_that_was_paused_removes_no_member() -> None:
     host = GroupsHost({"t": 2})
     members = group(host, 2)
     host.now_ms += 20 * SESSION_MS
@@ -371,7 +371,7 @@ def test_a_coordinator_that_was_paused_blames_nobody() -> None:
     assert len(host.reports) == 2, "but who is silent from then on is removed"
 
 
-def test_an_append_that_takes_long_blames_nobody() -> None:
+def test_a_slow_append_removes_no_member() -> None:
     host = GroupsHost({"t": 2})
     members = group(host, 2)
     for member in members:
@@ -387,7 +387,7 @@ def test_an_append_that_takes_long_blames_nobody() -> None:
     assert not host.reports
 
 
-def test_a_heartbeat_of_an_earlier_life_brings_nobody_back() -> None:
+def test_a_heartbeat_of_an_earlier_life_revives_no_member() -> None:
     host = GroupsHost({"t": 2})
     (ghost,) = group(host, 1)
     owned, first = set(ghost.owned), ghost.sent[0]
@@ -410,7 +410,7 @@ def test_a_heartbeat_of_an_earlier_life_brings_nobody_back() -> None:
     ],
     ids=str,
 )
-def test_whatever_happens_there_is_one_owner_and_balance_comes_back(seeds: range) -> None:
+def test_every_partition_has_one_owner_and_balance_returns(seeds: range) -> None:
     for seed in seeds:
         chaos = Chaos(seed)
         chaos.run(250)

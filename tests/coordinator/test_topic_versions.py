@@ -47,7 +47,7 @@ def versions(host: Host, run: str = "asking") -> list[int]:
     return [outcome.last_version for outcome in found if isinstance(outcome, Settled)]
 
 
-def test_a_commit_raises_the_version_of_every_topic_that_a_winner_wrote_to(host: Host) -> None:
+def test_a_commit_raises_the_version_of_every_topic_written(host: Host) -> None:
     assert versions(host) == [-1, -1, -1], "of a key that nobody has used"
     assert not len(host.core), "asking alone made a key"
     commit(host, "r1", 1, A)
@@ -67,7 +67,7 @@ def test_a_commit_raises_the_version_of_every_topic_that_a_winner_wrote_to(host:
     assert host.answers[asked] == Settled(-1)
 
 
-def test_an_aborted_transaction_raises_nothing(host: Host) -> None:
+def test_an_aborted_transaction_raises_no_version(host: Host) -> None:
     producer = begun(host, "r1", 1)
     host.add(ROWS, "r1", producer, A, B)
     host.settle()
@@ -78,7 +78,7 @@ def test_an_aborted_transaction_raises_nothing(host: Host) -> None:
     assert host.code(late) == "INVALID_PRODUCER_EPOCH"
 
 
-def test_settling_ends_what_others_have_open_and_waits_for_what_is_decided(host: Host) -> None:
+def test_settling_ends_open_transactions_and_waits_for_decided_ones(host: Host) -> None:
     producer = begun(host, "r1", 1)
     host.add(ROWS, "r1", producer, A)
     host.settle()
@@ -106,7 +106,7 @@ def test_settling_ends_what_others_have_open_and_waits_for_what_is_decided(host:
     assert host.reports == []
 
 
-def test_a_coordinator_that_is_deposed_tells_no_versions(host: Host) -> None:
+def test_a_deposed_coordinator_returns_no_versions(host: Host) -> None:
     """It would say that nothing is committed, or open, and be believed: the rows would be written twice."""
     commit(host, "r1", 1, A)
     deposed = host.core
@@ -137,7 +137,7 @@ def test_questions_that_wait_are_answered_together(host: Host) -> None:
     assert host.code(late) == "INVALID_PRODUCER_EPOCH"
 
 
-def test_a_question_whose_append_is_refused_is_to_be_asked_again(host: Host) -> None:
+def test_a_settle_whose_append_is_refused_can_be_retried(host: Host) -> None:
     asked = host.settle_version(ROWS, "asking", "id-a")
     host.refuse_one()
     assert host.code(asked) == "COORDINATOR_NOT_AVAILABLE"
@@ -162,7 +162,7 @@ def test_asking_for_a_decision_again(host: Host) -> None:
     assert versions(host) == [1, -1, -1]
 
 
-def test_a_run_that_is_aborted_before_its_first_task_comes_is_fenced(host: Host) -> None:
+def test_a_run_aborted_before_its_first_task_is_fenced(host: Host) -> None:
     for key, by_topic in ((ROWS, True), ("app:id-a:x", False)):
         end = host.end(key, "r1", 1, commit=False)
         assert end not in host.answers
@@ -171,7 +171,7 @@ def test_a_run_that_is_aborted_before_its_first_task_comes_is_fenced(host: Host)
         assert host.code(host.begin(key, "r1", 1, by_topic=by_topic)) == "INVALID_PRODUCER_EPOCH"
 
 
-def test_topics_that_are_not_used_any_more_are_forgotten() -> None:
+def test_unused_topics_are_dropped() -> None:
     host = Host(TransactionSettings(producer_expiration_ms=1, sink_expiration_ms=900_000))
     commit(host, "r1", 1, A)
     host.tick(600_000)
@@ -334,7 +334,7 @@ class Histories:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_one_run_of_a_name_has_its_rows_in_a_topic(block: int) -> None:
+def test_a_topic_has_the_rows_of_one_run_of_a_name(block: int) -> None:
     for seed in range(block * 100, block * 100 + 100):
         history = Histories(seed)
         history.play()

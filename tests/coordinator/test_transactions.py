@@ -26,7 +26,7 @@ def opened(host: Host, key: str = "k", run: str = "r1", version: int = -1) -> in
     return host.producer(ticket)
 
 
-def test_nothing_is_answered_before_it_is_durable(host: Host) -> None:
+def test_no_response_precedes_its_durable_append(host: Host) -> None:
     begin = host.begin("k", "r1")
     assert begin not in host.answers
     host.commit_one()
@@ -72,7 +72,7 @@ def test_registrations_that_wait_become_durable_together(host: Host) -> None:
     assert {host.code(ticket) for ticket in tickets} == {"Done"}
 
 
-def test_a_new_run_fences_the_old_one_and_aborts_what_it_has_open(host: Host) -> None:
+def test_a_new_run_fences_the_old_one_and_aborts_its_transaction(host: Host) -> None:
     old = opened(host, run="old", version=3)
     host.add("k", "old", old, A0)
     host.settle()
@@ -107,7 +107,7 @@ def test_the_first_decision_about_a_version_counts(host: Host) -> None:
     assert isinstance(host.answers[host.begin("k", "r3", 4)], Begun)
 
 
-def test_a_replay_is_told_while_the_markers_are_on_their_way(host: Host) -> None:
+def test_a_replay_is_detected_while_the_markers_are_in_flight(host: Host) -> None:
     producer = opened(host, version=5)
     host.add("k", "r1", producer, A0)
     host.settle()
@@ -120,7 +120,7 @@ def test_a_replay_is_told_while_the_markers_are_on_their_way(host: Host) -> None
     assert host.answers[later] == Begun(False, 5, host.producer(later), 0, 2)
 
 
-def test_a_version_in_which_nobody_wrote(host: Host) -> None:
+def test_a_version_in_which_no_task_wrote_ends(host: Host) -> None:
     opened(host, version=0)
     end = host.end("k", "r1", 0)
     host.settle()
@@ -139,7 +139,7 @@ def test_winners_that_never_registered_are_refused(host: Host) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_the_coordinator_dies_with_the_decision_under_way(host: Host, kept: int) -> None:
+def test_a_coordinator_dies_with_a_decision_in_flight(host: Host, kept: int) -> None:
     producer = opened(host, version=2)
     host.add("k", "r1", producer, A0)
     host.settle()
@@ -163,7 +163,7 @@ def test_the_coordinator_dies_between_decision_and_markers(host: Host) -> None:
     assert all(marker.committed == ((producer, 0),) for marker in host.sent_markers())
 
 
-def test_a_task_that_had_joined_goes_on_with_the_next_coordinator(host: Host) -> None:
+def test_a_joined_task_continues_with_the_next_coordinator(host: Host) -> None:
     opened(host, version=2)
     second = host.producer(host.begin("k", "r1", 2))
     host.crash()
@@ -194,7 +194,7 @@ def test_an_abandoned_transaction_is_aborted_and_its_run_fenced(host: Host) -> N
     assert isinstance(host.answers[fresh], Begun)
 
 
-def test_no_sign_of_life_extends_a_transaction_for_ever() -> None:
+def test_heartbeats_do_not_extend_a_transaction_without_limit() -> None:
     host = Host(TransactionSettings(max_timeout_ms=100_000))
     opened(host, run="r1", version=0)
     for _ in range(9):
@@ -219,7 +219,7 @@ def test_a_producer_begins_one_transaction_after_the_other(host: Host) -> None:
     assert host.code(host.end("k", "r1", -1, ids[0])) == "INVALID_TXN_STATE"
 
 
-def test_a_begin_whose_answer_was_lost_opens_nothing_twice(host: Host) -> None:
+def test_a_begin_whose_response_was_lost_opens_nothing_twice(host: Host) -> None:
     first = opened(host)
     again = host.begin("k", "r1", turn=0)
     assert host.answers[again] == Begun(False, -1, first, 0, 1) and not host.appends
@@ -247,7 +247,7 @@ def test_offsets_go_to_their_group_only_with_a_commit(host: Host) -> None:
     assert not host.offsets
 
 
-def test_an_operator_aborts_what_is_open(host: Host) -> None:
+def test_an_operator_aborts_an_open_transaction(host: Host) -> None:
     producer = opened(host)
     host.add("k", "r1", producer, A0)
     host.settle()
@@ -259,7 +259,7 @@ def test_an_operator_aborts_what_is_open(host: Host) -> None:
     assert host.code(host.abort("unknown")) == "INVALID_TXN_STATE"
 
 
-def test_verification_is_refused_once_a_decision_is_on_its_way(host: Host) -> None:
+def test_verification_is_refused_once_a_decision_is_in_flight(host: Host) -> None:
     producer = opened(host)
     assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE"
     host.add("k", "r1", producer, A0)
@@ -271,7 +271,7 @@ def test_verification_is_refused_once_a_decision_is_on_its_way(host: Host) -> No
     assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE", "its marker may come first"
 
 
-def test_who_waits_for_markers_is_answered_in_time(host: Host) -> None:
+def test_a_request_that_waits_for_markers_is_answered_in_time(host: Host) -> None:
     producer = opened(host)
     host.add("k", "r1", producer, A0)
     host.settle()
@@ -284,7 +284,7 @@ def test_who_waits_for_markers_is_answered_in_time(host: Host) -> None:
     assert host.answers[again] == Ended(True)
 
 
-def test_an_append_that_is_refused_changes_nothing(host: Host) -> None:
+def test_a_refused_append_changes_nothing(host: Host) -> None:
     producer = opened(host, version=1)
     add = host.add("k", "r1", producer, A0)
     host.refuse_one()
@@ -316,7 +316,7 @@ def test_begins_that_wait_for_markers_are_not_without_number(host: Host) -> None
     assert {host.code(ticket) for ticket in begins[: MAX_QUEUED - 1]} == {"Begun"}
 
 
-def test_keys_are_forgotten_when_nobody_uses_them() -> None:
+def test_unused_keys_are_dropped() -> None:
     host = Host(TransactionSettings(producer_expiration_ms=500_000, sink_expiration_ms=900_000, once_expiration_ms=1))
     for key, version in (("producer", -1), ("sink", 0), ("write:x", 0)):
         opened(host, key=key, version=version)
@@ -385,7 +385,7 @@ def test_keys_that_the_log_holds_are_all_read() -> None:
     assert len(host.core) == 3
 
 
-def test_the_log_is_bounded_by_writing_anew_what_is_live(host: Host) -> None:
+def test_rewriting_live_entries_bounds_the_log(host: Host) -> None:
     for version in range(300):
         producer = opened(host, key="busy", version=version)
         host.add("busy", "r1", producer, A0)
@@ -410,7 +410,7 @@ def test_the_log_is_bounded_by_writing_anew_what_is_live(host: Host) -> None:
     }
 
 
-def test_a_late_commit_of_an_empty_transaction_does_not_end_the_next_one(host: Host) -> None:
+def test_a_late_commit_of_an_empty_transaction_spares_the_next(host: Host) -> None:
     opened(host)
     host.end("k", "r1", -1)
     host.settle()
@@ -424,7 +424,7 @@ def test_a_late_commit_of_an_empty_transaction_does_not_end_the_next_one(host: H
     assert host.answers[end] == Ended(True)
 
 
-def test_what_comes_late_touches_no_later_transaction(host: Host) -> None:
+def test_late_requests_affect_no_later_transaction(host: Host) -> None:
     """Requests of transaction n that arrive when n+1 is open: none ends, extends or changes it."""
     first = opened(host)
     host.add("k", "r1", first, A0)
@@ -456,7 +456,7 @@ def test_what_comes_late_touches_no_later_transaction(host: Host) -> None:
     assert host.code(host.end("k", "r1", -1, first, turn=0)) == "INVALID_TXN_STATE"
 
 
-def test_what_comes_late_of_a_sink_touches_no_later_version(host: Host) -> None:
+def test_late_requests_of_a_sink_affect_no_later_version(host: Host) -> None:
     for version in (5, 6):
         producer = opened(host, version=version)
         host.add("k", "r1", producer, A0)
@@ -478,7 +478,7 @@ def test_what_comes_late_of_a_sink_touches_no_later_version(host: Host) -> None:
     assert host.code(add) == "Done"
 
 
-def test_a_commit_asked_about_again_is_not_said_to_have_failed_once_its_run_is_forgotten(host: Host) -> None:
+def test_a_commit_of_a_dropped_run_is_not_reported_as_failed(host: Host) -> None:
     producer = opened(host, run="r0")
     host.add("k", "r0", producer, A0)
     host.settle()
@@ -495,7 +495,7 @@ def test_a_commit_asked_about_again_is_not_said_to_have_failed_once_its_run_is_f
     assert host.code(host.end("k", f"r{number}", -1, producer)) == "INVALID_TXN_STATE", "it was aborted, for certain"
 
 
-def test_a_topic_made_anew_is_another_place(host: Host) -> None:
+def test_a_recreated_topic_is_another_participant(host: Host) -> None:
     producer = opened(host)
     host.add("k", "r1", producer, ("a", 0, "old"))
     host.add("k", "r1", producer, ("a", 0, "new"), ("b", 1, "b"))
@@ -509,7 +509,7 @@ def test_a_topic_made_anew_is_another_place(host: Host) -> None:
     assert named == {("a", 0, "old"), ("a", 0, "new"), ("b", 1, "b")}
 
 
-def test_a_producer_id_is_known_from_its_registration_to_its_last_marker(host: Host) -> None:
+def test_a_producer_id_is_known_until_its_last_marker(host: Host) -> None:
     producer = opened(host)
     assert not list(host.core.participants([producer]))
     host.add("k", "r1", producer, A0, B0)
@@ -523,7 +523,7 @@ def test_a_producer_id_is_known_from_its_registration_to_its_last_marker(host: H
     assert not list(host.core.participants([producer]))
 
 
-def test_an_abort_whose_answer_was_lost_is_repeated(host: Host) -> None:
+def test_an_abort_whose_response_was_lost_is_repeated(host: Host) -> None:
     opened(host, version=4)
     for _ in range(2):
         end = host.end("k", "r1", 4, commit=False)
