@@ -21,7 +21,7 @@ def ranges(seed: int, count: int) -> list[EndedTransaction]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_reaches_into_a_range_is_found(seed: int) -> None:
+def test_every_aborted_range_that_overlaps_is_found(seed: int) -> None:
     everything = ranges(seed, 1000)
     kept = AbortedRanges(everything)
     chance = random.Random(seed)
@@ -54,7 +54,7 @@ class Watched(EndedTransaction):
         return self[2]
 
 
-def test_a_fetch_at_the_beginning_does_not_look_at_a_hundred_thousand_ranges() -> None:
+def test_a_fetch_at_the_start_does_not_visit_100000_ranges() -> None:
     long = Watched(1, 0, 1_000_001)
     kept = AbortedRanges([*(Watched(0, 10 * n, 10 * n + 5) for n in range(100_000)), long])
     Watched.looks = 0

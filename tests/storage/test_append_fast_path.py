@@ -264,7 +264,7 @@ _APPEND = ("append", _ONE, 0, 1)
 _SEALED = [_APPEND, _APPEND, ("append", {**_ONE, "schema_id": 1}, 0, 1), ("seal", None, 1, 0)]
 
 
-def test_the_short_way_does_what_the_plan_does() -> None:
+def test_the_fast_append_equals_the_planned_append() -> None:
     taken: Counter[str] = Counter()
 
     @settings(max_examples=150, deadline=None)
@@ -289,7 +289,7 @@ def test_the_short_way_does_what_the_plan_does() -> None:
     assert min(taken["leader"], taken["follower"]) > 30, taken
 
 
-def test_a_batch_behind_another_goes_the_short_way() -> None:
+def test_a_batch_after_another_takes_the_fast_append() -> None:
     pair = Pair(short=True, topic={})
     pair.run([_APPEND])
     with (

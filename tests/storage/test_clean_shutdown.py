@@ -55,7 +55,7 @@ def test_many_logs_are_made_durable_together(disk: SimDisk, monkeypatch: pytest.
     assert found_after_power_cut(disk, tps) == [6, 9, 12, 15]
 
 
-def test_a_file_system_that_cannot_be_made_durable_leaves_no_clean_marker(
+def test_a_failed_sync_of_the_file_system_prevents_a_clean_marker(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
@@ -82,7 +82,7 @@ def test_few_logs_are_not_made_durable_ahead_of_a_stop(disk: SimDisk) -> None:
     assert directory.sync_ahead() is None
 
 
-def test_what_was_made_durable_ahead_is_left_alone_by_the_stop(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_does_not_sync_again_what_was_synced_ahead(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what was written to, or cut, since the round began; what the disk wrote of that proves nothing."""
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
     directory = open_directory(disk=disk)
@@ -100,7 +100,7 @@ def test_what_was_made_durable_ahead_is_left_alone_by_the_stop(disk: SimDisk, mo
     assert found_after_power_cut(disk, tps) == [12, 15, 15, 12]
 
 
-def test_a_log_that_leaves_files_behind_is_not_done_ahead(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_with_uncounted_files_is_not_synced_ahead(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
     monkeypatch.setattr("sparklog.storage.log_durability._FEW_BATCHES", 0)
     directory = open_directory(disk=disk)
@@ -121,9 +121,7 @@ def test_a_log_deleted_while_all_are_made_durable_stays_deleted(disk: SimDisk, m
     assert not open_directory(disk=disk).logs()
 
 
-def test_what_a_disk_says_ahead_of_a_stop_keeps_the_stop_from_being_clean(
-    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_error_ahead_of_a_stop_prevents_a_clean_stop(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said once: the flush of the stop itself would succeed."""
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
     directory = open_directory(disk=disk)
@@ -136,9 +134,7 @@ def test_what_a_disk_says_ahead_of_a_stop_keeps_the_stop_from_being_clean(
     assert not open_directory(disk=disk).clean
 
 
-def test_where_a_file_system_does_not_tell_of_failures_many_logs_are_made_durable_file_by_file(
-    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_logs_are_synced_file_by_file_where_needed(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 2)
     monkeypatch.setattr("sparklog.storage.log_durability._FEW_BATCHES", 0)
     monkeypatch.setattr(disk, "can_sync_file_system", lambda handle: False)
@@ -157,7 +153,7 @@ def test_where_a_file_system_does_not_tell_of_failures_many_logs_are_made_durabl
         assert read_file(disk, directory.path / directory_name(tp) / snapshot), "fsynced before the marker"
 
 
-def test_a_file_system_is_made_durable_through_what_was_open_before_anything_was_written(
+def test_the_file_system_is_synced_through_a_handle_opened_before_writes(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It tells a handle of the writes that failed since it was made, and another one maybe not."""

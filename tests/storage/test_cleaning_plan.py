@@ -62,13 +62,13 @@ def test_tombstones_wait_for_a_pass_to_be_old_enough() -> None:
     assert due(segments(1, 1, 1), after, now_us=9_000_000, config=keep) is None  # there are none left
 
 
-def test_a_cut_takes_back_what_is_above_it() -> None:
+def test_a_truncation_shortens_the_cleaner_state() -> None:
     state = CleanerState(30, ((20, 1_000), (30, 5_000)), 25, 3)
     assert state.cut(30) == state
     assert state.cut(22) == CleanerState(22, ((20, 1_000),), 22, 3)
 
 
-def test_neighbours_of_one_schema_become_one_segment() -> None:
+def test_neighbours_with_one_schema_merge_into_one_segment() -> None:
     def bases(found: list[list[SegmentFacts]]) -> list[list[int]]:
         return [[segment.base_offset for segment in group] for group in found]
 
@@ -77,7 +77,7 @@ def test_neighbours_of_one_schema_become_one_segment() -> None:
     assert bases(groups(mixed, segment_bytes=100)) == [[0, 10], [20, 30]]
 
 
-def test_a_look_again_is_due_when_the_first_of_its_reasons_comes() -> None:
+def test_the_next_cleaning_is_due_at_its_earliest_reason() -> None:
     found, log_ms = segments(100, 100, 100, age_s=10), NOW_US // 1000
 
     def again_s(state: CleanerState, **settings: int) -> float | None:
@@ -105,7 +105,7 @@ _MS = st.integers(0, 40)
     settings=st.tuples(_MS, _MS, _MS, st.sampled_from(["0", "0.5", "1"])),
     now_ms=_MS,
 )
-def test_between_two_looks_nothing_becomes_due(
+def test_between_two_due_times_no_cleaning_is_due(
     *,
     found: list[tuple[int, int]],
     cleaned: int,

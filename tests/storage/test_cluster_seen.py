@@ -38,7 +38,7 @@ def test_the_highest_numbers_outlive_a_power_cut(disk: SimDisk) -> None:
     assert SeenFile(disk, DIRECTORY).seen == ClusterSeen(4, "a", 7, 3000)
 
 
-def test_a_number_that_could_not_be_noted_is_noted_the_next_time(disk: SimDisk) -> None:
+def test_a_number_that_could_not_be_stored_is_stored_next_time(disk: SimDisk) -> None:
     file = SeenFile(disk, DIRECTORY)
     disk.fail_next("write", errno.ENOSPC)
     with pytest.raises(OSError, match="space"):
@@ -48,7 +48,7 @@ def test_a_number_that_could_not_be_noted_is_noted_the_next_time(disk: SimDisk) 
     assert SeenFile(disk, DIRECTORY).seen.incarnation == 7
 
 
-def test_a_damaged_file_proves_nothing_and_one_of_a_newer_release_is_left_alone(disk: SimDisk) -> None:
+def test_a_damaged_file_proves_nothing_and_a_newer_one_is_kept(disk: SimDisk) -> None:
     replace_file(disk, DIRECTORY / SEEN_FILE, b"{")
     assert SeenFile(disk, DIRECTORY).seen == ClusterSeen()
     replace_file(disk, DIRECTORY / SEEN_FILE, b'{"version": 2}')

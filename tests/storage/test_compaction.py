@@ -40,7 +40,7 @@ def log(disk: SimDisk) -> Log:
     return keyed_log(open_directory(disk=disk))
 
 
-def test_the_newest_record_of_each_key_stays_where_it_was(log: Log) -> None:
+def test_the_newest_record_of_each_key_keeps_its_offset(log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 7), number), (b"other %d" % number, number))
     rolled(log)
@@ -56,7 +56,7 @@ def test_the_newest_record_of_each_key_stays_where_it_was(log: Log) -> None:
     assert clean(log) is None or seen(log) == expected(before, cleaned_to)
 
 
-def test_small_batches_become_large_ones(log: Log) -> None:
+def test_small_batches_are_merged_into_large_ones(log: Log) -> None:
     for number in range(300):
         write(log, (b"key %d" % number, number))
     rolled(log)
@@ -81,7 +81,7 @@ def test_a_log_that_was_cleaned_is_sealed_arrow_files(disk: SimDisk, log: Log) -
         assert table["value"].to_pylist() == inside
 
 
-def test_what_was_cleaned_opens_again_and_goes_on(disk: SimDisk, log: Log) -> None:
+def test_a_cleaned_log_opens_again_and_accepts_appends(disk: SimDisk, log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 7), number))
     rolled(log)
@@ -99,7 +99,7 @@ def test_what_was_cleaned_opens_again_and_goes_on(disk: SimDisk, log: Log) -> No
         assert again.cleaning.state == log.cleaning.state
 
 
-def test_tombstones_go_when_their_time_has_come(log: Log) -> None:
+def test_tombstones_are_removed_when_their_time_has_come(log: Log) -> None:
     log.config = replace(log.config, delete_retention_ms=1000)
     for number in range(100):
         write(log, (b"key %d" % number, number))
@@ -117,7 +117,7 @@ def test_tombstones_go_when_their_time_has_come(log: Log) -> None:
     assert clean(log, NOW_US + 100_000_000) is None
 
 
-def test_nothing_young_active_or_undecided_is_cleaned(log: Log) -> None:
+def test_young_active_and_undecided_segments_are_not_cleaned(log: Log) -> None:
     for number in range(200):
         write(log, (b"key", number))
     assert clean(log) is None  # nothing is committed
@@ -137,7 +137,7 @@ def test_nothing_young_active_or_undecided_is_cleaned(log: Log) -> None:
     assert job is not None and log.cleaning.state.end > 400
 
 
-def test_transactions_keep_what_they_showed(log: Log) -> None:
+def test_transactions_show_the_same_after_cleaning(log: Log) -> None:
     for number in range(60):
         producer = 100 + number
         write(log, (b"a %d" % (number % 5), number), producer=producer, sequence=0, transactional=True)
@@ -160,7 +160,7 @@ def test_transactions_keep_what_they_showed(log: Log) -> None:
     assert not any(segment.headers()["flags"][0] & 8 for segment in log.segments[:-1])
 
 
-def test_a_markers_records_lie_before_the_cleaned_end_and_it_behind(disk: SimDisk, log: Log) -> None:
+def test_a_transaction_reads_right_across_the_cleaned_end(disk: SimDisk, log: Log) -> None:
     """The cleaned part of a transaction is plain; what its marker says then changes nothing, after a restart either."""
     write(log, (b"key", 1), producer=9, sequence=0, transactional=True)
     for number in range(200):
@@ -220,7 +220,7 @@ def test_more_keys_than_memory_holds_are_spilled(disk: SimDisk, log: Log, buffer
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
-def test_without_room_to_spill_a_cleaning_goes_as_far_as_its_memory(disk: SimDisk, log: Log, after: int) -> None:
+def test_without_spill_space_a_cleaning_is_bounded_by_its_memory(disk: SimDisk, log: Log, after: int) -> None:
     """And the next one goes on, until all is clean."""
     for number in range(600):
         write(log, (b"key %d" % (number % 300), number))
@@ -245,7 +245,7 @@ def test_without_room_to_spill_a_cleaning_goes_as_far_as_its_memory(disk: SimDis
     assert len(ends) > 2 and ends[-1] == log.segments[-1].base_offset
 
 
-def test_keys_that_leave_no_room_for_segments_are_not_spilled_again(disk: SimDisk, log: Log) -> None:
+def test_keys_that_leave_no_disk_space_are_not_spilled_again(disk: SimDisk, log: Log) -> None:
     """Else the disk would never be freed. A file without name takes its room while it is mapped."""
     for number in range(40):
         write(log, *[(b"key %d" % (number // 8 * 100 + one), number) for one in range(100)])
@@ -266,7 +266,7 @@ def test_keys_that_leave_no_room_for_segments_are_not_spilled_again(disk: SimDis
     assert full and ends[-1] == log.segments[-1].base_offset
 
 
-def test_what_a_cleaning_has_held_is_given_back_at_once(log: Log) -> None:
+def test_a_cleaning_frees_its_table_and_file_at_once(log: Log) -> None:
     """Its table, and the room of the file that is mapped: not when the collector of cycles comes by."""
     for number in range(300):
         write(log, (b"key %d" % number, number))
@@ -296,7 +296,7 @@ class _Cancels:
         pass
 
 
-def test_a_cleaning_that_is_cancelled_while_it_spills_ends(disk: SimDisk, log: Log) -> None:
+def test_a_cancelled_cleaning_stops_while_it_spills(disk: SimDisk, log: Log) -> None:
     for number in range(600):
         write(log, (b"key %d" % number, number))
     rolled(log)
@@ -323,7 +323,7 @@ def test_records_without_key_are_left_alone(log: Log) -> None:
     assert seen(log) == expected(before, log.cleaning.state.end)
 
 
-def test_damage_is_not_written_anew(disk: SimDisk, log: Log) -> None:
+def test_a_damaged_batch_is_not_rewritten(disk: SimDisk, log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % number, number))
     rolled(log)
@@ -334,7 +334,7 @@ def test_damage_is_not_written_anew(disk: SimDisk, log: Log) -> None:
         clean(log)
 
 
-def test_a_read_of_an_old_segment_outlives_it(log: Log) -> None:
+def test_a_read_of_an_old_segment_stays_valid_after_its_replacement(log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 3), number))
     rolled(log)
@@ -346,7 +346,7 @@ def test_a_read_of_an_old_segment_outlives_it(log: Log) -> None:
     assert again.headers != early.headers
 
 
-def test_an_old_snapshot_does_not_open_a_transaction_whose_marker_is_gone(disk: SimDisk, log: Log) -> None:
+def test_an_old_snapshot_reopens_no_transaction_whose_marker_is_removed(disk: SimDisk, log: Log) -> None:
     log.config = replace(log.config, delete_retention_ms=1000)
     write(log, (b"key", 1), producer=9, sequence=0, transactional=True)
     rolled(log)  # a snapshot in which it is open
@@ -364,7 +364,7 @@ def test_an_old_snapshot_does_not_open_a_transaction_whose_marker_is_gone(disk: 
     assert again.open_transactions() == {}
 
 
-def test_what_was_cut_is_not_taken_for_cleaned_when_it_is_written_again(disk: SimDisk, log: Log) -> None:
+def test_a_truncated_and_rewritten_part_is_cleaned_again(disk: SimDisk, log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 7), number))
     rolled(log)

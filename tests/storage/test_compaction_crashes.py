@@ -78,7 +78,7 @@ def check(disk: SimDisk, before: list[Seen], *, boot_id: str) -> None:
 
 
 @pytest.mark.parametrize("operation", range(TOTAL))
-def test_the_process_dies_while_it_cleans(operation: int) -> None:
+def test_a_process_crash_at_any_step_of_a_cleaning(operation: int) -> None:
     disk, before = died_at(operation, operation)
     disk.restart(page_cache_lost=False)
     check(disk, before, boot_id="boot-1")
@@ -86,7 +86,7 @@ def test_the_process_dies_while_it_cleans(operation: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("operation", range(TOTAL))
-def test_the_machine_dies_while_it_cleans(operation: int, seed: int) -> None:
+def test_a_power_cut_at_any_step_of_a_cleaning(operation: int, seed: int) -> None:
     disk, before = died_at(operation, 1000 * seed + operation)
     disk.restart(page_cache_lost=True)
     check(disk, before, boot_id="boot-2")
@@ -94,7 +94,7 @@ def test_the_machine_dies_while_it_cleans(operation: int, seed: int) -> None:
 
 @pytest.mark.parametrize("code", [5, 28])
 @pytest.mark.parametrize("skipped", range(12))
-def test_a_full_disk_leaves_the_log_as_it_was_and_a_broken_one_is_told(code: int, skipped: int) -> None:
+def test_a_full_disk_leaves_the_log_unchanged_and_a_failed_one_is_reported(code: int, skipped: int) -> None:
     disk, log, before = prepared(0)
     calls = 0
     write = disk.write
@@ -115,7 +115,7 @@ def test_a_full_disk_leaves_the_log_as_it_was_and_a_broken_one_is_told(code: int
     assert {one.key: one for one in seen(log)} == {one.key: one for one in before}
 
 
-def test_a_cut_in_the_middle_of_a_cleaning_stops_it() -> None:
+def test_a_truncation_during_a_cleaning_stops_it() -> None:
     for steps in range(3):
         disk, log, before = prepared(0)
         job = log.cleaning.begin(keyed_rules(log), NOW_US, at_once=True)
@@ -158,7 +158,7 @@ def test_a_decision_without_its_segment_deletes_nothing() -> None:
 
 @pytest.mark.parametrize("code", [5, 28])
 @pytest.mark.parametrize("skipped", range(2))
-def test_a_decision_that_was_half_made_is_taken_back(code: int, skipped: int) -> None:
+def test_a_half_written_decision_is_undone(code: int, skipped: int) -> None:
     """Its name was there when the directory could not be synced; the log goes on and is cut, then it starts again."""
     disk, log, _ = prepared(0)
     job = log.cleaning.begin(keyed_rules(log), NOW_US, at_once=True)
@@ -190,7 +190,7 @@ def test_a_decision_that_was_half_made_is_taken_back(code: int, skipped: int) ->
 
 
 @pytest.mark.parametrize("seed", (9, 18, 21, 22, 24))
-def test_a_swap_that_is_over_stays_over_when_the_next_one_of_the_segment_is_cut_short(seed: int) -> None:
+def test_a_finished_swap_survives_the_interruption_of_the_next_one(seed: int) -> None:
     """The process dies with files renamed, the next start ends the swap, and the machine dies while it cleans again: a
     decision that came back would put an unfinished file in the segment's place."""
     disk, log, before = prepared(seed)

@@ -28,7 +28,7 @@ def log(disk: SimDisk) -> Log:
 
 
 @pytest.mark.parametrize("at", [1, 37, 100, 150, 199])
-def test_a_follower_in_the_middle_goes_on_with_what_the_leader_cleaned(log: Log, at: int) -> None:
+def test_a_follower_continues_with_the_leaders_cleaned_segments(log: Log, at: int) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 30), number), (b"only %d" % number, number))
     rolled(log)
@@ -64,7 +64,7 @@ def test_a_follower_in_the_middle_goes_on_with_what_the_leader_cleaned(log: Log,
     )
 
 
-def test_a_replica_that_leads_from_the_middle_of_what_was_cleaned_rolls(log: Log) -> None:
+def test_a_replica_leading_from_inside_a_cleaned_part_rolls(log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 30), number))
     rolled(log)
@@ -89,7 +89,7 @@ def test_a_replica_that_leads_from_the_middle_of_what_was_cleaned_rolls(log: Log
     assert all(both[one.offset] == one for one in seen(follower))
 
 
-def test_a_follower_of_a_cleaned_leader_then_of_one_that_did_not_clean(log: Log) -> None:
+def test_a_follower_of_a_cleaned_leader_then_of_an_uncleaned_one(log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 30), number))
     rolled(log)
@@ -105,7 +105,7 @@ def test_a_follower_of_a_cleaned_leader_then_of_one_that_did_not_clean(log: Log)
 
 
 @pytest.mark.parametrize("ended", ["committed", "aborted"])
-def test_a_follower_that_has_the_beginning_of_a_transaction_gets_its_marker(log: Log, ended: str) -> None:
+def test_a_follower_with_a_transactions_start_gets_its_marker(log: Log, ended: str) -> None:
     write(log, (b"begun", 1), producer=9, sequence=0, transactional=True)
     for number in range(100):
         write(log, (b"filler %d" % (number % 9), number))
@@ -123,7 +123,7 @@ def test_a_follower_that_has_the_beginning_of_a_transaction_gets_its_marker(log:
     assert any(one.offset == 0 for one in seen(follower)) == (ended == "committed")
 
 
-def test_a_replica_that_was_away_for_too_long_begins_anew(log: Log) -> None:
+def test_a_replica_absent_too_long_starts_again(log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 30), number))
     rolled(log)
@@ -142,7 +142,7 @@ def test_a_replica_that_was_away_for_too_long_begins_anew(log: Log) -> None:
     assert not follower.is_outdated_for(b"too short", now_us + 61_000_000)  # the append says what is wrong
 
 
-def test_an_absence_counts_behind_a_segment_in_which_nothing_was_to_be_cleaned(log: Log) -> None:
+def test_absence_counts_across_a_segment_with_nothing_to_clean(log: Log) -> None:
     """The leader's tombstone is gone; between it and the end of the replica lies a segment as it always was."""
     log.config = replace(log.config, delete_retention_ms=1000)
     write(log, (b"gone", 1))

@@ -7,7 +7,7 @@ from tests.storage.batches import append, open_directory
 from tests.storage.compacting import WRITTEN_US, clean, keyed, keyed_log
 
 
-def test_nothing_is_cleaned_between_the_begin_of_a_cut_and_its_end() -> None:
+def test_nothing_is_cleaned_during_a_truncation() -> None:
     """A segment that is sealed meanwhile was rewritten, and the copy of it failed as on a damaged disk."""
     disk = SimDisk()
     log = keyed_log(open_directory(disk=disk), segment_bytes=2500)

@@ -43,7 +43,7 @@ def _content(disk: SimDisk, log: Log) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_cut_with_a_copy_made_before_leaves_what_a_cut_without_leaves(seed: int) -> None:
+def test_a_prepared_truncation_equals_a_direct_one(seed: int) -> None:
     """``changed``: what may happen to the log while a thread is at work."""
     found = []
     for with_job in (False, True):
@@ -75,7 +75,7 @@ def test_a_cut_with_a_copy_made_before_leaves_what_a_cut_without_leaves(seed: in
     assert found[0] == found[1]
 
 
-def test_nothing_is_begun_where_nothing_is_copied() -> None:
+def test_a_truncation_without_a_copy_starts_no_job() -> None:
     disk = SimDisk()
     _, log = _log(disk)
     first, second = log.segments[0].end_offset, log.segments[1].end_offset
@@ -91,7 +91,7 @@ def test_nothing_is_begun_where_nothing_is_copied() -> None:
     assert log.cuts.begin(first) is None, "at the end of a sealed segment"
 
 
-def test_another_cut_throws_away_what_was_copied_for_the_one_before() -> None:
+def test_a_second_truncation_discards_the_copy_of_the_first() -> None:
     disk = SimDisk()
     _, log = _log(disk)
     job = _begun(log, 15)
@@ -142,9 +142,7 @@ class LettingGoDisk(CountingDisk):
 
 @pytest.mark.parametrize("operation", ["copy", "sync"])
 @pytest.mark.parametrize("at", [1, 3, 5])
-def test_a_job_that_is_cancelled_ends_with_the_piece_at_which_it_is(
-    operation: str, at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_copy_ends_with_its_current_piece(operation: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that stopped waited for gigabytes to be copied and fsynced, or was ended for taking too long."""
     monkeypatch.setattr(truncation_job, "_PIECE_BYTES", 100)
     disk = LettingGoDisk()
@@ -158,7 +156,7 @@ def test_a_job_that_is_cancelled_ends_with_the_piece_at_which_it_is(
 
 @pytest.mark.parametrize("how", ["restart", "close", "delete"])
 @pytest.mark.parametrize("ran", [False, True])
-def test_nothing_is_left_of_a_cut_that_does_not_come(how: str, ran: bool) -> None:
+def test_an_abandoned_truncation_leaves_nothing(how: str, ran: bool) -> None:
     disk = SimDisk()
     directory, log = _log(disk)
     job = _begun(log, 15)
@@ -176,7 +174,7 @@ def test_nothing_is_left_of_a_cut_that_does_not_come(how: str, ran: bool) -> Non
     assert not [path for path in disk._files if path.name.endswith(".copy")]
 
 
-def test_a_copy_that_finds_no_room_leaves_none_behind() -> None:
+def test_a_copy_without_disk_space_leaves_no_file() -> None:
     """The cut removes segments before it needs room itself: nobody else may ever make any."""
     disk = SimDisk()
     _, log = _log(disk)
@@ -189,7 +187,7 @@ def test_a_copy_that_finds_no_room_leaves_none_behind() -> None:
     assert read_numbers(log) == list(range(15))
 
 
-def test_a_cut_that_makes_no_room_waits_for_it() -> None:
+def test_a_truncation_that_frees_no_space_waits_for_space() -> None:
     disk = CountingDisk()
     _, log = _log(disk)
     end = log.log_end_offset

@@ -44,7 +44,7 @@ def test_write_and_read(disk: Disk, root: Path) -> None:
     assert read_file(disk, root / "f") == b"abX"
 
 
-def test_what_is_reserved_is_no_part_of_the_file_and_goes_with_a_cut(disk: Disk, root: Path) -> None:
+def test_reserved_space_is_not_part_of_the_file(disk: Disk, root: Path) -> None:
     handle = disk.open(root / "f", create=True)
     disk.write(handle, [b"abc"], 0)
     try:
@@ -63,7 +63,7 @@ def test_what_is_reserved_is_no_part_of_the_file_and_goes_with_a_cut(disk: Disk,
     disk.close(handle)
 
 
-def test_sim_disk_reserves_no_more_than_there_is() -> None:
+def test_sim_disk_reserves_no_more_than_its_capacity() -> None:
     disk = SimDisk(capacity_bytes=10)
     handle = disk.open(Path("f"), create=True)
     disk.write(handle, [b"abc"], 0)
@@ -99,7 +99,7 @@ class AdvisedMap(mmap.mmap):
         super().madvise(option, start, length)
 
 
-def test_a_long_run_is_read_ahead_in_steps_that_the_kernel_takes_whole(tmp_path: Path) -> None:
+def test_a_long_run_is_read_ahead_in_whole_steps(tmp_path: Path) -> None:
     kib, page = 1024, mmap.PAGESIZE
     path = tmp_path / "f"
     path.write_bytes(bytes(600 * kib))
@@ -172,7 +172,7 @@ def test_a_map_outlives_handle_name_and_replacement(disk: Disk, root: Path) -> N
     assert read_file(disk, root / "f") == b"0123"
 
 
-def test_a_copy_is_gone_on_with(disk: Disk, root: Path) -> None:
+def test_a_copy_can_be_resumed(disk: Disk, root: Path) -> None:
     replace_file(disk, root / "f", b"0123456789")
     replace_file(disk, root / "g", b"of an earlier copy")
     for start, length in ((0, 3), (3, 4), (4, 9)):
@@ -200,7 +200,7 @@ def _room_for(disk: Disk, more_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_copy_on_a_full_disk_leaves_what_there_was_room_for(disk: Disk, root: Path) -> None:
+def test_a_copy_on_a_full_disk_keeps_what_fits(disk: Disk, root: Path) -> None:
     replace_file(disk, root / "f", b"0123456789")
     with _room_for(disk, 4), pytest.raises(OSError) as caught:
         disk.copy(root / "f", root / "g", 9)
@@ -232,7 +232,9 @@ def test_replace_leaves_no_trace(disk: Disk, root: Path) -> None:
     assert read_file(disk, root / "f") == b"second"
 
 
-def test_only_what_a_failed_attempt_left_is_cut(disk: Disk, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_remains_of_a_failed_attempt_are_truncated(
+    disk: Disk, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file system may write out at once what was cut and closed: of each of thousands of new logs."""
     cuts: list[int] = []
     real = disk.truncate
@@ -251,7 +253,7 @@ def test_only_what_a_failed_attempt_left_is_cut(disk: Disk, root: Path, monkeypa
     assert cuts == [0] and read_file(disk, root / "f") == b"second"
 
 
-def test_write_all_takes_more_buffers_than_one_writev(disk: Disk, root: Path) -> None:
+def test_write_all_accepts_more_buffers_than_one_writev(disk: Disk, root: Path) -> None:
     handle = disk.open(root / "f", create=True)
     parts = [bytes([number % 251]) * (number % 3) for number in range(2500)]
     assert write_all(disk, handle, parts, 5) == len(b"".join(parts))
@@ -320,7 +322,7 @@ def test_sim_disk_process_crash_keeps_the_page_cache() -> None:
     assert content.startswith(b"whole") and 5 <= len(content) <= 1005
 
 
-def test_sim_disk_power_cut_loses_only_what_was_not_synced() -> None:
+def test_a_sim_disk_power_cut_loses_only_unsynced_writes() -> None:
     outcomes = set()
     for seed in range(40):
         disk = SimDisk(seed=seed)

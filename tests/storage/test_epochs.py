@@ -32,7 +32,7 @@ def test_end_of_epoch(cache: EpochCache) -> None:
     assert EpochCache().end_of_epoch(3, 12, log_end_offset=12) == EpochEnd(-1, 12)
 
 
-def test_assign_ignores_the_same_epoch_and_refuses_falling_ones(cache: EpochCache) -> None:
+def test_assign_ignores_the_same_epoch_and_refuses_lower_ones(cache: EpochCache) -> None:
     cache.assign(7, 30)
     assert cache.entries[-1] == (7, 25)
     for epoch, start in ((6, 50), (8, 25)):

@@ -104,7 +104,7 @@ def fail(disk: SimDisk, directory: LogDirectory, sync: Sync) -> Log:
 
 
 @pytest.mark.parametrize("sync", SYNCS)
-def test_a_restart_after_a_failed_fsync_does_not_trust_the_directory(disk: SimDisk, sync: Sync) -> None:
+def test_a_restart_after_a_failed_fsync_distrusts_the_directory(disk: SimDisk, sync: Sync) -> None:
     directory = open_directory(disk=disk)
     assert directory.trusted
     fail(disk, directory, sync)
@@ -117,7 +117,7 @@ def test_a_restart_after_a_failed_fsync_does_not_trust_the_directory(disk: SimDi
     assert open_directory(disk=disk).trusted, "its registration has said so"
 
 
-def test_what_a_failed_fsync_did_not_write_is_not_taken_from_the_page_cache(disk: SimDisk) -> None:
+def test_data_of_a_failed_fsync_are_not_trusted_from_page_cache(disk: SimDisk) -> None:
     """All of it can still be read, and another fsync would succeed: the disk has none of it."""
     fail(disk, open_directory(disk=disk), flush)
     disk.restart(page_cache_lost=False)
@@ -136,7 +136,7 @@ def test_what_a_failed_fsync_did_not_write_is_not_taken_from_the_page_cache(disk
 
 
 @pytest.mark.parametrize("name", ["seal", "checkpoint"])
-def test_a_failed_fsync_is_known_before_its_thread_has_told_anybody(disk: SimDisk, name: str) -> None:
+def test_a_failed_fsync_is_recorded_before_its_thread_reports_it(disk: SimDisk, name: str) -> None:
     """The process may be killed before the event loop hears of it."""
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
@@ -166,7 +166,7 @@ def test_a_start_whose_fsync_fails_leaves_doubt(disk: SimDisk) -> None:
     assert not open_directory(disk=disk).trusted
 
 
-def test_no_checkpoint_tells_of_an_fsync_that_followed_a_failed_one(disk: SimDisk) -> None:
+def test_no_checkpoint_counts_an_fsync_after_a_failed_one(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
@@ -180,7 +180,7 @@ def test_no_checkpoint_tells_of_an_fsync_that_followed_a_failed_one(disk: SimDis
     assert (found.recovery_point, found.high_watermark) == (0, 9)
 
 
-def test_a_registration_does_not_settle_doubt_about_a_disk_that_has_failed_since(disk: SimDisk) -> None:
+def test_a_registration_does_not_settle_doubt_about_a_later_disk_failure(disk: SimDisk) -> None:
     """A session may expire while the broker is handing its leaderships over."""
     directory = open_directory(disk=disk)
     directory.note_incarnation(1)
@@ -204,7 +204,7 @@ def test_doubt_is_noted_where_no_new_file_can_be_made(disk: SimDisk, operation: 
     assert not open_directory(disk=disk).trusted
 
 
-def test_doubt_that_the_disk_does_not_take_is_logged(disk: SimDisk, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_doubt_that_cannot_be_written_is_logged(disk: SimDisk, caplog: pytest.LogCaptureFixture) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 1)
@@ -214,7 +214,7 @@ def test_doubt_that_the_disk_does_not_take_is_logged(disk: SimDisk, caplog: pyte
     assert f"{LOG_DIR}: the next start must not trust it" in caplog.text
 
 
-def test_a_full_disk_without_room_for_a_state_file_raises_no_doubt(disk: SimDisk) -> None:
+def test_a_full_disk_without_space_for_state_raises_no_doubt(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     fill(create_log(directory), 1)
     for _ in range(2):  # the second one is of the room in reserve
@@ -227,7 +227,7 @@ def test_a_full_disk_without_room_for_a_state_file_raises_no_doubt(disk: SimDisk
     assert open_directory(disk=disk).trusted
 
 
-def test_a_real_disk_tells_of_the_fsyncs_that_fail(tmp_path: Path) -> None:
+def test_a_real_disk_reports_failed_fsyncs(tmp_path: Path) -> None:
     """A pipe is nothing that can be fsynced."""
     disk, told = RealDisk(), list[OSError]()
     disk.on_sync_failed = told.append

@@ -24,7 +24,7 @@ from tests.storage.batches import (
 )
 
 
-def test_a_full_disk_refuses_the_append_and_leaves_the_log_as_it_was(disk: SimDisk, log: Log) -> None:
+def test_a_full_disk_refuses_an_append_and_leaves_the_log_unchanged(disk: SimDisk, log: Log) -> None:
     fill(log, 2)
     for room in (0, 1, 90, 300, 350, 400):
         disk.capacity_bytes = disk.used_bytes + room
@@ -63,7 +63,7 @@ def test_a_broken_disk_takes_the_directory_offline(disk: SimDisk, directory: Log
         create_log(directory)
 
 
-def test_an_append_that_cannot_be_cut_back_takes_the_directory_offline(
+def test_an_append_that_cannot_be_undone_takes_the_directory_offline(
     disk: SimDisk, directory: LogDirectory, log: Log
 ) -> None:
     fill(log, 2)
@@ -114,7 +114,7 @@ def test_flush_by_count_and_by_time(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("by", ["time", "count"])
-def test_what_a_crash_left_to_the_page_cache_counts_for_flushes(disk: SimDisk, by: str) -> None:
+def test_records_a_crash_left_in_the_page_cache_count_for_flushes(disk: SimDisk, by: str) -> None:
     log = create_log(open_directory(disk=disk))
     fill(log, 2)
     disk.restart(page_cache_lost=False)
@@ -138,7 +138,7 @@ def test_what_a_crash_left_to_the_page_cache_counts_for_flushes(disk: SimDisk, b
     assert read_numbers(found) == list(range(6 if by == "time" else 9))
 
 
-def test_what_a_crash_left_delays_no_flush_of_what_comes_though_its_time_is_in_the_future(disk: SimDisk) -> None:
+def test_recovered_records_with_future_times_delay_no_flush(disk: SimDisk) -> None:
     """As that of a leader whose clock was ahead."""
     append(create_log(open_directory(disk=disk)), batch(), now_us=900_000_000)
     disk.restart(page_cache_lost=False)
@@ -149,7 +149,7 @@ def test_what_a_crash_left_delays_no_flush_of_what_comes_though_its_time_is_in_t
     assert found.durability.flush_due(5_000_000 + 10_000) is not None
 
 
-def test_a_clock_that_is_put_back_delays_no_flush(disk: SimDisk) -> None:
+def test_a_clock_set_back_delays_no_flush(disk: SimDisk) -> None:
     log = create_log(open_directory(disk=disk), flush_ms=10)
     append(log, batch(), now_us=900_000_000)
     assert not log.durability.flush_due(5_000_000)
@@ -169,7 +169,7 @@ def test_a_log_that_was_stopped_cleanly_awaits_no_flush(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_a_flush_of_what_is_cut_meanwhile_counts_for_nothing(directory: LogDirectory, when: str) -> None:
+def test_a_flush_of_records_truncated_during_it_does_not_count(directory: LogDirectory, when: str) -> None:
     log = create_log(directory, segment_bytes=SMALL, flush_ms=10)
     fill(log, 30)
     job = log.durability.flush_due(10**15)
@@ -189,7 +189,7 @@ def test_a_flush_of_what_is_cut_meanwhile_counts_for_nothing(directory: LogDirec
     assert log.recovery_point == log.log_end_offset
 
 
-def test_a_flush_that_fails_says_so(disk: SimDisk, directory: LogDirectory) -> None:
+def test_a_failed_flush_is_reported(disk: SimDisk, directory: LogDirectory) -> None:
     log = create_log(directory, flush_ms=10)
     fill(log, 1)
     job = log.durability.flush_due(10**15)
@@ -199,7 +199,7 @@ def test_a_flush_that_fails_says_so(disk: SimDisk, directory: LogDirectory) -> N
         job.run()
 
 
-def test_a_flush_that_is_cancelled_tells_of_a_broken_disk_all_the_same(disk: SimDisk, directory: LogDirectory) -> None:
+def test_a_cancelled_flush_still_reports_a_broken_disk(disk: SimDisk, directory: LogDirectory) -> None:
     """The next fsync of the same files would succeed."""
     log = create_log(directory, flush_ms=10)
     fill(log, 3)
@@ -211,7 +211,7 @@ def test_a_flush_that_is_cancelled_tells_of_a_broken_disk_all_the_same(disk: Sim
         job.run()
 
 
-def test_a_seal_that_is_cancelled_tells_of_a_broken_disk_all_the_same(
+def test_a_cancelled_seal_still_reports_a_broken_disk(
     disk: SimDisk, directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = create_log(directory, segment_bytes=SMALL)

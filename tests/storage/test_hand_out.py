@@ -21,7 +21,7 @@ def log(tmp_path: Path) -> Log:
     return log
 
 
-def test_whole_batches_below_the_end_of_one_segment(log: Log) -> None:
+def test_a_local_read_gets_whole_batches_of_one_segment(log: Log) -> None:
     first, second, *_ = log.segments
     assert first.end_offset == 12 and second.end_offset == 24
     for offset in (0, 4, 11):
@@ -44,7 +44,7 @@ def test_whole_batches_below_the_end_of_one_segment(log: Log) -> None:
 
 
 @pytest.mark.parametrize("handed_out", [True, False])
-def test_what_was_handed_out_is_not_cut_in_place(log: Log, handed_out: bool) -> None:
+def test_a_range_lent_to_a_reader_is_not_truncated_in_place(log: Log, handed_out: bool) -> None:
     found = log.hand_out(27, end_offset=30)
     assert found is not None
     with found.data_path.open("rb") as file:

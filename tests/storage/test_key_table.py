@@ -96,7 +96,7 @@ def test_memory_is_bounded_whatever_the_number_of_keys(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_runs_that_there_is_no_room_to_merge_are_asked_the_newest_first() -> None:
+def test_unmerged_runs_are_searched_newest_first() -> None:
     disk = SimDisk()
     files: list[SpillFile] = []
 
@@ -120,7 +120,7 @@ def test_runs_that_there_is_no_room_to_merge_are_asked_the_newest_first() -> Non
     runs=st.lists(st.dictionaries(st.tuples(st.integers(0, 9), st.integers(0, 2)), st.integers(0, 99)), min_size=1),
     at_once=st.integers(0, 30),
 )
-def test_runs_become_one(runs: list[dict[tuple[int, int], int]], at_once: int) -> None:
+def test_runs_merge_into_one(runs: list[dict[tuple[int, int], int]], at_once: int) -> None:
     """Offsets rise from run to run."""
     told: list[Rows] = []
     truth: dict[tuple[int, int], int] = {}
@@ -137,7 +137,7 @@ def test_runs_become_one(runs: list[dict[tuple[int, int], int]], at_once: int) -
 
 
 @pytest.mark.parametrize("operation", ["open", "truncate", "remove", "write", "map"])
-def test_a_broken_disk_is_told_and_nothing_stays_open(operation: str) -> None:
+def test_a_broken_disk_is_reported_and_no_file_stays_open(operation: str) -> None:
     disk = SimDisk()
     found = table(3, disk)
     disk.fail_next(operation, errno.EIO)

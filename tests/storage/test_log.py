@@ -76,7 +76,7 @@ def test_a_mapped_read_is_the_same_and_outlives_a_cut(disk: SimDisk, hot_bytes: 
     assert read_numbers(log) == [0, 1, 2]
 
 
-def test_a_mapped_read_of_a_file_that_was_cut_is_an_error_and_no_signal(disk: SimDisk) -> None:
+def test_a_mapped_read_of_a_truncated_file_raises_an_error(disk: SimDisk) -> None:
     directory = open_directory(disk=disk, hot_bytes=0)
     log = create_log(directory)
     fill(log, 3)
@@ -133,7 +133,7 @@ def test_segments_roll_by_size_age_and_schema(directory: LogDirectory) -> None:
         assert earlier.end_offset == later.base_offset
 
 
-def test_a_batch_larger_than_a_segment_gets_its_own(log: Log) -> None:
+def test_a_batch_larger_than_a_segment_gets_its_own_segment(log: Log) -> None:
     append(log, batch(1, text="y" * 5000))
     append(log, batch(1, text="z" * 5000))
     assert [segment.count for segment in log.segments] == [1, 1]
@@ -155,7 +155,7 @@ def test_leader_epochs(log: Log) -> None:
     assert log.log_end_offset == 9
 
 
-def test_timestamps_that_are_not_ordered(log: Log) -> None:
+def test_unordered_timestamps_are_searchable(log: Log) -> None:
     stamps = [10, 50, 20, 40, 60, 5, 70, 30]
     for stamp in stamps:
         append(log, batch(1, timestamp=stamp))
@@ -214,7 +214,7 @@ def test_follower_files_equal_the_leaders(directory: LogDirectory, disk: SimDisk
     assert follower.end_of_epoch(2) == log.end_of_epoch(2)
 
 
-def test_follower_refuses_what_does_not_continue_its_log(log: Log) -> None:
+def test_a_follower_refuses_batches_that_do_not_continue_its_log(log: Log) -> None:
     leader = create_log(open_directory(disk=SimDisk()), segment_bytes=SMALL)
     fill(leader, 6)
     first, second = (leader.read(offset, max_bytes=1, end_offset=18) for offset in (0, 3))
@@ -286,7 +286,7 @@ def test_open_files_are_bounded(disk: SimDisk) -> None:
     assert disk.exists(LOG_DIR / str(TP))
 
 
-def test_a_closed_log_says_so(log: Log) -> None:
+def test_a_closed_log_raises_an_error(log: Log) -> None:
     fill(log, 1)
     log.close()
     for use in (lambda: log.read(0, max_bytes=1, end_offset=3), lambda: fill(log, 1), lambda: log.truncate(0)):

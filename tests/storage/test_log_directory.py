@@ -71,7 +71,7 @@ def test_a_newer_format_is_refused_by_name(disk: SimDisk, name: str) -> None:
     assert read_file(disk, LOG_DIR / name) == b'{"version":2}'
 
 
-def test_logs_that_a_checkpoint_names_and_that_are_not_there_are_said_to_be_missing(disk: SimDisk) -> None:
+def test_a_log_named_by_a_checkpoint_but_absent_is_reported_missing(disk: SimDisk) -> None:
     """Deleted just before the end, removed by hand, or without a readable partition.json: the caller finds out."""
     directory = open_directory(disk=disk)
     log = create_log(directory)
@@ -84,7 +84,7 @@ def test_logs_that_a_checkpoint_names_and_that_are_not_there_are_said_to_be_miss
     assert open_directory(disk=disk).missing == {TP: log.topic_id}
 
 
-def test_a_log_that_nothing_was_ever_written_to_is_not_missing(disk: SimDisk) -> None:
+def test_a_log_that_never_had_a_record_is_not_missing(disk: SimDisk) -> None:
     """Every broker has some: were it untrusted after each restart, partitions would wait for the last of them."""
     directory = open_directory(disk=disk)
     log = create_log(directory)
@@ -116,7 +116,7 @@ def test_a_full_or_read_only_directory_is_refused(disk: SimDisk) -> None:
         open_directory(disk=disk)
 
 
-def test_a_killed_process_comes_back_on_a_full_disk(disk: SimDisk) -> None:
+def test_a_killed_process_starts_again_on_a_full_disk(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     fill(create_log(directory), 10)
     directory.checkpoint()
@@ -160,7 +160,7 @@ def test_create_is_idempotent_and_updates(disk: SimDisk) -> None:
     assert again is not None and (again.topic_id, again.schema_ids) == (TOPIC_ID, (0, 1))
 
 
-def test_a_deleted_log_is_gone_at_once_and_may_be_made_anew(disk: SimDisk) -> None:
+def test_a_deleted_log_is_gone_at_once_and_may_be_recreated(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 3)
@@ -236,7 +236,7 @@ def test_an_older_checkpoint_that_comes_late_writes_nothing(disk: SimDisk) -> No
     assert again is not None and again.high_watermark == 6
 
 
-def test_an_older_checkpoint_is_late_also_for_one_that_had_nothing_to_write(disk: SimDisk) -> None:
+def test_an_older_checkpoint_is_also_late_after_one_with_nothing_to_write(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 2)
@@ -252,7 +252,7 @@ def test_an_older_checkpoint_is_late_also_for_one_that_had_nothing_to_write(disk
     assert again is not None and again.high_watermark == 3
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_and_the_directory_usable(disk: SimDisk) -> None:
+def test_a_full_disk_keeps_the_last_checkpoint_and_the_directory_usable(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 2)
@@ -314,7 +314,7 @@ def test_claim_prefers_known_directories_and_frees_on_release(tmp_path: Path) ->
         claim.release()
 
 
-def test_a_claim_sees_whether_its_broker_runs(tmp_path: Path) -> None:
+def test_a_claim_knows_whether_its_broker_runs(tmp_path: Path) -> None:
     claim = claim_directory([tmp_path], cluster_id="cluster")
     assert claim is not None and not claim.broker_running
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
@@ -377,7 +377,7 @@ def test_a_checkpoint_has_every_log_however_few_have_moved(disk: SimDisk) -> Non
     assert marks["many", 1].high_watermark == 3
 
 
-def test_a_log_that_is_set_aside_is_served_again_whole(disk: SimDisk) -> None:
+def test_an_intact_log_set_aside_is_served_again(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 4)
@@ -419,7 +419,7 @@ def test_the_copy_that_was_set_aside_last_is_served_again(disk: SimDisk) -> None
         directory.remove_set_aside(left.name)
 
 
-def test_what_could_not_be_opened_is_set_aside_and_never_served_again_by_itself(disk: SimDisk) -> None:
+def test_an_unreadable_log_set_aside_is_never_served_again_automatically(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 1)
@@ -431,7 +431,7 @@ def test_what_could_not_be_opened_is_set_aside_and_never_served_again_by_itself(
     assert directory.put_back(TP, log.topic_id) is None
 
 
-def test_a_log_that_was_set_aside_is_there_after_a_power_cut(disk: SimDisk) -> None:
+def test_a_log_set_aside_survives_a_power_cut(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 4)
@@ -447,7 +447,7 @@ def test_a_log_that_was_set_aside_is_there_after_a_power_cut(disk: SimDisk) -> N
     assert again is not None and again.log_end_offset == log.log_end_offset
 
 
-def test_a_log_that_was_set_aside_is_whole_after_a_power_cut() -> None:
+def test_a_log_set_aside_keeps_its_records_after_a_power_cut() -> None:
     disk = SimDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory)
@@ -462,7 +462,7 @@ def test_a_log_that_was_set_aside_is_whole_after_a_power_cut() -> None:
     assert (again.log_end_offset, again.high_watermark) == (end, end)
 
 
-def test_no_new_log_is_made_over_one_that_could_not_be_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_new_log_replaces_one_that_could_not_be_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory)

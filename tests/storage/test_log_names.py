@@ -45,7 +45,7 @@ def written(disk: SimDisk, *tps: TopicPartition) -> LogDirectory:
     return directory
 
 
-def test_a_log_is_named_once_a_checkpoint_that_was_taken_after_its_first_record_is_durable(disk: SimDisk) -> None:
+def test_a_log_is_named_once_a_later_checkpoint_is_durable(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     asked: list[int] = []
     directory.name_logs(lambda: asked.append(len(directory.unnamed)))
@@ -64,7 +64,7 @@ def test_a_log_is_named_once_a_checkpoint_that_was_taken_after_its_first_record_
     assert asked == [1]
 
 
-def test_a_checkpoint_that_fails_names_nothing(disk: SimDisk) -> None:
+def test_a_failed_checkpoint_names_nothing(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     directory.name_logs(lambda: None)
     log = create(directory)
@@ -77,7 +77,7 @@ def test_a_checkpoint_that_fails_names_nothing(disk: SimDisk) -> None:
     assert name_all(directory) == [log]
 
 
-def test_a_log_that_is_deleted_and_made_again_meanwhile_is_not_the_named_one(disk: SimDisk) -> None:
+def test_a_log_recreated_during_a_checkpoint_is_not_the_named_one(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     directory.name_logs(lambda: None)
     fill(create(directory), 1)
@@ -89,7 +89,7 @@ def test_a_log_that_is_deleted_and_made_again_meanwhile_is_not_the_named_one(dis
     assert directory.take_named() == [] and not again.named and directory.unnamed == {TP}
 
 
-def test_logs_that_are_found_are_named_before_they_count(disk: SimDisk) -> None:
+def test_logs_found_at_start_are_named_before_they_count(disk: SimDisk) -> None:
     """The process before this one ended before it had named them: nothing of them was acknowledged."""
     directory = open_directory(disk=disk)
     directory.name_logs(lambda: None)
@@ -113,7 +113,7 @@ def of_another_topic_id(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("damage", [torn, missing, of_another_topic_id])
-def test_a_named_log_that_is_not_found_as_it_was_is_in_doubt(disk: SimDisk, damage: object) -> None:
+def test_a_named_log_that_changed_or_vanished_is_in_doubt(disk: SimDisk, damage: object) -> None:
     """All the others are trusted. The doubt stands until a registration has named it, however many processes end before
     that, though the next checkpoint does not name the log any more."""
     written(disk, TP, OTHER, ELSEWHERE)
@@ -129,7 +129,7 @@ def test_a_named_log_that_is_not_found_as_it_was_is_in_doubt(disk: SimDisk, dama
     assert directory.doubted == {} and directory.trusted
 
 
-def test_logs_in_each_others_place_are_in_doubt(disk: SimDisk) -> None:
+def test_swapped_logs_are_in_doubt(disk: SimDisk) -> None:
     written(disk, TP, OTHER, ELSEWHERE)
     between = LOG_DIR / "between"
     disk.rename(LOG_DIR / directory_name(TP), between)
@@ -171,7 +171,7 @@ def of_an_earlier_release(disk: SimDisk) -> None:
     disk.remove(LOG_DIR / CHECKPOINT_FILE)
 
 
-def test_what_an_earlier_release_has_not_named_may_have_counted(disk: SimDisk) -> None:
+def test_an_unnamed_log_of_an_earlier_release_may_have_counted(disk: SimDisk) -> None:
     written(disk, TP, OTHER)
     of_an_earlier_release(disk)
     torn(disk)
@@ -183,7 +183,7 @@ def test_what_an_earlier_release_has_not_named_may_have_counted(disk: SimDisk) -
     assert reopened(disk).doubted == {OTHER: TOPIC_ID}, "this release has named it"
 
 
-def test_logs_in_each_others_place_that_an_earlier_release_has_not_named_are_in_doubt(disk: SimDisk) -> None:
+def test_swapped_unnamed_logs_of_an_earlier_release_are_in_doubt(disk: SimDisk) -> None:
     written(disk, TP, OTHER)
     of_an_earlier_release(disk)
     disk.rename(LOG_DIR / directory_name(TP), LOG_DIR / directory_name(ELSEWHERE))
@@ -191,7 +191,7 @@ def test_logs_in_each_others_place_that_an_earlier_release_has_not_named_are_in_
     assert directory.doubted == {ELSEWHERE: ""}
 
 
-def test_an_earlier_release_takes_doubt_about_one_log_for_doubt_about_all(disk: SimDisk) -> None:
+def test_an_earlier_release_reads_one_doubtful_log_as_all_doubtful(disk: SimDisk) -> None:
     written(disk, TP)
     missing(disk)
     reopened(disk)

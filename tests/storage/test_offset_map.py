@@ -39,7 +39,7 @@ def test_the_newest_offset_of_each_key(
     assert found.newest(hashes.of(pa.array(everything, pa.large_binary()))).tolist() == expected
 
 
-def test_it_takes_no_more_memory_than_it_was_given_while_it_grows() -> None:
+def test_a_growing_offset_map_stays_within_its_memory() -> None:
     """The capacity is the one that leaves the most slots empty."""
     capacity, rows = 3 * 2**16 + 1, 1000
     keys = np.random.default_rng(1)
@@ -58,7 +58,7 @@ def test_it_takes_no_more_memory_than_it_was_given_while_it_grows() -> None:
     assert peak < capacity * BYTES_PER_KEY + 2 * MIB
 
 
-def test_equal_upper_halves_are_told_apart() -> None:
+def test_equal_upper_halves_are_distinguished() -> None:
     found = OffsetMap(1 << 20)
     high = np.array([7, 7, 7, 9], np.uint64)
     low = np.array([1, 2, 3, 1], np.uint64)

@@ -23,7 +23,7 @@ def test_segments_and_clients_together_leave_some_over(soft: int, limits: tuple[
     assert 16 <= descriptors_for_clients() < soft - 3 * OpenFiles().limit
 
 
-def test_the_soft_limit_is_raised_to_what_may_be_had(limits: tuple[int, int]) -> None:
+def test_the_soft_limit_is_raised_to_the_allowed_maximum(limits: tuple[int, int]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
     raise_descriptor_limit()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

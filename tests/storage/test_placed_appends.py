@@ -79,7 +79,7 @@ def fill(log: Log) -> None:
     restore(log, placed(60, 80, 70), *nothing(80, 90))
 
 
-def test_records_have_their_offsets_and_logs_end_where_they_did(log: Log) -> None:
+def test_restored_records_keep_their_offsets_and_log_ends(log: Log) -> None:
     fill(log)
     assert (log.log_start_offset, log.log_end_offset) == (0, 90)
     assert offsets(log) == read_numbers(log) == EXPECTED
@@ -98,7 +98,7 @@ def test_times_are_those_that_the_batches_had(log: Log, kind: str) -> None:
     assert log.offset_for_time(701, end_offset=6) == (3, 900)
 
 
-def test_a_batch_that_begins_elsewhere_than_at_the_end_changes_nothing(log: Log) -> None:
+def test_a_batch_that_starts_before_the_end_changes_nothing(log: Log) -> None:
     fill(log)
     for at in (0, 60, 89, 91, 1000):
         with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
@@ -110,7 +110,7 @@ def test_a_batch_that_begins_elsewhere_than_at_the_end_changes_nothing(log: Log)
     assert offsets(log) == [*EXPECTED, 90, 91]
 
 
-def test_followers_are_byte_identical_and_a_restart_finds_all_of_it(disk: SimDisk, log: Log) -> None:
+def test_followers_are_byte_identical_and_survive_a_restart(disk: SimDisk, log: Log) -> None:
     fill(log)
     other = open_directory(Path("/other"), disk=disk)
     follower = create_log(other, segment_bytes=SMALL)
@@ -127,7 +127,7 @@ def test_followers_are_byte_identical_and_a_restart_finds_all_of_it(disk: SimDis
         assert (found.log_end_offset, offsets(found)) == (90, EXPECTED)
 
 
-def test_nothing_is_deleted_before_the_restore_has_ended(disk: SimDisk) -> None:
+def test_retention_waits_for_the_end_of_a_restore(disk: SimDisk) -> None:
     """Its records may be older than the topic keeps them."""
     log = create_log(open_directory(disk=disk), segment_bytes=SMALL, retention_ms=1)
     log.config = config(segment_bytes=SMALL, retention_ms=1, restoring="true")

@@ -70,13 +70,13 @@ def other_user_opens(path: Path) -> bool:
     return done.returncode == 0
 
 
-def test_all_that_is_written_is_for_its_owner_alone(log_dir: Path) -> None:
+def test_every_file_is_private_to_its_owner(log_dir: Path) -> None:
     write_everything(log_dir)
     assert open_to_others(log_dir) == []
     assert any(path.suffix == ".arrow" for path in log_dir.rglob("*"))
 
 
-def test_a_directory_of_an_earlier_release_loses_other_users_rights_at_the_start(log_dir: Path) -> None:
+def test_a_directory_of_an_earlier_release_is_made_private_at_start(log_dir: Path) -> None:
     write_everything(log_dir)
     for path in (log_dir, *log_dir.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -89,7 +89,7 @@ def test_a_directory_of_an_earlier_release_loses_other_users_rights_at_the_start
     assert open_to_others(log_dir) == []
 
 
-def test_a_link_in_the_directory_takes_no_rights_from_what_it_points_to(log_dir: Path) -> None:
+def test_a_link_in_the_directory_does_not_change_its_target(log_dir: Path) -> None:
     write_everything(log_dir)
     elsewhere = log_dir.parent / "elsewhere"
     elsewhere.write_bytes(b"")
@@ -100,7 +100,7 @@ def test_a_link_in_the_directory_takes_no_rights_from_what_it_points_to(log_dir:
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o644
 
 
-def test_a_copy_of_a_segment_is_for_its_owner_alone(log_dir: Path) -> None:
+def test_a_copy_of_a_segment_is_private_to_its_owner(log_dir: Path) -> None:
     log_dir.mkdir()
     (log_dir / "source").write_bytes(b"records")
     RealDisk().copy(log_dir / "source", log_dir / "target", 3)
@@ -109,7 +109,7 @@ def test_a_copy_of_a_segment_is_for_its_owner_alone(log_dir: Path) -> None:
     assert (log_dir / "target").read_bytes() == b"records"
 
 
-def test_a_brokers_log_file_is_for_its_owner_alone(log_dir: Path) -> None:
+def test_a_brokers_log_file_is_private_to_its_owner(log_dir: Path) -> None:
     log_dir.mkdir()
     (log_dir / "older.log").write_bytes(b"")
     for name in ("broker.log", "older.log"):
@@ -118,7 +118,7 @@ def test_a_brokers_log_file_is_for_its_owner_alone(log_dir: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-def test_another_user_of_the_host_reads_no_record_and_holds_no_lock(log_dir: Path) -> None:
+def test_another_user_can_read_no_record_and_hold_no_lock(log_dir: Path) -> None:
     write_everything(log_dir)
     readable = log_dir.parent / "readable"
     readable.write_bytes(b"")

@@ -42,7 +42,7 @@ def fill(opened: LogDirectory, log: Log, *, now_us: int | None = None) -> None:
         write(log, 1000 + producer, now_us=now_us)
 
 
-def test_new_ids_are_refused_at_the_bound_and_those_in_use_go_on() -> None:
+def test_new_ids_are_refused_at_the_limit_and_used_ones_accepted() -> None:
     opened = directory(SimDisk())
     one, other = log_of(opened, 0), log_of(opened, 1)
     living = write(one, 7)
@@ -62,7 +62,7 @@ def test_new_ids_are_refused_at_the_bound_and_those_in_use_go_on() -> None:
     assert count(opened) == LIMIT
 
 
-def test_ids_that_have_been_idle_for_long_make_room() -> None:
+def test_idle_producer_ids_make_room() -> None:
     opened = directory(SimDisk())
     one, other = log_of(opened, 0), log_of(opened, 1)
     now_us = time.time_ns() // 1000
@@ -74,7 +74,7 @@ def test_ids_that_have_been_idle_for_long_make_room() -> None:
         write(one, LIMIT)
 
 
-def test_the_count_is_that_of_the_tables_whatever_becomes_of_them() -> None:
+def test_the_count_equals_that_of_the_tables_after_any_change() -> None:
     disk = SimDisk()
     opened = directory(disk)
     one, other, follower = (log_of(opened, number) for number in range(3))
@@ -98,7 +98,7 @@ def test_the_count_is_that_of_the_tables_whatever_becomes_of_them() -> None:
     assert count(again) == 11, "as many as before, without the log that was deleted"
 
 
-def test_a_full_directory_looks_for_idle_ids_once_in_a_while() -> None:
+def test_a_full_directory_searches_for_idle_ids_at_intervals() -> None:
     looks: list[int] = []
     full = ProducerCount(5, lambda: looks.append(1))
     full.used = 5

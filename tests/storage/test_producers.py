@@ -46,7 +46,7 @@ def test_next_in_line_is_new() -> None:
     assert check_sequence(entry_after(0, 10), header(20)) is None
 
 
-def test_the_last_five_batches_are_duplicates_and_older_ones_are_named() -> None:
+def test_the_last_five_batches_are_duplicates_and_older_ones_are_reported() -> None:
     entry = entry_after(*range(0, 70, 10))
     assert entry.batches[0] == AppendedBatch(20, 29, 200, 210)
     for number in range(2, 7):
@@ -110,7 +110,7 @@ def test_snapshot_round_trip_and_expiry() -> None:
     epoch=st.integers(0, 2),
     producer=st.sampled_from([-1, P, P + 1]),
 )
-def test_a_batch_alone_is_judged_as_the_first_of_several(
+def test_a_single_batch_is_judged_as_the_first_of_several(
     earlier: list[int], sequence: int, count: int, epoch: int, producer: int
 ) -> None:
     table = ProducerTable()
@@ -226,7 +226,7 @@ def test_producers_outlive_retention() -> None:
     assert produce(log, 1).start == 63
 
 
-def test_a_follower_that_becomes_leader_knows_them() -> None:
+def test_a_follower_that_becomes_leader_knows_its_producers() -> None:
     leader = create_log(open_directory(disk=SimDisk()))
     follower = create_log(open_directory(disk=SimDisk()))
     for number in range(3):

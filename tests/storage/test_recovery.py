@@ -100,7 +100,7 @@ def test_high_watermark_and_log_start_come_from_the_checkpoint(disk: SimDisk) ->
 
 @pytest.mark.parametrize("regrown_to", [15, 45])
 @pytest.mark.parametrize("on_its_way", [False, True])
-def test_a_cut_below_the_checkpointed_mark_is_in_the_checkpoint_before_it_is_made(
+def test_a_checkpoint_records_a_lowered_high_watermark_before_the_truncation(
     disk: SimDisk, regrown_to: int, on_its_way: bool
 ) -> None:
     """After an unclean election: the follower lowers its mark, then cuts. Killed, it must neither take what it fetched
@@ -166,7 +166,7 @@ def test_a_flipped_byte_in_the_active_segment(disk: SimDisk, batch: int, end: in
     check_usable(log, end)
 
 
-def test_a_flipped_byte_in_an_unsealed_earlier_segment_cuts_all_after_it(disk: SimDisk) -> None:
+def test_a_bit_flip_in_an_unsealed_segment_truncates_all_after_it(disk: SimDisk) -> None:
     log = filled(disk, seal_to=12)
     disk.flip_bit(DIRECTORY / data(12), log.segments[1].position_of(2) + 100)
     log = reopened(disk)
@@ -199,7 +199,7 @@ def test_a_missing_file_cuts_the_segment(disk: SimDisk, kind) -> None:  # type: 
 
 
 @pytest.mark.parametrize("seed", [21, 25, 51, 166, 192])
-def test_what_comes_in_the_place_of_what_was_damaged_is_not_believed_after_a_power_cut(seed: int) -> None:
+def test_batches_replacing_damaged_ones_are_not_believed_after_power_cuts(seed: int) -> None:
     disk = SimDisk(seed=seed)
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
@@ -215,7 +215,7 @@ def test_what_comes_in_the_place_of_what_was_damaged_is_not_believed_after_a_pow
 
 
 @pytest.mark.parametrize("field", [0, 8, 40, 72])
-def test_a_damaged_header_between_the_first_and_the_last_of_a_segment(disk: SimDisk, field: int) -> None:
+def test_a_damaged_header_inside_a_segment_is_found(disk: SimDisk, field: int) -> None:
     """Found where headers have to be read for want of the files that spare it, below the recovery point too."""
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
@@ -246,7 +246,7 @@ def test_truncated_index_of_a_sealed_segment(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"", b"torn footer", bytes(5000)])
-def test_a_footer_that_is_not_whole_is_cut_and_sealed_again(disk: SimDisk, tail: bytes) -> None:
+def test_an_incomplete_footer_is_removed_and_the_segment_sealed_again(disk: SimDisk, tail: bytes) -> None:
     log = filled(disk, seal_to=12)
     whole = read_file(disk, DIRECTORY / data(0))
     replace_file(disk, DIRECTORY / data(0), whole[: log.segments[0].data_size] + tail)
@@ -281,7 +281,7 @@ def test_a_leftover_copy_or_deletion_is_finished(disk: SimDisk) -> None:
     assert (log.log_start_offset, log.log_end_offset) == (12, 30)
 
 
-def test_epochs_are_read_from_the_batches_when_their_file_is_gone_wrong_or_stale(disk: SimDisk) -> None:
+def test_epochs_are_rebuilt_from_the_batches_when_their_file_is_invalid(disk: SimDisk) -> None:
     log = filled(disk, 3)
     for epoch in (4, 6):
         fill(log, 4, leader_epoch=epoch)
@@ -303,7 +303,7 @@ def test_epochs_are_read_from_the_batches_when_their_file_is_gone_wrong_or_stale
     assert reopened(disk)._state.epochs.entries == expected
 
 
-def test_epochs_cut_by_a_truncation_do_not_come_back(disk: SimDisk) -> None:
+def test_truncated_epochs_do_not_return(disk: SimDisk) -> None:
     log = filled(disk, 4)
     fill(log, 6, leader_epoch=3)
     commit_and_seal(log)
@@ -336,7 +336,7 @@ def test_a_second_clean_stop_covers_what_changed_since_the_first(disk: SimDisk, 
         assert log.findings == () and log.recovery_point == log.log_end_offset
 
 
-def test_what_an_earlier_process_had_is_not_cut_in_place(disk: SimDisk) -> None:
+def test_records_of_an_earlier_process_are_not_truncated_in_place(disk: SimDisk) -> None:
     """A reader may have mapped it while that process served it; the high watermark on disk says too little."""
     filled(disk, 4)
     log = reopened(disk)
@@ -348,7 +348,7 @@ def test_what_an_earlier_process_had_is_not_cut_in_place(disk: SimDisk) -> None:
     check_usable(log, 3)
 
 
-def test_a_removal_under_way_does_not_take_what_came_after(disk: SimDisk) -> None:
+def test_a_removal_in_progress_spares_a_recreated_log(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     directory._in_background = lambda work: None
     log = create_log(directory, segment_bytes=SMALL)
@@ -380,7 +380,7 @@ def test_a_damaged_snapshot_is_passed_over(disk: SimDisk) -> None:
     check_usable(reopened(disk), 30)
 
 
-def test_a_snapshot_that_a_power_cut_has_torn_does_not_count_for_one_that_knows_the_producers(disk: SimDisk) -> None:
+def test_a_torn_producer_snapshot_is_not_used(disk: SimDisk) -> None:
     """Those of many logs are written before any is fsynced; then the batches that a snapshot stands for may go."""
     log = create_log(open_directory(disk=disk), segment_bytes=SMALL)
     append(log, batch(3, producer=7, sequence=0))
@@ -403,7 +403,7 @@ def test_a_snapshot_that_a_power_cut_has_torn_does_not_count_for_one_that_knows_
     assert log.log_end_offset == start + 3, "the next of its sequence"
 
 
-def test_a_newer_batch_format_is_refused_and_nothing_is_cut(disk: SimDisk) -> None:
+def test_a_newer_batch_format_is_refused_and_nothing_is_truncated(disk: SimDisk) -> None:
     filled(disk)
     path = DIRECTORY / index(24)
     content = bytearray(read_file(disk, path))

@@ -89,7 +89,7 @@ def test_without_any_index_all_data_are_kept(disk: SimDisk, files: dict[str, byt
     assert numbers(log) == list(range(9))
 
 
-def test_without_the_only_index_the_data_are_kept_and_the_log_is_in_doubt(disk: SimDisk) -> None:
+def test_without_the_only_index_the_data_are_kept_and_doubted(disk: SimDisk) -> None:
     """Of a single segment, which no checkpoint names yet, nothing else shows that there was one."""
     fill(create_log(open_directory(disk=disk)), 3)
     before = read_file(disk, DIRECTORY / data(0))
@@ -100,7 +100,7 @@ def test_without_the_only_index_the_data_are_kept_and_the_log_is_in_doubt(disk: 
 
 
 @pytest.mark.parametrize("kind", [data, index])
-def test_segments_behind_one_that_lacks_a_file_are_kept_whole(disk: SimDisk, files: dict[str, bytes], kind) -> None:  # type: ignore[no-untyped-def]
+def test_segments_after_one_that_lacks_a_file_are_kept(disk: SimDisk, files: dict[str, bytes], kind) -> None:  # type: ignore[no-untyped-def]
     lost = kind(12)
     disk.remove(DIRECTORY / lost)
     directory, log = reopened(disk)
@@ -112,7 +112,7 @@ def test_segments_behind_one_that_lacks_a_file_are_kept_whole(disk: SimDisk, fil
 
 
 @pytest.mark.parametrize("batch", [0, 1])
-def test_batches_behind_a_damaged_one_are_kept(disk: SimDisk, files: dict[str, bytes], batch: int) -> None:
+def test_batches_after_a_damaged_one_are_kept(disk: SimDisk, files: dict[str, bytes], batch: int) -> None:
     """A log has no holes, so it ends before the damaged batch."""
     headers = unpack_headers(files[index(12)])
     disk.flip_bit(DIRECTORY / data(12), headers[batch].position + 200)
@@ -130,7 +130,7 @@ def test_batches_behind_a_damaged_one_are_kept(disk: SimDisk, files: dict[str, b
 
 
 @pytest.mark.parametrize("base", [0, 12])
-def test_data_whose_headers_were_cut_off_are_kept(disk: SimDisk, files: dict[str, bytes], base: int) -> None:
+def test_data_whose_headers_are_lost_are_kept(disk: SimDisk, files: dict[str, bytes], base: int) -> None:
     handle = disk.open(DIRECTORY / index(base))
     disk.truncate(handle, HEADER_BYTES)
     disk.close(handle)
@@ -144,7 +144,7 @@ def test_data_whose_headers_were_cut_off_are_kept(disk: SimDisk, files: dict[str
     assert entry.mark.log_end_offset == 30
 
 
-def test_data_that_a_checkpoint_claims_are_kept_when_the_last_index_was_emptied(disk: SimDisk) -> None:
+def test_data_named_by_a_checkpoint_survive_an_emptied_index(disk: SimDisk) -> None:
     """Without that claim they are what an append left that did not finish."""
     directory = open_directory(disk=disk)
     log = create_log(directory)
@@ -178,7 +178,7 @@ def test_without_room_for_a_copy_the_whole_segment_is_kept(disk: SimDisk, files:
     assert read_file(disk, ASIDE / entry.name / data(12)) == damaged
 
 
-def test_a_disk_that_fails_while_a_copy_is_made_cuts_nothing(disk: SimDisk, files: dict[str, bytes]) -> None:
+def test_a_failing_copy_truncates_nothing(disk: SimDisk, files: dict[str, bytes]) -> None:
     disk.flip_bit(DIRECTORY / data(24), unpack_headers(files[index(24)])[0].position + 200)
     before = {name: read_file(disk, DIRECTORY / name) for name in files}
     disk.restart(page_cache_lost=False)
@@ -192,7 +192,7 @@ def test_a_disk_that_fails_while_a_copy_is_made_cuts_nothing(disk: SimDisk, file
 
 
 @pytest.mark.parametrize("batches", [4, 3])
-def test_what_a_killed_append_leaves_is_not_kept(disk: SimDisk, batches: int) -> None:
+def test_remains_of_a_killed_append_are_not_kept(disk: SimDisk, batches: int) -> None:
     """It was acknowledged to nobody: of the first batch of a segment, and of one that follows others."""
     fill(create_log(open_directory(disk=disk), segment_bytes=SMALL), batches)
     for operations in range(20):

@@ -65,7 +65,7 @@ def _append(log: Log, count: int = 1) -> None:
         append(log, batch(100, first=log.log_end_offset))
 
 
-def test_a_large_segment_reserves_a_quarter_of_itself_and_no_more_than_the_bound() -> None:
+def test_a_large_segment_reserves_a_quarter_of_itself_up_to_a_limit() -> None:
     disk = Noting()
     log = _log(disk)
     room = _FROM
@@ -81,7 +81,7 @@ def test_a_large_segment_reserves_a_quarter_of_itself_and_no_more_than_the_bound
     assert len(disk.reserved) > 10
 
 
-def test_followers_reserve_as_well() -> None:
+def test_followers_reserve_space_too() -> None:
     disk, other = Noting(), Noting()
     leader, follower = _log(disk), _log(other)
     _append(leader, 20)
@@ -91,7 +91,7 @@ def test_followers_reserve_as_well() -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP, errno.EINTR])
-def test_without_room_or_means_appends_go_on_and_nothing_is_kept(code: int) -> None:
+def test_appends_continue_where_space_cannot_be_reserved(code: int) -> None:
     disk = Noting()
     log = _log(disk)
     disk.fail_next("reserve", code)
@@ -107,7 +107,7 @@ def test_without_room_or_means_appends_go_on_and_nothing_is_kept(code: int) -> N
     assert read_numbers(log) == list(range(log.log_end_offset))
 
 
-def test_a_full_disk_takes_what_it_has_room_for() -> None:
+def test_a_full_disk_stores_what_fits() -> None:
     disk = Noting(capacity_bytes=6 * _FROM)
     log = _log(disk)
     with pytest.raises(BrokerError, match="no room left"):
@@ -116,7 +116,7 @@ def test_a_full_disk_takes_what_it_has_room_for() -> None:
     assert disk.capacity_bytes is not None and disk.capacity_bytes - disk.used_bytes < 3000
 
 
-def test_a_log_that_was_cut_reserves_anew() -> None:
+def test_a_truncated_log_reserves_again() -> None:
     disk = Noting()
     log = _log(disk)
     _append(log, 20)
@@ -128,7 +128,7 @@ def test_a_log_that_was_cut_reserves_anew() -> None:
     assert read_numbers(log) == list(range(log.log_end_offset))
 
 
-def test_an_append_that_was_cut_back_took_what_was_reserved_with_it() -> None:
+def test_an_undone_append_drops_its_reserved_space() -> None:
     disk = Noting()
     log = _log(disk)
     while not disk.reserved or disk.reserved[-1][1] < _size(log) + 2000:  # the next one finds room
@@ -142,7 +142,7 @@ def test_an_append_that_was_cut_back_took_what_was_reserved_with_it() -> None:
     assert len(disk.reserved) == reserved + 1
 
 
-def test_sealed_files_have_nothing_behind_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealed_files_have_no_reserved_space_after_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "_RESERVE_MOST_BYTES", _LARGE)
     log = create_log(open_directory(tmp_path), segment_bytes=_LARGE)
     while len(log.segments) < 3:

@@ -40,7 +40,7 @@ def test_deletable(now_us: int, retention_ms: int, retention_bytes: int, expecte
     ("read_to", "hard_ms", "expected"),
     [(None, -1, 3), (0, -1, 0), (9, -1, 0), (10, -1, 1), (25, -1, 2), (99, -1, 3), (0, 0, 3), (10, 10**9, 1)],
 )
-def test_what_groups_have_not_read_waits_for_the_hard_ceiling(read_to: int | None, hard_ms: int, expected: int) -> None:
+def test_unread_records_wait_for_the_hard_retention_limit(read_to: int | None, hard_ms: int, expected: int) -> None:
     sealed = [SealedSegment(100, 1_000, 10), SealedSegment(100, 2_000, 20), SealedSegment(100, 3_000, 30)]
     found = deletable(
         sealed,

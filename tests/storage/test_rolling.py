@@ -47,7 +47,7 @@ def roll(log: Log, now_us: int) -> None:
     log.append_as_leader([marker()], leader_epoch=1, now_us=now_us, roll=True)
 
 
-def test_a_segment_whose_newest_record_is_too_old_is_ended_and_goes(disk: SimDisk) -> None:
+def test_a_segment_with_only_expired_records_is_sealed_and_deleted(disk: SimDisk) -> None:
     log = aged(disk)
     assert not log.roll_due(EXPIRED_US - 2000) and log.roll_due(EXPIRED_US)
     due_us = log.retention_due_us()
@@ -73,7 +73,7 @@ def test_a_segment_whose_newest_record_is_too_old_is_ended_and_goes(disk: SimDis
     assert log.roll_due(2 * EXPIRED_US), "it was written to"
 
 
-def test_what_is_left_opens_again(disk: SimDisk) -> None:
+def test_the_rest_of_an_expired_log_opens_again(disk: SimDisk) -> None:
     log = aged(disk)
     roll(log, EXPIRED_US)
     commit_and_seal(log)
@@ -88,7 +88,7 @@ def test_what_is_left_opens_again(disk: SimDisk) -> None:
     assert not again.roll_due(2**50)
 
 
-def test_nothing_that_is_not_committed_and_decided_is_ended(disk: SimDisk) -> None:
+def test_an_uncommitted_or_undecided_segment_is_not_rolled(disk: SimDisk) -> None:
     log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS)
     assert not log.roll_due(EXPIRED_US), "it is empty"
     append(log, batch(timestamp=NEWEST_US, producer=4, sequence=0, transactional=True))
@@ -101,7 +101,7 @@ def test_nothing_that_is_not_committed_and_decided_is_ended(disk: SimDisk) -> No
     assert log.roll_due(EXPIRED_US)
 
 
-def test_behind_a_segment_that_stays_nothing_is_ended(disk: SimDisk) -> None:
+def test_no_segment_after_a_retained_one_is_rolled(disk: SimDisk) -> None:
     log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS, segment_ms=1)
     append(log, batch(timestamp=EXPIRED_US), now_us=1)
     append(log, batch(timestamp=NEWEST_US), now_us=EXPIRED_US)
@@ -125,7 +125,7 @@ def test_idle_logs_are_looked_at_without_their_files(disk: SimDisk) -> None:
     assert not again.roll_due(2**50)
 
 
-def test_a_retry_is_known_when_its_segment_has_gone(disk: SimDisk) -> None:
+def test_a_retry_is_recognised_after_its_segment_was_deleted(disk: SimDisk) -> None:
     log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS)
     sent = batch(timestamp=NEWEST_US, producer=4, sequence=0)
     assert append(log, sent, now_us=NEWEST_US) == OffsetRange(0, 3)
@@ -146,13 +146,13 @@ def test_a_retry_is_known_when_its_segment_has_gone(disk: SimDisk) -> None:
     [{"retention_ms": -1}, {"cleanup_policy": "compact"}, {"restoring": True}],
     ids=["-1", "compact", "restoring"],
 )
-def test_where_age_takes_nothing_nothing_is_ended(disk: SimDisk, settings: dict[str, int | str | bool]) -> None:
+def test_without_retention_by_age_no_segment_is_rolled(disk: SimDisk, settings: dict[str, int | str | bool]) -> None:
     log = aged(disk)
     log.config = replace(log.config, **settings)
     assert not log.roll_due(2**50)
 
 
-def test_a_lag_that_is_too_long_brings_the_active_segment_to_the_cleaner(disk: SimDisk) -> None:
+def test_a_compaction_lag_rolls_the_active_segment_for_the_cleaner(disk: SimDisk) -> None:
     log = keyed_log(open_directory(disk=disk), max_compaction_lag_ms=1000)
     for number in range(6):
         append(log, keyed([(b"key %d" % (number % 2), number)]), now_us=5_000_000 + number)

@@ -70,7 +70,7 @@ def bases(directory: Path) -> list[int]:
     return sorted(int(path.stem) for path in directory.glob("*.arrow"))
 
 
-def test_all_rows_of_whole_segments_come_with_their_offsets(log_dir: Path) -> None:
+def test_all_rows_of_intact_segments_are_salvaged_with_their_offsets(log_dir: Path) -> None:
     numbers, offsets = rows(log_dir)
     assert numbers == offsets
     assert numbers[:15] == list(range(15)) and 15 not in numbers, "15 is a marker"
@@ -78,7 +78,7 @@ def test_all_rows_of_whole_segments_come_with_their_offsets(log_dir: Path) -> No
 
 
 @pytest.mark.parametrize("schemas", ["in partition.json", "in front of the data"])
-def test_all_rows_come_without_any_index(log_dir: Path, schemas: str) -> None:
+def test_all_rows_are_salvaged_without_any_index(log_dir: Path, schemas: str) -> None:
     expected, _ = rows(log_dir)
     for base in bases(log_dir):
         (log_dir / index(base)).unlink()
@@ -89,7 +89,7 @@ def test_all_rows_come_without_any_index(log_dir: Path, schemas: str) -> None:
     assert set(offsets) == {None}
 
 
-def test_rows_whose_headers_were_cut_off_come_without_offsets(log_dir: Path) -> None:
+def test_rows_whose_headers_are_lost_are_salvaged_without_offsets(log_dir: Path) -> None:
     expected, _ = rows(log_dir)
     path = log_dir / index(0)
     path.write_bytes(path.read_bytes()[:HEADER_BYTES])
@@ -112,7 +112,7 @@ def test_a_damaged_batch_is_left_out_and_named(log_dir: Path) -> None:
     assert "the batch at offset 3 is left out" in problem and "CRC32C" in problem
 
 
-def test_a_damaged_header_leaves_its_rows_without_offsets(log_dir: Path) -> None:
+def test_a_damaged_header_costs_its_rows_only_their_offsets(log_dir: Path) -> None:
     expected, _ = rows(log_dir)
     content = bytearray((log_dir / index(0)).read_bytes())
     content[HEADER_BYTES + 30] ^= 1
@@ -136,7 +136,7 @@ def test_no_damage_anywhere_brings_rows_that_were_never_written(log_dir: Path, a
     rows(log_dir)  # nothing is raised
 
 
-def test_what_a_recovery_has_set_aside_is_salvaged(log_dir: Path) -> None:
+def test_records_set_aside_by_recovery_are_salvaged(log_dir: Path) -> None:
     """What is left of the log and what was set aside are all rows but those of the damaged batch."""
     expected, _ = rows(log_dir)
     base = bases(log_dir)[1]
@@ -180,7 +180,7 @@ def test_the_command_writes_a_file_that_can_be_produced_again(log_dir: Path) -> 
     ]
 
 
-def test_the_command_says_what_it_leaves_out_and_ends_with_1(log_dir: Path) -> None:
+def test_the_salvage_command_reports_omissions_and_exits_with_1(log_dir: Path) -> None:
     content = bytearray((log_dir / data(0)).read_bytes())
     content[unpack_headers((log_dir / index(0)).read_bytes())[2].position + 200] ^= 1
     (log_dir / data(0)).write_bytes(content)

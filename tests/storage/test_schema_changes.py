@@ -146,7 +146,7 @@ def check(log: Log, *, at_least: int) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_power_cut_at_any_operation_around_a_new_schema_leaves_what_was_fsynced(operation: int) -> None:
+def test_a_power_cut_around_a_new_schema_keeps_what_was_fsynced(operation: int) -> None:
     for seed in range(_SEEDS):
         disk, witness = died_at(operation, seed=1000 * seed + operation)
         disk.restart(page_cache_lost=True)
@@ -159,7 +159,7 @@ def test_a_power_cut_at_any_operation_around_a_new_schema_leaves_what_was_fsynce
 
 
 @pytest.mark.parametrize("operation", OPERATIONS[::2])
-def test_a_process_that_dies_there_loses_nothing(operation: int) -> None:
+def test_a_process_crash_around_a_new_schema_loses_nothing(operation: int) -> None:
     disk, witness = died_at(operation, seed=operation)
     log = reopened(disk)
     assert log is not None and log.findings == ()
@@ -167,7 +167,7 @@ def test_a_process_that_dies_there_loses_nothing(operation: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_around_new_schemas_what_was_fsynced_is_there(seed: int) -> None:
+def test_random_histories_with_new_schemas_keep_what_was_fsynced(seed: int) -> None:
     """Appends, cuts, seals, flushes, starts and power cuts in any order."""
     rng = random.Random(seed)
     disk = SimDisk(seed=seed)
@@ -209,7 +209,7 @@ def test_whatever_happens_around_new_schemas_what_was_fsynced_is_there(seed: int
         assert read_numbers(log) == list(range(log.log_end_offset))
 
 
-def test_a_new_schema_costs_a_log_nothing_until_it_is_used(disk: SimDisk, directory: LogDirectory) -> None:
+def test_an_unused_new_schema_costs_a_log_nothing(disk: SimDisk, directory: LogDirectory) -> None:
     """There may be ten thousand of them, and the event loop hears of the schema for all."""
     log = new_log(directory)
     fill(log, 1, 0)
@@ -241,7 +241,7 @@ def test_schemas_of_segments_alone_are_found_and_then_stored(disk: SimDisk) -> N
     assert stored_ids(disk) == [0, 1, 2]
 
 
-def test_a_schema_that_no_checksum_covers_is_not_believed_after_a_power_cut(disk: SimDisk) -> None:
+def test_a_schema_without_a_checksum_is_not_believed_after_power_cuts(disk: SimDisk) -> None:
     """Some sectors of a segment's front may be missing: it would be read by another schema than it was written by."""
     directory = open_directory(disk=disk)
     log = new_log(directory)
@@ -260,7 +260,7 @@ def test_a_schema_that_no_checksum_covers_is_not_believed_after_a_power_cut(disk
     assert (found.schema_ids, found.log_end_offset) == ((0,), 6)
 
 
-def test_a_deleted_log_stores_no_schemas_in_the_one_that_has_its_name_now(disk: SimDisk) -> None:
+def test_a_deleted_log_stores_no_schemas_in_its_successor(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = new_log(directory)
     fill(log, 1, 0)
@@ -289,7 +289,7 @@ def test_schemas_that_there_is_no_room_for_are_stored_later(disk: SimDisk, direc
     assert stored_ids(disk) == [0, 1]
 
 
-def test_a_disk_that_fails_while_schemas_are_stored_is_heard(disk: SimDisk, directory: LogDirectory) -> None:
+def test_a_disk_failure_while_schemas_are_stored_is_reported(disk: SimDisk, directory: LogDirectory) -> None:
     log = new_log(directory)
     fill(log, 1, 0)
     log.add_schema(ALL[1])
@@ -299,7 +299,7 @@ def test_a_disk_that_fails_while_schemas_are_stored_is_heard(disk: SimDisk, dire
         store_schemas(log)
 
 
-def test_a_schema_learned_on_a_full_disk_is_there_once_a_batch_of_it_is(disk: SimDisk, directory: LogDirectory) -> None:
+def test_a_schema_learned_on_a_full_disk_is_stored_with_its_batch(disk: SimDisk, directory: LogDirectory) -> None:
     log = new_log(directory)
     fill(log, 2, 0)
     disk.capacity_bytes = disk.used_bytes
@@ -316,9 +316,7 @@ def test_a_schema_learned_on_a_full_disk_is_there_once_a_batch_of_it_is(disk: Si
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", None])
-def test_a_partition_file_that_was_fsynced_and_cannot_be_read_is_made_anew(
-    disk: SimDisk, content: bytes | None
-) -> None:
+def test_an_unreadable_fsynced_partition_file_is_rebuilt(disk: SimDisk, content: bytes | None) -> None:
     """As earlier releases left one behind when power failed after a new schema."""
     directory = open_directory(disk=disk)
     log = new_log(directory)

@@ -45,7 +45,7 @@ def numbers_of(path: Path) -> list[int]:
     return numbers
 
 
-def test_sealed_segments_are_arrow_files_to_others(tmp_path: Path) -> None:
+def test_sealed_segments_are_arrow_files_for_other_tools(tmp_path: Path) -> None:
     directory = open_directory(tmp_path)
     log = create_log(directory, segment_bytes=SMALL)
     for number in range(0, 60, 3):
@@ -109,7 +109,7 @@ def test_a_segment_is_sealed_when_rolled_and_committed(log: Log) -> None:
     assert log.recovery_point == 24
 
 
-def test_jobs_are_handed_out_once_and_may_finish_in_any_order(log: Log) -> None:
+def test_seal_jobs_are_issued_once_and_finish_in_any_order(log: Log) -> None:
     log.set_high_watermark(36)
     first, second = log.durability.seals_due()
     assert log.durability.seals_due() == []
@@ -145,9 +145,7 @@ def test_sealing_on_a_broken_disk_raises(disk: SimDisk, log: Log) -> None:
 @pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("cut_at", [0, 6, 12, 15, 24, 30])
 @pytest.mark.parametrize("segment_bytes", [SMALL, SMALL + 256])
-def test_truncation_while_a_seal_is_under_way(
-    disk: SimDisk, log: Log, ran: bool, cut_at: int, segment_bytes: int
-) -> None:
+def test_truncation_during_a_seal(disk: SimDisk, log: Log, ran: bool, cut_at: int, segment_bytes: int) -> None:
     """With the larger segments the segment whose seal was cut short goes on, where its footer was."""
     log.set_high_watermark(36)
     jobs = log.durability.seals_due()
@@ -173,7 +171,7 @@ def test_truncation_while_a_seal_is_under_way(
 
 @pytest.mark.parametrize("changes", range(5))
 @pytest.mark.parametrize("clean_stop", [False, True])
-def test_what_a_killed_process_sealed_is_fsynced_before_it_counts_as_that(
+def test_segments_sealed_by_a_killed_process_are_fsynced_before_they_count(
     disk: SimDisk, log: Log, changes: int, clean_stop: bool
 ) -> None:
     """It may have died with a whole footer and nothing fsynced. The next seal, or a clean stop, says that all is."""
@@ -197,7 +195,7 @@ def test_what_a_killed_process_sealed_is_fsynced_before_it_counts_as_that(
 
 
 @pytest.mark.parametrize("step", range(8))
-def test_deletion_while_a_seal_is_under_way(disk: SimDisk, directory: LogDirectory, step: int) -> None:
+def test_deletion_during_a_seal(disk: SimDisk, directory: LogDirectory, step: int) -> None:
     """Whichever operation of the job the deletion comes before, the new log of the same name stays untouched."""
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 5)
@@ -249,9 +247,7 @@ class _AskedFor:
         self._lock.release()
 
 
-def test_the_log_start_moves_to_the_end_of_a_segment_whose_seal_writes_its_files(
-    disk: SimDisk, directory: LogDirectory
-) -> None:
+def test_the_log_start_moves_to_the_end_of_a_sealing_segment(disk: SimDisk, directory: LogDirectory) -> None:
     log = create_log(directory, segment_bytes=SMALL)
     for number in range(10):
         append(log, batch(3, first=3 * number, producer=7, sequence=3 * number))

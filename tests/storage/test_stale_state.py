@@ -83,7 +83,7 @@ def test_producers_of_a_longer_log(seeds: int) -> None:
 
 
 @pytest.mark.parametrize("seeds", range(0, 400, 100))
-def test_a_segment_that_was_cut_and_is_back_follows_no_later_leader_epoch(seeds: int) -> None:
+def test_a_stale_copy_of_a_truncated_segment_is_not_reused(seeds: int) -> None:
     """The log has grown to where it begins: it would be taken for what comes next, and nothing could be opened."""
     for seed in range(seeds, seeds + 100):
         disk = SimDisk(seed=seed)

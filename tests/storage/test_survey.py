@@ -15,7 +15,7 @@ from tests.golden.test_release_0_1_0 import expected, unpack
 from tests.storage.batches import create_log, fill
 
 
-def test_a_directory_of_0_1_0_has_all_that_a_rebuild_needs_but_the_settings(tmp_path: Path) -> None:
+def test_a_0_1_0_directory_has_all_for_a_rebuild_but_settings(tmp_path: Path) -> None:
     (log_dir,) = unpack("cluster.tar.xz", tmp_path).glob("data/broker-*/")
     found = survey(log_dir)
     assert (found.broker_id, found.problems, found.topics) == (0, (), ())
@@ -36,7 +36,7 @@ def test_a_directory_of_0_1_0_has_all_that_a_rebuild_needs_but_the_settings(tmp_
     assert any(finding.startswith("typed: its settings are not known") for finding in cluster.findings)
 
 
-def test_what_is_noted_and_seen_is_in_the_survey(tmp_path: Path) -> None:
+def test_a_survey_lists_stored_notes_and_damaged_logs(tmp_path: Path) -> None:
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=4)
     fill(create_log(directory), 3)
     directory.seen_file.note_controller(9, "controller")
@@ -54,6 +54,6 @@ def test_what_is_noted_and_seen_is_in_the_survey(tmp_path: Path) -> None:
     assert "broken-0" in problem
 
 
-def test_what_is_no_log_directory_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_no_log_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no log directory of a broker"):
         survey(tmp_path)

@@ -50,7 +50,7 @@ def test_readers_stop_at_the_first_open_transaction() -> None:
     assert not log.open_transactions()
 
 
-def test_a_marker_for_nobody_changes_nothing_and_ids_leave_with_their_marker() -> None:
+def test_a_marker_for_no_transaction_changes_nothing_and_ids_leave_with_theirs() -> None:
     log = create_log(open_directory(disk=SimDisk()))
     send(log, 7)
     append(log, marker(committed=(1, 2), aborted=(3,)))
@@ -69,7 +69,7 @@ def test_an_idle_producer_with_a_transaction_open_does_not_expire() -> None:
     send(log, 7, sequence=3)
 
 
-def test_a_marker_that_cannot_be_read_is_refused_before_anything_is_written() -> None:
+def test_an_unreadable_marker_is_refused_before_any_write() -> None:
     log = create_log(open_directory(disk=SimDisk()))
     header, body = batch(1)
     with pytest.raises(BrokerError) as refused:
@@ -234,13 +234,13 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_transactions_survive_what_befalls_a_log(seed: int) -> None:
+def test_transactions_survive_random_histories_of_a_log(seed: int) -> None:
     story = Story(seed)
     story.play()
     assert read_numbers(story.logs[0]) == read_numbers(story.logs[1])
 
 
-def test_ended_transactions_are_forgotten_where_nobody_reads() -> None:
+def test_ended_transactions_are_dropped_where_no_record_is_left() -> None:
     log = create_log(open_directory(disk=SimDisk()))
     for producer in range(100):
         send(log, producer)

@@ -26,7 +26,7 @@ from tests.storage.batches import (
 )
 
 
-def test_truncate_goes_to_the_batch_boundary_below(log: Log) -> None:
+def test_truncate_goes_down_to_a_batch_boundary(log: Log) -> None:
     fill(log, 10)
     fill(log, 2, leader_epoch=3)
     assert len(log.segments) > 2
@@ -113,7 +113,7 @@ def test_restart_at_throws_everything_away(disk: SimDisk, log: Log) -> None:
     assert append(log, batch()) == OffsetRange(500, 503)
 
 
-def test_a_follower_goes_on_in_a_sealed_segment_when_its_leader_does(log: Log) -> None:
+def test_a_follower_continues_in_a_sealed_segment_when_its_leader_does(log: Log) -> None:
     """The old leader rolled and sealed; the new one never saw the roll and goes on in the same segment."""
     new_leader = create_log(open_directory(disk=SimDisk()), segment_bytes=1 << 20)
     fill(log, 8)
@@ -201,7 +201,7 @@ def test_retention_frees_a_full_disk(disk: SimDisk, directory: LogDirectory) -> 
     assert start > 0
 
 
-def test_a_log_start_that_cannot_be_bridged_on_a_full_disk_waits(disk: SimDisk, directory: LogDirectory) -> None:
+def test_a_log_start_that_needs_space_on_a_full_disk_waits(disk: SimDisk, directory: LogDirectory) -> None:
     """A follower's segments need not be sealed when its leader deletes them, so what they say of producers is in no
     snapshot yet. The disk is full, not broken."""
     log = create_log(directory, segment_bytes=SMALL)
@@ -222,7 +222,7 @@ def test_a_log_start_that_cannot_be_bridged_on_a_full_disk_waits(disk: SimDisk, 
     assert append(again, batch(3, first=57, producer=7, sequence=57)) == OffsetRange(57, 60), "known, as it was before"
 
 
-def test_retention_on_a_full_disk_counts_only_what_it_let_go(disk: SimDisk, directory: LogDirectory) -> None:
+def test_retention_on_a_full_disk_counts_only_deleted_segments(disk: SimDisk, directory: LogDirectory) -> None:
     log = create_log(directory, segment_bytes=SMALL, retention_ms=1)
     for sequence in range(0, 60, 3):
         append(log, batch(3, first=sequence, producer=7, sequence=sequence))

@@ -29,7 +29,7 @@ def test_damage_makes_the_directory_untrusted(disk: SimDisk) -> None:
     assert not open_directory(disk=disk).trusted
 
 
-def test_doubt_outlives_processes_that_end_before_they_are_registered(disk: SimDisk) -> None:
+def test_doubt_survives_processes_that_end_before_they_register(disk: SimDisk) -> None:
     """ZooKeeper may be away just then, and the supervisor starts the next one: by then nothing looks wrong any more."""
 
     def trusted(boot_id: str = "a") -> bool:
@@ -52,7 +52,7 @@ def test_doubt_outlives_processes_that_end_before_they_are_registered(disk: SimD
     assert not trusted("b"), "the damage has been cut off"
 
 
-def test_a_directory_knows_the_last_incarnation_that_wrote_in_it(disk: SimDisk) -> None:
+def test_a_directory_knows_the_last_incarnation_that_wrote_to_it(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     assert directory.incarnation == 0
     directory.note_incarnation(7)

@@ -80,7 +80,7 @@ def _check(disk: SimDisk, end: int, *, start: int = 0) -> None:
 
 @SEEDS
 @FLUSHES
-def test_a_segment_that_was_cut_is_fsynced_with_what_comes_in_the_next(seed: int, flush: Flush) -> None:
+def test_a_truncated_segment_is_fsynced_with_the_next_one(seed: int, flush: Flush) -> None:
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 2)
@@ -94,7 +94,7 @@ def test_a_segment_that_was_cut_is_fsynced_with_what_comes_in_the_next(seed: int
 
 @SEEDS
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_cut_to_what_is_fsynced_is_durable_with_a_clean_stop(seed: int, in_place: bool) -> None:
+def test_a_truncation_to_the_fsynced_end_survives_a_clean_stop(seed: int, in_place: bool) -> None:
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 2)
@@ -109,7 +109,7 @@ def test_a_cut_to_what_is_fsynced_is_durable_with_a_clean_stop(seed: int, in_pla
 
 @SEEDS
 @FLUSHES
-def test_what_a_start_cuts_is_fsynced_with_what_comes_in_the_next_segment(seed: int, flush: Flush) -> None:
+def test_a_truncation_at_start_is_fsynced_with_the_next_segment(seed: int, flush: Flush) -> None:
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 2)
@@ -129,7 +129,7 @@ def test_what_a_start_cuts_is_fsynced_with_what_comes_in_the_next_segment(seed: 
 
 @SEEDS
 @FLUSHES
-def test_what_a_refused_append_left_is_fsynced_with_what_comes_in_the_next_segment(seed: int, flush: Flush) -> None:
+def test_remains_of_a_refused_append_are_fsynced_with_the_next_segment(seed: int, flush: Flush) -> None:
     """The disk is full in the middle of a request, when its first batches are written."""
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
@@ -146,7 +146,7 @@ def test_what_a_refused_append_left_is_fsynced_with_what_comes_in_the_next_segme
 
 @SEEDS
 @pytest.mark.parametrize("flush", [_at_once, _by_time])
-def test_a_segment_that_has_left_the_log_does_not_take_along_what_is_fsynced(seed: int, flush: Flush) -> None:
+def test_a_removed_segment_does_not_take_fsynced_ones_along(seed: int, flush: Flush) -> None:
     """No checkpoint says yet that it has."""
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
@@ -158,7 +158,7 @@ def test_a_segment_that_has_left_the_log_does_not_take_along_what_is_fsynced(see
     _check(disk, 9, start=6)
 
 
-def test_a_flush_misses_no_file_that_a_checkpoint_lets_go_meanwhile() -> None:
+def test_a_flush_covers_files_that_a_checkpoint_closes_during_it() -> None:
     disk = SimDisk()
     directory, log = _log(disk)
     fill(log, 2)
@@ -178,9 +178,7 @@ def test_a_flush_misses_no_file_that_a_checkpoint_lets_go_meanwhile() -> None:
 @SEEDS
 @FLUSHES
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_cut_before_the_process_was_killed_is_fsynced_with_what_comes_in_the_next_segment(
-    seed: int, flush: Flush, in_place: bool
-) -> None:
+def test_a_truncation_before_a_kill_is_fsynced_with_the_next_segment(seed: int, flush: Flush, in_place: bool) -> None:
     """The segment that was cut ends at the recovery point: nothing on disk tells that it is not fsynced."""
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
@@ -198,7 +196,7 @@ def test_a_cut_before_the_process_was_killed_is_fsynced_with_what_comes_in_the_n
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_cut_after_a_kill_takes_nothing_that_was_fsynced(seed: int) -> None:
+def test_a_truncation_after_a_kill_removes_nothing_fsynced(seed: int) -> None:
     """The recovery point that the start finds is older than the flush."""
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
@@ -216,7 +214,7 @@ def test_a_cut_after_a_kill_takes_nothing_that_was_fsynced(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_seal_that_a_kill_left_without_fsync_is_durable_with_the_next_one(seed: int) -> None:
+def test_an_unsynced_seal_of_a_killed_process_is_fsynced_later(seed: int) -> None:
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 3)
@@ -249,7 +247,7 @@ class CountingDisk(SimDisk):
         super().sync(handle)
 
 
-def test_seals_make_cuts_durable_so_that_a_stop_does_not_fsync_all_of_the_log() -> None:
+def test_seals_make_truncations_durable_for_a_cheap_stop() -> None:
     disk = CountingDisk()
     directory, log = _log(disk)
     fill(log, 3)
@@ -261,7 +259,7 @@ def test_seals_make_cuts_durable_so_that_a_stop_does_not_fsync_all_of_the_log() 
     assert disk.syncs - before < 15
 
 
-def test_a_checkpoint_that_lets_nothing_go_leaves_the_flush_at_work() -> None:
+def test_a_checkpoint_that_closes_no_file_keeps_the_running_flush() -> None:
     disk = SimDisk()
     _, log = _log(disk)
     fill(log, 2)
@@ -415,7 +413,7 @@ _SEALING = (
 
 
 @pytest.mark.parametrize("seeds", range(0, 1000, 50))
-def test_a_power_cut_leaves_what_was_fsynced_whatever_happened_before(seeds: int) -> None:
+def test_a_power_cut_keeps_what_was_fsynced_in_random_histories(seeds: int) -> None:
     for seed in range(seeds, seeds + 50):
         life = _Life(seed)
         steps, weights = zip(*(_SEALING if seed % 2 else _STEPS), strict=True)
@@ -442,7 +440,7 @@ def _batches(log: Log) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_two_seals_that_kills_left_and_one_on_a_full_disk_promise_nothing_that_a_power_cut_takes(seed: int) -> None:
+def test_interrupted_seals_promise_nothing_that_a_power_cut_can_lose(seed: int) -> None:
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 3)
