@@ -37,7 +37,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_driver_makes_the_secret_once(tmp_path: Path) -> None:
+def test_a_driver_creates_the_secret_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         made = {keys.secrets for keys in threads.map(lambda _: driver_keys(tmp_path), range(40))}
     assert len(made) == 1
@@ -45,7 +45,7 @@ def test_a_driver_makes_the_secret_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.secret"]
 
 
-def test_a_driver_takes_no_secret_that_others_can_read(tmp_path: Path) -> None:
+def test_a_driver_refuses_a_secret_that_others_can_read(tmp_path: Path) -> None:
     driver_keys(tmp_path)
     driver_secret_file(tmp_path).chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
@@ -68,7 +68,7 @@ def test_a_host_keeps_the_secret_of_each_cluster(tmp_path: Path) -> None:
             runtime_directory.secret_file(cluster_id).unlink(missing_ok=True)
 
 
-def test_a_specification_travels_with_the_secret_and_does_not_show_it(tmp_path: Path) -> None:
+def test_a_specification_carries_the_secret_without_showing_it(tmp_path: Path) -> None:
     secret = new_secret()
     made = spec(tmp_path, secrets=(secret,))
     assert secret.hex() not in repr(made)
@@ -140,9 +140,7 @@ def shown(log_dir: Path, pid: int) -> bytes:
     return b"\0".join([*files, *process])
 
 
-def test_brokers_get_the_secret_out_of_sight_and_learn_a_new_one_while_they_run(
-    tmp_path: Path, zookeeper: EmbeddedZookeeper
-) -> None:
+def test_brokers_get_the_secret_privately_and_learn_a_new_one(tmp_path: Path, zookeeper: EmbeddedZookeeper) -> None:
     """The second driver has lost the first one's file. Then one broker is started again and knows the new secret only,
     beside one that knows both."""
     first, second = new_secret(), new_secret()

@@ -58,7 +58,7 @@ def term_on(session: BreakingSession, events: list[Event]) -> ControllerTerm:
     return ControllerTerm(store, core, cluster_id="", session_timeout_ms=1000, on_change=lambda: None)
 
 
-def test_what_breaks_every_connection_is_not_asked_at_full_speed() -> None:
+def test_a_request_that_breaks_every_connection_is_not_retried_at_once() -> None:
     async def scenario() -> None:
         session, read = BreakingSession(2), asyncio.Event()
 
@@ -77,7 +77,7 @@ def test_what_breaks_every_connection_is_not_asked_at_full_speed() -> None:
     asyncio.run(scenario())
 
 
-def test_a_connection_that_breaks_while_a_topic_is_looked_for_does_not_end_the_term() -> None:
+def test_a_connection_lost_during_a_topic_lookup_keeps_the_term() -> None:
     async def scenario() -> None:
         session, events = BreakingSession(1), list[Event]()
         term = term_on(session, events)
@@ -91,7 +91,7 @@ def test_a_connection_that_breaks_while_a_topic_is_looked_for_does_not_end_the_t
     asyncio.run(scenario())
 
 
-def test_a_topic_made_anew_is_deleted_while_its_predecessors_deletion_is_still_repeated() -> None:
+def test_a_recreated_topic_is_deleted_during_its_predecessors_deletion() -> None:
     async def scenario() -> None:
         events, answered = list[Event](), asyncio.Event()
         term = term_on(BreakingSession(0), events)
@@ -117,7 +117,7 @@ def test_a_topic_made_anew_is_deleted_while_its_predecessors_deletion_is_still_r
     asyncio.run(scenario())
 
 
-def test_a_topic_made_anew_is_read_again_while_its_predecessors_deletion_is_still_repeated() -> None:
+def test_a_recreated_topic_is_read_during_its_predecessors_deletion() -> None:
     async def scenario() -> None:
         events, answered = list[Event](), asyncio.Event()
         term = term_on(BreakingSession(0), events)
@@ -146,7 +146,7 @@ def test_a_topic_made_anew_is_read_again_while_its_predecessors_deletion_is_stil
     asyncio.run(scenario())
 
 
-def test_who_ends_is_known_to_be_gone_before_it_is_known_to_stop_no_more() -> None:
+def test_an_ended_broker_is_gone_before_its_stop_request_is() -> None:
     """Its request and its registration go together. In the other order it would be shown to all again, and its
     leaders would be told thousands of states while it ends."""
 

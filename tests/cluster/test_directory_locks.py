@@ -61,7 +61,7 @@ def test_new_directories_take_the_first_free_ports_and_keep_them(tmp_path: Path,
     assert claim_all(list(survey.slots), spec(tmp_path, port=1)) == slots
 
 
-def test_a_kept_port_that_is_taken_is_named(tmp_path: Path, taken_port: int) -> None:
+def test_a_stored_port_in_use_is_named_in_the_error(tmp_path: Path, taken_port: int) -> None:
     path = tmp_path / "slot-0"
     path.mkdir()
     write_meta(RealDisk(), path, DirectoryMeta(cluster_id="test-cluster", broker_id=5, port=taken_port))

@@ -51,7 +51,7 @@ def own_start() -> int:
     return own.start_time
 
 
-def test_a_killed_driver_whose_pid_is_anothers_by_now_is_followed_at_once(connect: str) -> None:
+def test_a_killed_driver_with_a_reused_pid_is_followed_at_once(connect: str) -> None:
     """In a container each driver has the same pid."""
 
     async def story() -> None:
@@ -72,7 +72,7 @@ def own_namespace() -> int:
 
 
 @pytest.mark.parametrize("where", ["before the last boot", "in another container of this machine"])
-def test_a_driver_whose_process_cannot_be_looked_for_is_outlasted(connect: str, where: str) -> None:
+def test_a_driver_whose_process_cannot_be_examined_is_outwaited(connect: str, where: str) -> None:
     """Or of another host of that name: nobody here can tell, but its session does."""
 
     async def story() -> None:
@@ -104,7 +104,7 @@ def test_a_living_driver_is_named_at_once(connect: str) -> None:
     asyncio.run(story())
 
 
-def test_a_seats_node_names_its_process_also_when_it_was_taken_again(connect: str) -> None:
+def test_a_drivers_node_names_its_process_after_a_retake(connect: str) -> None:
     seat = take(connect)
 
     async def node() -> codecs.DriverNode:

@@ -45,7 +45,7 @@ def test_workers_of_another_python(failure: str, cause: str) -> None:
         ("ExecutorLostFailure (executor 1 exited)", "org.apache.spark.SparkException: Job aborted"),
     ],
 )
-def test_what_another_try_may_mend(failure: str, cause: str) -> None:
+def test_which_python_failures_another_try_may_fix(failure: str, cause: str) -> None:
     error = RuntimeError(_JOB.format(failure))
     require_fitting_python(error)
     assert cause_of(error).startswith(cause)

@@ -42,7 +42,7 @@ class WithoutSpark(Generations):
         return not ForgottenJob.submitted.is_set()
 
 
-def test_a_driver_notices_that_spark_has_stopped_while_a_generation_waits_for_slots(
+def test_a_driver_notices_that_spark_stopped_while_a_generation_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(barrier, "_Job", ForgottenJob)

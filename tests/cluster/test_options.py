@@ -52,7 +52,7 @@ def test_options_out_of_range_are_named(changes: dict[str, object], message: str
         options(**changes).checked()
 
 
-def test_sessions_are_short_only_with_a_zookeeper_of_the_clusters_own() -> None:
+def test_sessions_are_short_only_with_an_embedded_zookeeper() -> None:
     def session_ms(checked: ClusterOptions) -> int:
         return broker_config(checked.settings).session_timeout_ms
 
@@ -74,7 +74,7 @@ def test_a_line_that_is_no_setting_is_named(tmp_path: Path) -> None:
         read_settings(file)
 
 
-def test_too_few_slots_says_how_many_there_are_and_what_to_change() -> None:
+def test_an_error_about_too_few_slots_names_the_remedy() -> None:
     text = too_few_slots(2, Sizing(tasks=3, spare=1), brokers=3, master="local-cluster[1,2,1024]")
     assert "3 brokers need 3 task slots at the same time and 1 for user jobs, 4 in all" in text
     assert "local-cluster[1,2,1024] has 2" in text
@@ -117,7 +117,7 @@ def test_the_users_master_is_seen_in_the_configuration(tmp_path: Path) -> None:
     assert submitted_master({"SPARK_CONF_DIR": str(tmp_path)}) == "spark://h:7077"
 
 
-def test_defaults_stand_before_what_the_user_gave(tmp_path: Path) -> None:
+def test_defaults_precede_the_users_options(tmp_path: Path) -> None:
     environment = {"PYSPARK_SUBMIT_ARGS": "--conf spark.app.name=mine pyspark-shell"}
     assert prepare(environment, brokers=4, data_dir=tmp_path) == "local-cluster[4,2,1024]"
     arguments = environment["PYSPARK_SUBMIT_ARGS"]
@@ -131,7 +131,7 @@ def test_defaults_stand_before_what_the_user_gave(tmp_path: Path) -> None:
     assert not home.exists()
 
 
-def test_a_master_of_the_users_keeps_spark_where_it_is(tmp_path: Path) -> None:
+def test_a_users_own_master_keeps_spark_home(tmp_path: Path) -> None:
     environment = {"PYSPARK_SUBMIT_ARGS": "--master spark://h:7077 pyspark-shell"}
     assert prepare(environment, brokers=3, data_dir=tmp_path) == "spark://h:7077"
     assert "SPARK_HOME" not in environment

@@ -78,7 +78,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SupervisedClus
         yield running
 
 
-def test_every_broker_restarts_and_clients_notice_nothing(
+def test_every_broker_restarts_without_client_errors(
     cluster: SupervisedCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Admin(cluster.bootstrap) as admin:
@@ -105,7 +105,7 @@ def test_every_broker_restarts_and_clients_notice_nothing(
         assert [supervisor._delay_s for supervisor in cluster.supervisors] == [0.0] * 3
 
 
-def test_a_drained_broker_holds_nothing(cluster: SupervisedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drained_broker_hosts_nothing(cluster: SupervisedCluster, capsys: pytest.CaptureFixture[str]) -> None:
     with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
         admin.create_topic("three", partitions=1, replication_factor=3)
         with pytest.raises(BrokerError) as caught:

@@ -18,7 +18,7 @@ def kept(log_dir: Path, process: ProcessIdentity) -> None:
     runtime_directory.note_process(log_dir, process)
 
 
-def test_only_what_died_with_its_directory_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_entries_of_dead_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_directory, "_BASE", tmp_path)
     own = identify(os.getpid())
     assert own is not None

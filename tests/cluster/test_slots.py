@@ -29,18 +29,18 @@ def test_a_fresh_host_is_dealt_out_evenly() -> None:
     assert paths(shares) == {0: ["/a/new-0"], 1: ["/a/new-1"], 2: ["/a/new-2"]}
 
 
-def test_two_tasks_supervise_three_brokers_that_are_there() -> None:
+def test_two_tasks_supervise_three_running_brokers() -> None:
     standing = tuple(slot(broker_id, live=True) for broker_id in range(3))
     shares = share_slots([survey(task, slots=standing, vacancies=3) for task in range(2)], brokers=3, per_task=1)
     assert paths(shares) == {0: ["/a/slot-0", "/a/slot-2"], 1: ["/a/slot-1"]}
 
 
-def test_a_lost_host_is_not_made_up_for_by_new_brokers_elsewhere() -> None:
+def test_a_lost_host_is_not_replaced_by_brokers_elsewhere() -> None:
     surveys = [survey(0, "a", slots=(slot(0),), vacancies=3), survey(1, "b", slots=(slot(1, host="b"),), vacancies=3)]
     assert paths(share_slots(surveys, brokers=3, per_task=1)) == {0: ["/a/slot-0"], 1: ["/b/slot-1"]}
 
 
-def test_a_directory_with_data_comes_before_a_new_one_and_a_live_one_before_both() -> None:
+def test_live_directories_come_first_then_data_then_new_ones() -> None:
     standing = (slot(0), slot(1), slot(2, live=True))
     shares = share_slots([survey(0, slots=standing, vacancies=2)], brokers=2, per_task=2)
     assert paths(shares) == {0: ["/a/slot-2", "/a/slot-0"]}
@@ -51,7 +51,7 @@ def test_a_task_without_a_directory_is_surplus() -> None:
     assert paths(shares) == {0: ["/a/new-0"], 1: []}
 
 
-def test_one_task_supervises_all_on_one_machine() -> None:
+def test_one_task_supervises_all_brokers_on_one_machine() -> None:
     assert paths(share_slots([survey(0, vacancies=3)], brokers=3, per_task=3)) == {
         0: ["/a/new-0", "/a/new-1", "/a/new-2"]
     }
@@ -65,7 +65,7 @@ hosts = st.dictionaries(
 
 
 @given(hosts, st.integers(1, 6), st.integers(0, 3), st.randoms())
-def test_every_task_decides_the_same_and_no_directory_goes_twice(
+def test_every_task_decides_alike_and_no_directory_goes_twice(
     cluster: dict[str, tuple[int, list[bool], int]], brokers: int, per_task: int, order: Random
 ) -> None:
     surveys: list[HostSurvey] = []

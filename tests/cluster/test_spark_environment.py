@@ -40,7 +40,7 @@ def access(environment: dict[str, str]) -> list[str | None]:
         ("--master yarn pyspark-shell", [None] * 6),
     ],
 )
-def test_a_cluster_on_one_machine_is_closed_to_others(tmp_path: Path, arguments: str, expected: list[str]) -> None:
+def test_a_single_machine_cluster_is_closed_to_others(tmp_path: Path, arguments: str, expected: list[str]) -> None:
     environment = {"PYSPARK_SUBMIT_ARGS": arguments}
     prepare(environment, brokers=3, data_dir=tmp_path)
     assert access(environment) == expected
@@ -54,7 +54,7 @@ def test_a_job_without_a_master_runs_on_this_machine() -> None:
     assert environment["PYSPARK_SUBMIT_ARGS"].endswith(" pyspark-shell")
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_the_users_settings_stay() -> None:
     environment = {
         "SPARK_LOCAL_IP": "192.0.2.7",
         "PYSPARK_SUBMIT_ARGS": "--master local --conf spark.authenticate=false pyspark-shell",
@@ -70,7 +70,7 @@ def test_what_the_user_has_set_stays() -> None:
         {"MASTER": "spark://host:7077", "PYSPARK_SUBMIT_ARGS": "pyspark-shell"},
     ],
 )
-def test_a_job_on_a_real_cluster_is_left_as_it_is(environment: dict[str, str]) -> None:
+def test_a_job_on_a_real_cluster_is_left_unchanged(environment: dict[str, str]) -> None:
     before = dict(environment)
     close_to_others(environment)
     assert environment == before

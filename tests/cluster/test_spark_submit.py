@@ -21,7 +21,7 @@ print("master:", prepare(os.environ, brokers=3, data_dir=Path(sys.argv[1])))
 
 
 @pytest.mark.integration
-def test_the_master_is_the_one_that_spark_submit_was_given(tmp_path: Path) -> None:
+def test_the_master_is_the_one_given_to_spark_submit(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(PROGRAM)
     submit = Path(sys.executable).with_name("spark-submit")
     command = [str(submit), "--master", "local[2]", str(tmp_path / "job.py"), str(tmp_path / "data")]
@@ -43,9 +43,7 @@ def zipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", ["home/jars", "__spark_libs__"])
-def test_zookeepers_jar_is_found_where_spark_has_its_jars(
-    place: str, zipped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zookeepers_jar_is_found_among_sparks_jars(place: str, zipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jars = zipped / place
     jars.mkdir(parents=True)
     for name in ("zookeeper-3.9.4.jar", "zookeeper-jute-3.9.4.jar", "unneeded-1.0.jar"):

@@ -72,7 +72,7 @@ def found_running(data_dir: Path) -> EmbeddedZookeeper:
     return server
 
 
-def test_a_spark_that_does_not_start_leaves_the_zookeeper_of_brokers_that_run(
+def test_a_failed_spark_start_keeps_a_running_clusters_zookeeper(
     data_dir: Path, found_running: EmbeddedZookeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> SparkContext:
@@ -86,9 +86,7 @@ def test_a_spark_that_does_not_start_leaves_the_zookeeper_of_brokers_that_run(
     assert ["were left unchanged" in line for line in told] == [True]
 
 
-def test_a_stop_before_there_is_a_generation_leaves_what_was_found_running_and_says_so(
-    data_dir: Path, found_running: EmbeddedZookeeper
-) -> None:
+def test_an_early_stop_leaves_running_brokers_and_reports_it(data_dir: Path, found_running: EmbeddedZookeeper) -> None:
     signals = NoSignals()
     signals.asked.set()
     told: list[str] = []
@@ -99,7 +97,7 @@ def test_a_stop_before_there_is_a_generation_leaves_what_was_found_running_and_s
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
-def test_a_stop_that_cannot_reach_the_brokers_says_that_they_run_on(
+def test_a_stop_that_cannot_reach_the_brokers_reports_it(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_paused: bool
 ) -> None:
     """ZooKeeper goes, or does not answer for a while, when the driver is asked to stop: nobody can be told anything."""
@@ -127,7 +125,7 @@ def test_a_stop_that_cannot_reach_the_brokers_says_that_they_run_on(
         send_signal(servers[0].process, signal.SIGCONT)
 
 
-def test_a_start_that_fails_leaves_a_zookeeper_that_it_had_to_start_under_brokers_that_run(
+def test_a_failed_start_keeps_the_zookeeper_it_started_for_running_brokers(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = EmbeddedZookeeper.start(data_dir / "zookeeper")
@@ -170,7 +168,7 @@ def signals() -> Iterator[None]:
 
 @pytest.mark.parametrize("is_refused", [True, False])
 @pytest.mark.usefixtures("root_logger", "signals")
-def test_a_driver_that_is_refused_writes_nothing_into_the_log_of_the_one_that_runs(
+def test_a_refused_driver_writes_nothing_into_the_running_ones_log(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
     """What came before the driver has its seat stands in the log of one that gets it."""

@@ -85,14 +85,14 @@ def stop() -> Iterator[StopRequest]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_nobody_has_asked() -> None:
+def test_without_a_signal_no_stop_is_requested() -> None:
     stop = StopRequest()
     began = time.monotonic()
     assert (stop.is_set(), stop.wait(0.0), stop.wait(0.05)) == (False, False, False)
     assert time.monotonic() - began >= 0.05
 
 
-def test_a_handler_wakes_who_waits(stop: StopRequest) -> None:
+def test_a_handler_wakes_a_waiting_thread(stop: StopRequest) -> None:
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
     timer.start()
     began = time.monotonic()
@@ -102,7 +102,7 @@ def test_a_handler_wakes_who_waits(stop: StopRequest) -> None:
     assert (stop.is_set(), stop.wait(60.0), stop.wait(60.0)) == (True, True, True), "from then on nothing is waited for"
 
 
-def test_all_who_wait_are_woken() -> None:
+def test_every_waiting_thread_is_woken() -> None:
     stop = StopRequest()
     woken: list[bool] = []
     threads = [threading.Thread(target=lambda: woken.append(stop.wait(60.0))) for _ in range(4)]
@@ -117,7 +117,7 @@ def test_all_who_wait_are_woken() -> None:
     assert time.monotonic() - began < 30
 
 
-def test_a_signal_comes_at_any_moment() -> None:
+def test_a_signal_may_arrive_at_any_moment() -> None:
     """With an event of threading's half of them do not end."""
     waiting = [subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE) for _ in range(MANY)]
     try:
@@ -135,7 +135,7 @@ def test_a_signal_comes_at_any_moment() -> None:
             process.stdout.close()
 
 
-def test_the_first_sigterm_alone_ends_what_was_begun() -> None:
+def test_only_the_first_sigterm_ends_the_work() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", ENDING], stdin=pipe, stdout=pipe) as process:
         try:
@@ -182,13 +182,13 @@ def test_a_handler_asks_where_there_is_something_to_ask(stop: StopRequest) -> No
         signal.signal(signal.SIGTERM, before)
 
 
-def test_work_is_done_where_no_signal_comes(stop: StopRequest) -> None:
+def test_work_runs_directly_where_no_signal_can_arrive(stop: StopRequest) -> None:
     assert unless_asked(stop, threading.current_thread) is not threading.main_thread()
     with pytest.raises(ZeroDivisionError):
         unless_asked(stop, lambda: 1 // 0)
 
 
-def test_work_that_goes_on_is_left(stop: StopRequest) -> None:
+def test_a_stop_leaves_work_that_continues(stop: StopRequest) -> None:
     begun, over, called = threading.Event(), threading.Event(), list[int]()
 
     def work() -> None:
@@ -211,7 +211,7 @@ def test_work_that_goes_on_is_left(stop: StopRequest) -> None:
     assert not called
 
 
-def test_a_reader_that_has_stopped_reading_keeps_nobody_from_leaving() -> None:
+def test_a_stalled_output_reader_does_not_block_the_exit() -> None:
     full = STOPPING.replace("signals = ", FILLING + "signals = ")
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", full], stdout=pipe, stderr=pipe) as process:
@@ -227,7 +227,7 @@ def test_a_reader_that_has_stopped_reading_keeps_nobody_from_leaving() -> None:
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_a_cluster_is_asked_to_stop_though_nobody_reads_what_it_says(is_read: bool) -> None:
+def test_a_cluster_stops_although_its_output_is_not_read(is_read: bool) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", STOPPING], stdout=pipe, stderr=pipe) as process:
         try:

@@ -24,7 +24,7 @@ def run(test: object) -> None:
     asyncio.run(asyncio.wait_for(test, 60))  # type: ignore[arg-type]
 
 
-def test_a_broker_is_started_in_its_own_session_with_its_own_output(tmp_path: Path) -> None:
+def test_a_broker_starts_in_its_own_session_with_its_own_output(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path) as one:
             serving = (await one.settled()).serving
@@ -52,9 +52,7 @@ def test_a_killed_broker_is_retired_and_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("back", ["before another serves", "after"])
-def test_an_end_that_zookeeper_could_not_be_told_of_is_told_until_another_process_serves(
-    tmp_path: Path, back: str
-) -> None:
+def test_an_end_unknown_to_zookeeper_is_reported_until_another_process_serves(tmp_path: Path, back: str) -> None:
     """The broker is started again meanwhile: it does not wait for ZooKeeper to know that the last process is dead."""
 
     async def test() -> None:
@@ -78,7 +76,7 @@ def test_an_end_that_zookeeper_could_not_be_told_of_is_told_until_another_proces
     run(test())
 
 
-def test_a_broker_that_asks_for_a_restart_gets_it_at_once_and_as_often_as_it_asks(tmp_path: Path) -> None:
+def test_a_broker_gets_every_restart_it_asks_for_at_once(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path) as one:
             before = (await one.settled()).serving
@@ -95,7 +93,7 @@ def test_a_broker_that_asks_for_a_restart_gets_it_at_once_and_as_often_as_it_ask
     run(test())
 
 
-def test_a_broker_that_asks_for_a_restart_while_its_supervisor_stops_is_not_started(tmp_path: Path) -> None:
+def test_a_restart_request_during_a_stop_starts_no_broker(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path) as one:
             serving = (await one.settled()).serving
@@ -128,7 +126,7 @@ def test_the_next_generation_adopts_the_running_process(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_supervisor_is_left_though_its_cancellation_is_lost(tmp_path: Path) -> None:
+def test_a_supervisor_ends_though_its_cancellation_is_lost(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path) as one:
             serving = (await one.settled()).serving
@@ -151,7 +149,7 @@ def test_a_supervisor_is_left_though_its_cancellation_is_lost(tmp_path: Path) ->
     run(test())
 
 
-def test_a_supervisor_gives_way_to_a_newer_generation(tmp_path: Path) -> None:
+def test_a_supervisor_yields_to_a_newer_generation(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path, generation=1) as one:
             await one.settled()
@@ -187,7 +185,7 @@ def test_a_broker_that_never_answers_is_killed_not_waited_for(tmp_path: Path) ->
     run(test())
 
 
-def test_the_last_words_of_a_broker_that_fails_are_the_problem(tmp_path: Path) -> None:
+def test_the_last_output_of_a_failing_broker_is_the_problem(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path, behaviour="fail") as one:
             supervisor = await one.settled()
@@ -232,7 +230,7 @@ def test_a_stop_reaches_a_broker_that_is_still_starting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["loading", "late"])
-def test_a_stop_reaches_a_broker_that_is_adopted_while_it_starts(tmp_path: Path, behaviour: str) -> None:
+def test_a_stop_reaches_a_broker_adopted_during_its_start(tmp_path: Path, behaviour: str) -> None:
     """Another supervisor has started it, and it loads its logs."""
 
     async def test() -> None:
@@ -258,7 +256,9 @@ def test_a_stop_reaches_a_broker_that_is_adopted_while_it_starts(tmp_path: Path,
     run(test())
 
 
-def test_a_stop_reaches_a_broker_whose_process_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_reaches_a_broker_whose_process_is_being_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def spawn(*args: Any, **kwargs: Any) -> ProcessIdentity:
@@ -283,7 +283,7 @@ def test_a_stop_reaches_a_broker_whose_process_is_being_made(tmp_path: Path, mon
     run(test())
 
 
-def test_a_broker_that_ends_while_it_is_adopted_is_not_started_again_in_a_stop(tmp_path: Path) -> None:
+def test_a_broker_that_ends_during_adoption_is_not_restarted_by_a_stop(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path, behaviour="late") as one:
             await eventually(lambda: noted_process(tmp_path) is not None)
@@ -314,7 +314,7 @@ def test_a_stop_leaves_a_broker_that_follows_a_newer_supervisor(tmp_path: Path) 
     run(test())
 
 
-def test_adopt_only_starts_nothing(tmp_path: Path) -> None:
+def test_an_adopt_only_supervisor_starts_no_broker(tmp_path: Path) -> None:
     async def test() -> None:
         one = Supervised(tmp_path, adopt_only=True)
         try:

@@ -27,7 +27,7 @@ def keeper(tmp_path: Path) -> Iterator[ZookeeperSupervisor]:
         keeper.stop()
 
 
-def test_a_killed_server_comes_back_to_its_sessions(keeper: ZookeeperSupervisor) -> None:
+def test_a_killed_server_resumes_its_sessions(keeper: ZookeeperSupervisor) -> None:
     async def story() -> None:
         session = await ZkSession.open(keeper.server.connect, session_timeout_ms=20_000)
         try:
