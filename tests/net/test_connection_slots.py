@@ -129,7 +129,7 @@ def test_a_connection_without_hello_is_closed() -> None:
     asyncio.run(test())
 
 
-def test_a_client_that_asks_nothing_is_closed_and_one_that_waits_is_not() -> None:
+def test_an_idle_client_is_closed_and_a_waiting_one_is_not() -> None:
     async def test() -> None:
         async with served(idle_s=0.3) as scene:
             waiting = await scene.client()
@@ -222,7 +222,7 @@ def test_clients_leave_places_to_peers_that_prove_themselves() -> None:
     asyncio.run(test())
 
 
-def test_silence_takes_no_place_from_anybody() -> None:
+def test_silent_connections_do_not_use_up_the_places() -> None:
     async def test() -> None:
         async with served(max_connections=10, kept_connections=3) as scene:
             silent = [await scene.silent() for _ in range(30)]
@@ -252,7 +252,7 @@ class Connection:
         self.ended = "closed"
 
 
-def test_a_proof_that_never_comes_keeps_no_place() -> None:
+def test_an_unfinished_proof_keeps_no_place() -> None:
     places = ConnectionSlots(10, kept=2, hello_s=10, idle_s=600)
     offers = Connection(ConnectionStanding.UNKNOWN)
     assert places.accept(offers) and places.greeted(offers)
@@ -265,7 +265,7 @@ def test_a_proof_that_never_comes_keeps_no_place() -> None:
 # --- what is being received -------------------------------------------------------------------------------------------
 
 
-def test_frames_that_stop_half_way_hold_no_more_than_one_budget() -> None:
+def test_half_sent_frames_hold_at_most_one_budget() -> None:
     """Each says that it has 32 MiB, and sends half of them."""
 
     async def test() -> None:
@@ -329,7 +329,7 @@ def test_room_is_given_in_the_order_in_which_frames_began() -> None:
     assert receiving.used == 0
 
 
-def test_who_sends_too_little_gives_its_room_up_when_others_wait() -> None:
+def test_a_slow_sender_yields_its_budget_when_others_wait() -> None:
     receiving = Receiving(100)
     slow, quick, held, other = (Receiver() for _ in range(4))
     slow.came, quick.came, held.came = SLOWEST - 1, SLOWEST, -1

@@ -149,7 +149,7 @@ def produce(acks: int = -1) -> Produce:
 
 
 @pytest.mark.parametrize("size", [0, 1, 40_000, MAX_FRAME - 100])
-def test_bodies_come_back_equal(echo: Echo, size: int) -> None:
+def test_bodies_survive_the_round_trip(echo: Echo, size: int) -> None:
     body = bytes(i % 251 for i in range(size))
     with connect(echo) as connection:
         assert connection.hello == HelloReply(1, 1, 7, 3, "cluster-a", MAX_FRAME)
@@ -167,7 +167,7 @@ def test_pipelined_requests_beyond_the_in_flight_limit_are_all_answered(echo: Ec
         assert [bytes(body) for _, body in answers] == [bytes([n]) for n in range(50)]
 
 
-def test_an_error_reply_is_raised_typed_and_the_connection_goes_on(echo: Echo) -> None:
+def test_an_error_reply_is_typed_and_the_connection_stays_usable(echo: Echo) -> None:
     with connect(echo) as connection:
         with pytest.raises(BrokerError, match="no such topic") as caught:
             connection.request(DeleteTopic(0, "t", 1))
@@ -176,7 +176,7 @@ def test_an_error_reply_is_raised_typed_and_the_connection_goes_on(echo: Echo) -
         assert isinstance(connection.request(Metadata(0))[0], Ack)
 
 
-def test_a_frame_over_the_limit_is_refused_by_its_cid_and_the_connection_goes_on(echo: Echo) -> None:
+def test_an_oversized_frame_is_refused_by_its_cid_alone(echo: Echo) -> None:
     with connect(echo) as connection:
         with pytest.raises(BrokerError, match=f"at most {MAX_FRAME} accepted") as caught:
             connection.request(produce(), [bytes(3 * MAX_FRAME)])
@@ -196,14 +196,14 @@ def raw(echo: Echo, *chunks: bytes) -> bytes:
         return answer
 
 
-def test_bytes_that_are_no_frame_get_a_typed_answer_and_a_closed_connection(echo: Echo) -> None:
+def test_bytes_that_are_no_frame_get_a_typed_error(echo: Echo) -> None:
     answer = raw(echo, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b"not a sparklog frame" in answer
     with connect(echo) as connection:
         assert isinstance(connection.request(Metadata(0))[0], Ack)
 
 
-def test_an_unknown_api_is_named_and_the_connection_goes_on(echo: Echo) -> None:
+def test_an_unknown_api_is_named_and_the_connection_stays_usable(echo: Echo) -> None:
     with connect(echo) as connection:
         for buffer in encode_frame(b"\x92\xa6wobble\x07"):
             connection._socket.sendall(buffer)
@@ -215,7 +215,7 @@ def test_an_unknown_api_is_named_and_the_connection_goes_on(echo: Echo) -> None:
         assert isinstance(connection.request(Metadata(0))[0], Ack)
 
 
-def test_a_header_that_is_no_message_is_refused_and_the_connection_goes_on(echo: Echo) -> None:
+def test_a_malformed_header_is_refused_and_the_connection_stays_usable(echo: Echo) -> None:
     with connect(echo) as connection:
         connection._socket.sendall(b"".join(encode_frame(b"\xc1\xc1\xc1")))
         received = connection._next()
@@ -240,7 +240,7 @@ def test_another_cluster_is_refused(echo: Echo) -> None:
         connect(echo, "cluster-b")
 
 
-def test_a_second_hello_is_refused_and_the_connection_goes_on(echo: Echo) -> None:
+def test_a_second_hello_is_refused_and_the_connection_stays_usable(echo: Echo) -> None:
     with connect(echo) as connection, pytest.raises(BrokerError, match="agreed on version 1 before") as caught:
         connection.request(hello("again"))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
@@ -259,7 +259,7 @@ def test_a_correlation_id_in_use_is_refused(echo: Echo) -> None:
     assert len(echo.received) == 1
 
 
-def test_connections_over_the_limit_are_told(echo: Echo) -> None:
+def test_connections_over_the_limit_get_an_error(echo: Echo) -> None:
     with contextlib.ExitStack() as stack, pytest.raises(BrokerError) as caught:
         for _ in range(MAX_CONNECTIONS + 1):
             stack.enter_context(connect(echo))
@@ -308,7 +308,7 @@ def test_the_servers_byte_budget_holds_and_is_released_by_answers(echo: Echo) ->
     wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) == 0)
 
 
-def test_requests_without_a_body_are_answered_though_the_byte_budget_is_used_up(echo: Echo) -> None:
+def test_requests_without_a_body_are_answered_despite_a_full_budget(echo: Echo) -> None:
     """Followers' fetches are: what is in hand may be writes that wait for them."""
     with connect(echo) as connected, used_up(echo), connect(echo) as later:
         for connection in (connected, later):
@@ -324,7 +324,7 @@ def test_requests_without_a_body_are_answered_though_the_byte_budget_is_used_up(
     wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) == 0)
 
 
-def test_a_body_is_not_read_to_its_end_while_the_byte_budget_is_used_up(echo: Echo) -> None:
+def test_a_body_is_not_read_while_the_budget_is_full(echo: Echo) -> None:
     with connect(echo) as late, used_up(echo):
         frame = b"".join(late._end.encode(produce(), [bytes(MAX_FRAME - 100)])[1])
         half = len(frame) // 2
@@ -350,7 +350,7 @@ def test_a_client_that_never_reads_is_not_read_either(echo: Echo) -> None:
         assert len(echo.received) < 64
 
 
-def test_async_connection_pipelines_and_fails_what_waits_when_the_server_goes(echo: Echo) -> None:
+def test_a_pipelined_connection_fails_its_waiting_requests_on_server_end(echo: Echo) -> None:
     async def scenario() -> None:
         connection = await AsyncConnection.open("127.0.0.1", echo.port, client_id="test")
         lost: list[bool] = []
@@ -377,7 +377,7 @@ def test_async_connection_pipelines_and_fails_what_waits_when_the_server_goes(ec
         loop.close()
 
 
-def test_connecting_to_nobody_is_a_network_error() -> None:
+def test_connecting_to_a_closed_port_is_a_network_error() -> None:
     with socket.socket() as unbound:
         unbound.bind(("127.0.0.1", 0))
         port = unbound.getsockname()[1]
@@ -451,7 +451,7 @@ def test_a_closed_connection_does_not_wait_for_the_collector(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("turns", range(6))
-def test_what_is_accepted_while_a_server_closes_is_closed(kind: str, turns: int) -> None:
+def test_a_connection_accepted_during_a_close_is_closed(kind: str, turns: int) -> None:
     """However far it has come: who connected would wait for answers for as long as the process runs."""
     library: Any = asyncio if kind == "asyncio" else pytest.importorskip(kind)
     loop: asyncio.AbstractEventLoop = library.new_event_loop()

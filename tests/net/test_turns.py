@@ -37,7 +37,7 @@ class Handler:
         pass
 
 
-def test_one_turn_takes_as_many_requests_as_fit_whatever_connection_they_come_by() -> None:
+def test_one_turn_handles_requests_of_all_connections() -> None:
     handled: list[int] = []
 
     async def test() -> None:

@@ -48,7 +48,7 @@ def client(request: pytest.FixtureRequest) -> Client:
     return made
 
 
-def test_who_connects_directly_goes_on_over_the_unix_socket(kind: str, client: Client) -> None:
+def test_a_direct_client_switches_to_the_unix_socket(kind: str, client: Client) -> None:
     with served(kind) as server:
         connection = client(server, "127.0.0.1", server.server.port)
         assert connection.family == socket.AF_UNIX
@@ -62,7 +62,7 @@ def test_who_connects_directly_goes_on_over_the_unix_socket(kind: str, client: C
         wait_until(lambda: server.open_connections() == 0)
 
 
-def test_a_broker_that_is_registered_between_its_greetings_is_the_same(kind: str, client: Client) -> None:
+def test_a_broker_that_registers_between_its_greetings_is_the_same(kind: str, client: Client) -> None:
     """A controller comes as soon as a broker's registration stands, of which the broker itself may not have heard."""
     with served(kind) as server:
         server.registers = True
@@ -107,7 +107,7 @@ def test_the_unix_socket_is_there_before_the_port() -> None:
     assert order == ["Unix", "TCP"]
 
 
-def test_an_address_that_is_taken_leaves_nothing_open(kind: str) -> None:
+def test_an_occupied_address_leaves_nothing_open(kind: str) -> None:
     with served(kind) as server:
         before = _descriptors()
         with pytest.raises(OSError, match="in use"):
@@ -117,7 +117,7 @@ def test_an_address_that_is_taken_leaves_nothing_open(kind: str) -> None:
         wait_until(lambda: _descriptors() <= before)
 
 
-def test_who_comes_through_a_proxy_stays_on_his_way(kind: str, client: Client) -> None:
+def test_a_client_behind_a_proxy_stays_on_tcp(kind: str, client: Client) -> None:
     """It has the port of the broker, and another address; whoever goes round it would not be cut off by it."""
     network = ProxyNetwork()
     try:
@@ -140,7 +140,7 @@ def test_without_the_setting_there_is_no_unix_socket(kind: str, client: Client) 
         connection.close()
 
 
-def test_a_name_that_nobody_has_here_changes_nothing(kind: str, client: Client) -> None:
+def test_an_unknown_socket_name_changes_nothing(kind: str, client: Client) -> None:
     """As in another network namespace than the broker's."""
     with served(kind, within_host=False) as server:
         server.said.update(unix_socket=f"sparklog-test-{os.getpid()}", reached_at=("127.0.0.1", server.server.port))
@@ -149,7 +149,7 @@ def test_a_name_that_nobody_has_here_changes_nothing(kind: str, client: Client) 
         connection.close()
 
 
-def test_the_last_places_are_for_those_who_come_by_tcp(kind: str, client: Client) -> None:
+def test_the_last_places_are_for_tcp_clients(kind: str, client: Client) -> None:
     """Else somebody would be refused for whom there is room, while others have two."""
     with served(kind, max_connections=102) as server:
         connections = [client(server, "127.0.0.1", server.server.port) for _ in range(2)]
@@ -201,7 +201,7 @@ def _greets(connection: socket.socket, name: str, broker_id: int = 7, cluster_id
         pytest.param(lambda connection: _greets(connection, SOMEBODY_ELSE, cluster_id="b"), id="is of another cluster"),
     ],
 )
-def test_who_does_not_greet_as_the_broker_did_is_not_talked_to(
+def test_a_server_with_another_greeting_is_not_used(
     kind: str, client: Client, does: Callable[[socket.socket], object]
 ) -> None:
     with somebody_else(kind, does) as server:
@@ -210,7 +210,7 @@ def test_who_does_not_greet_as_the_broker_did_is_not_talked_to(
         connection.close()
 
 
-def test_who_greets_as_the_broker_did_is_talked_to(kind: str, client: Client) -> None:
+def test_a_server_with_the_brokers_greeting_is_used(kind: str, client: Client) -> None:
     """As the test above has it with another one."""
     with somebody_else(kind, lambda connection: _greets(connection, SOMEBODY_ELSE)) as server:
         connection = client(server, "127.0.0.1", server.server.port)
@@ -242,7 +242,7 @@ def test_a_broker_that_ends_between_the_greetings_is_not_reached(kind: str) -> N
         asyncio.run_coroutine_threadsafe(connect(), server.loop).result(10)
 
 
-def test_a_broker_that_ends_behind_its_greeting_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_ends_after_its_greeting_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever connects is told so as of any other that is not there: he tries the next one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -270,7 +270,7 @@ def test_a_broker_that_ends_behind_its_greeting_is_not_reached(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("turns", range(12))
-def test_who_gives_up_while_he_changes_leaves_nothing_open(kind: str, turns: int) -> None:
+def test_a_client_that_gives_up_during_the_switch_leaves_nothing_open(kind: str, turns: int) -> None:
     with served(kind) as server:
         before = _descriptors()
 
@@ -290,7 +290,7 @@ def test_who_gives_up_while_he_changes_leaves_nothing_open(kind: str, turns: int
 
 
 @pytest.mark.parametrize("within_host", [True, False])
-def test_answers_that_have_come_are_told_when_the_connection_has_ended(kind: str, within_host: bool) -> None:
+def test_received_responses_are_delivered_after_the_connection_ended(kind: str, within_host: bool) -> None:
     """A broker answers and ends while the client is about to write the next request: that write fails at once over a
     Unix socket. Who is not told of what was acknowledged would write it once more."""
     with served(kind, within_host=within_host) as server:
@@ -316,7 +316,7 @@ def test_answers_that_have_come_are_told_when_the_connection_has_ended(kind: str
             loop.close()
 
 
-def test_nothing_stays_open(kind: str, client: Client) -> None:
+def test_no_descriptor_stays_open(kind: str, client: Client) -> None:
     with served(kind) as server:
         client(server, "127.0.0.1", server.server.port).close()
         wait_until(lambda: server.open_connections() == 0)
@@ -327,7 +327,7 @@ def test_nothing_stays_open(kind: str, client: Client) -> None:
         wait_until(lambda: _descriptors() <= before)
 
 
-def test_a_connection_that_is_reset_before_it_is_accepted_does_no_harm(kind: str) -> None:
+def test_a_connection_reset_before_accept_does_no_harm(kind: str) -> None:
     """The system does not say whose it was any more."""
     with served(kind) as server:
         failed: list[object] = []
@@ -345,7 +345,7 @@ def test_a_connection_that_is_reset_before_it_is_accepted_does_no_harm(kind: str
         assert not failed
 
 
-def test_hundreds_find_the_way_while_the_server_is_busy(kind: str) -> None:
+def test_hundreds_switch_while_the_server_is_busy(kind: str) -> None:
     """A connection by a Unix socket is made at once or not at all: whoever comes between two turns of the loop has a
     place in the listener's queue."""
     with served(kind) as server, socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as tcp:
