@@ -62,5 +62,5 @@ def _led(steps: list[tuple[str, Any, int]], *, at_once: bool) -> list[object]:
 
 @settings(max_examples=200, deadline=None)
 @given(steps=led_steps)
-def test_a_produce_appended_at_once_is_as_one_that_was_ordered(steps: list[tuple[str, Any, int]]) -> None:
+def test_an_immediate_append_equals_an_ordered_one(steps: list[tuple[str, Any, int]]) -> None:
     assert _led(steps, at_once=True) == _led(steps, at_once=False)

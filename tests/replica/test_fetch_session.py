@@ -41,7 +41,7 @@ def opened(cache: SessionCache, *partitions: int) -> tuple[SessionBuilder, int]:
     return builder, reply.session_id
 
 
-def test_the_first_request_names_all_and_the_next_what_changed() -> None:
+def test_the_first_request_names_all_partitions_and_the_next_the_changed() -> None:
     cache = SessionCache(slots=4, first_id=70)
     builder, session_id = opened(cache, 0, 1, 2)
     assert session_id == 70
@@ -56,7 +56,7 @@ def test_the_first_request_names_all_and_the_next_what_changed() -> None:
     assert not cache.wake(("t", 0))
 
 
-def test_what_was_due_once_leaves_nothing_to_go_through() -> None:
+def test_a_due_partition_leaves_no_gap_to_scan() -> None:
     """An emptied table keeps its gaps, and every request of an idle session would go through thousands of them."""
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, *range(5000))
@@ -65,7 +65,7 @@ def test_what_was_due_once_leaves_nothing_to_go_through() -> None:
     assert sys.getsizeof(context.session.due) == sys.getsizeof({})
 
 
-def test_what_is_idle_is_neither_looked_at_nor_named() -> None:
+def test_an_idle_partition_is_neither_read_nor_named() -> None:
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, 0, 1)
     context = cache.begin(fetch(builder.next_request()), 0)
@@ -97,7 +97,7 @@ def test_records_stay_due_until_the_fetcher_has_moved() -> None:
     assert context.due() == {}
 
 
-def test_another_leader_epoch_or_topic_is_told_everything_again() -> None:
+def test_another_leader_epoch_or_topic_gets_everything_again() -> None:
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, 0)
     builder.want(wanted(0, epoch=2))
@@ -119,7 +119,7 @@ def test_a_repeated_or_lost_request_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("who", [{"replica": 3}, {"incarnation": 2}, {"replica": CONSUMER}])
-def test_a_session_is_its_fetchers_alone(who: dict[str, int]) -> None:
+def test_a_session_belongs_to_its_fetcher_alone(who: dict[str, int]) -> None:
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, 0)
     with pytest.raises(BrokerError) as caught:
@@ -139,7 +139,7 @@ def test_a_new_session_replaces_the_fetchers_old_one() -> None:
     assert (again.session_id, again.session_epoch) == (session_id, FULL)
 
 
-def test_a_fetcher_registered_anew_leaves_no_session_of_its_earlier_incarnation() -> None:
+def test_a_fetcher_registered_again_drops_its_earlier_sessions() -> None:
     cache = SessionCache(slots=4)
     builder, session_id = opened(cache, 0)
     builder.lost()
@@ -150,7 +150,7 @@ def test_a_fetcher_registered_anew_leaves_no_session_of_its_earlier_incarnation(
     assert list(cache.wake(("t", 0))) == [context.session], "who was before ends nothing of who came after"
 
 
-def test_nobody_closes_anothers_session_by_its_number() -> None:
+def test_no_other_fetcher_can_close_a_session_by_its_number() -> None:
     cache = SessionCache(slots=4)
     _, session_id = opened(cache, 0)
     cache.begin(fetch(SessionRequest(session_id, SESSIONLESS, (), ()), replica=CONSUMER), 0)
@@ -158,7 +158,7 @@ def test_nobody_closes_anothers_session_by_its_number() -> None:
     assert len(cache.wake(("t", 0))) == 1
 
 
-def test_a_session_ends_with_the_connection_it_was_last_used_on() -> None:
+def test_a_session_ends_with_its_last_connection() -> None:
     cache = SessionCache(slots=4)
     builder = SessionBuilder()
     builder.want(wanted(0))
@@ -176,7 +176,7 @@ def test_a_session_ends_with_the_connection_it_was_last_used_on() -> None:
     assert not cache.wake(("t", 0))
 
 
-def test_a_single_fetch_leaves_nothing_behind() -> None:
+def test_a_single_fetch_leaves_no_session() -> None:
     cache = SessionCache(slots=4)
     context = cache.begin(fetch(SessionRequest(0, SESSIONLESS, (wanted(0),), ()), replica=CONSUMER), 0)
     assert named(context.due().values()) == [0]
@@ -185,7 +185,7 @@ def test_a_single_fetch_leaves_nothing_behind() -> None:
     assert len(cache) == 0
 
 
-def test_slots_go_to_followers_before_consumers_and_to_nobody_out_of_turn() -> None:
+def test_slots_go_to_followers_before_consumers() -> None:
     cache = SessionCache(slots=1, keep_ms=100)
     full = SessionRequest(0, FULL, (wanted(0),), ())
     assert cache.begin(fetch(full, replica=CONSUMER), 0).session is not None
@@ -197,7 +197,7 @@ def test_slots_go_to_followers_before_consumers_and_to_nobody_out_of_turn() -> N
     assert len(cache) == 1
 
 
-def test_a_fetcher_without_a_slot_goes_on_naming_all() -> None:
+def test_a_fetcher_without_a_slot_continues_to_name_all_partitions() -> None:
     builder = SessionBuilder()
     builder.want(wanted(0))
     builder.next_request()
@@ -205,7 +205,7 @@ def test_a_fetcher_without_a_slot_goes_on_naming_all() -> None:
     assert named(builder.next_request().partitions) == [0]
 
 
-def test_an_answer_that_was_not_used_can_be_asked_for_again() -> None:
+def test_an_unused_response_can_be_requested_again() -> None:
     builder, _ = opened(SessionCache(slots=1), 0, 1)
     builder.want(wanted(0))
     builder.want(wanted(1), again=True)

@@ -20,12 +20,12 @@ def following(log: SimLog | None = None, *, high_watermark: int = 0, epoch: int 
     return stage
 
 
-def test_it_appends_first_and_then_takes_the_leaders_mark_up_to_its_own_end() -> None:
+def test_a_follower_appends_before_it_adopts_the_leaders_high_watermark() -> None:
     stage = following(log_of(1))
     assert stage.answer(log_of(1, 1, 1), high_watermark=7) == [fx.AppendAsFollower(), fx.HighWatermarkMoved(3)]
 
 
-def test_a_new_leaders_lagging_mark_takes_nothing_back() -> None:
+def test_a_new_leaders_lower_high_watermark_takes_nothing_back() -> None:
     stage = following(log_of(1, 1, 1), high_watermark=3)
     assert stage.answer(log_of(1, 1, 1), high_watermark=1) == []
     assert stage.replica.high_watermark == 3
@@ -54,12 +54,14 @@ def test_truncate_before_raising_the_high_watermark() -> None:
         ((1, 1), (-1, 0), 0),  # nothing in common
     ],
 )
-def test_it_cuts_where_the_histories_part(epochs: tuple[int, ...], diverging: tuple[int, int], end: int) -> None:
+def test_a_follower_truncates_where_the_histories_diverge(
+    epochs: tuple[int, ...], diverging: tuple[int, int], end: int
+) -> None:
     stage = following(log_of(*epochs))
     assert stage.answer(SimLog(), diverging=diverging) == [fx.TruncateLog(end)]
 
 
-def test_histories_converge_in_as_many_answers_as_epochs_differ() -> None:
+def test_histories_converge_in_as_many_responses_as_epochs_differ() -> None:
     """Source: KIP-279, the fast leader changes that one comparison alone does not mend."""
     leader_log = log_of(1, 1, 4, 4, 6, 6)
     leader = Stage(leader_log)
@@ -93,7 +95,7 @@ def test_histories_that_part_below_the_log_start_converge(log_start: int, leader
 
 
 @pytest.mark.parametrize("leader", [1, 3])
-def test_a_forgotten_cut_below_the_log_start_leaves_the_mark_in_the_log(leader: int) -> None:
+def test_a_cancelled_truncation_below_the_log_start_keeps_the_high_watermark(leader: int) -> None:
     """It was lowered to where the histories part, and whoever led next showed a log that begins above its end."""
     stage = following(log_of(1, 1, 1, 1), high_watermark=4)
     stage.log.log_start_offset = 3
@@ -110,7 +112,7 @@ def test_an_unclean_elections_truncation_lowers_the_mark_first() -> None:
     assert stage.answer(SimLog(), diverging=(1, 1)) == [fx.HighWatermarkMoved(1), fx.TruncateLog(1)]
 
 
-def test_out_of_range_it_starts_anew_at_the_leaders_first_offset() -> None:
+def test_an_out_of_range_follower_restarts_at_the_leaders_first_offset() -> None:
     stage = following(log_of(1, 1), high_watermark=2)
     effects = stage.answer(SimLog(50), code=ErrorCode.OFFSET_OUT_OF_RANGE, batch_count=0)
     assert effects == [fx.RestartLog(50), fx.HighWatermarkMoved(50)]
@@ -126,12 +128,12 @@ def test_out_of_range_it_starts_anew_at_the_leaders_first_offset() -> None:
         {"code": ErrorCode.NOT_LEADER_OR_FOLLOWER},
     ],
 )
-def test_answers_that_say_nothing(change: dict[str, Any]) -> None:
+def test_responses_without_news(change: dict[str, Any]) -> None:
     stage = following(log_of(1))
     assert stage.answer(log_of(1, 1), high_watermark=1, **change) == []
 
 
-def test_an_answer_delivered_twice_does_not_cut_what_has_grown_since() -> None:
+def test_a_repeated_response_does_not_truncate_newer_records() -> None:
     """The log ends where it did when it diverged, but with the leader's records. Found by seed 1103."""
     stage = following(log_of(1, 2, 2))
     leader = log_of(1, 4, 4)
@@ -147,14 +149,14 @@ def test_records_of_the_present_epoch_are_never_cut() -> None:
     assert stage.answer(SimLog(), diverging=(1, 1), batch_count=0) == []
 
 
-def test_while_a_truncation_is_under_way_answers_are_ignored() -> None:
+def test_responses_during_a_truncation_are_ignored() -> None:
     stage = following(log_of(1, 2))
     answer = ev.LeaderAnswered(9, 2, 0, 0, 0, 5, (1, 1), 0, -1)
     assert stage.replica.step(answer, 0) == [fx.TruncateLog(1)]
     assert stage.replica.step(answer, 0) == []
 
 
-def test_after_a_truncation_that_failed_its_leader_is_asked_anew() -> None:
+def test_a_follower_fetches_again_after_a_failed_truncation() -> None:
     """It waited for room for as long as its leader led, and heard nothing of it."""
     stage = following(log_of(1, 2), high_watermark=2)
     parted = ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 2)
@@ -170,7 +172,7 @@ def test_after_a_truncation_that_failed_its_leader_is_asked_anew() -> None:
 
 
 @pytest.mark.parametrize("batches", [0, 1])
-def test_who_could_not_cut_begins_anew_where_its_leader_does_by_now(batches: int) -> None:
+def test_a_follower_that_cannot_truncate_restarts_at_the_leaders_start(batches: int) -> None:
     """A leader whose log begins at our end has nothing to compare, and would give us what follows on a tail that it
     never had."""
     stage = following(log_of(1, 1), high_watermark=1)
@@ -179,7 +181,7 @@ def test_who_could_not_cut_begins_anew_where_its_leader_does_by_now(batches: int
     assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 2, 5, None, batches, 1), 0) == [fx.RestartLog(2)]
 
 
-def test_a_cut_that_was_made_at_last_is_as_any_other() -> None:
+def test_a_late_truncation_equals_any_other() -> None:
     stage = following(log_of(1, 1), high_watermark=1)
     parted = ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 1)
     stage.replica.step(parted, 0)
@@ -189,14 +191,14 @@ def test_a_cut_that_was_made_at_last_is_as_any_other() -> None:
     assert stage.answer(log_of(1, 9), high_watermark=2) == [fx.AppendAsFollower(), fx.HighWatermarkMoved(2)]
 
 
-def test_a_truncation_that_failed_is_nothing_to_who_leads_by_now() -> None:
+def test_a_failed_truncation_does_not_concern_a_leader() -> None:
     stage = following(log_of(1, 2))
     assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 2), 0) == [fx.TruncateLog(1)]
     stage.send(decided(1, 10, 2))
     assert stage.send(ev.TruncationFailed()) == []
 
 
-def test_an_append_that_failed_its_checks_leaves_the_follower_where_it_was() -> None:
+def test_a_failed_append_leaves_the_follower_where_it_was() -> None:
     stage = following(log_of(1))
     answer = ev.LeaderAnswered(9, 1, 0, 2, 0, 2, None, 1, 2)
     assert stage.replica.step(answer, 0) == [fx.AppendAsFollower()]
@@ -204,7 +206,7 @@ def test_an_append_that_failed_its_checks_leaves_the_follower_where_it_was() -> 
     assert stage.answer(log_of(1, 1), high_watermark=2) == [fx.AppendAsFollower(), fx.HighWatermarkMoved(2)]
 
 
-def test_without_a_leader_it_does_not_fetch() -> None:
+def test_a_follower_without_a_leader_does_not_fetch() -> None:
     stage = Stage(log_of(1))
     assert stage.send(decided(NO_LEADER, 3, 1)) == [fx.StopFetching(), fx.RoleChanged("follower", 3)]
     assert stage.answer(log_of(1, 1), high_watermark=1) == []
@@ -216,7 +218,7 @@ def test_an_isr_change_alone_does_not_restart_the_fetch() -> None:
     assert stage.replica.isr == (2, 3)
 
 
-def test_a_consumers_offset_beyond_what_this_follower_knows_is_not_out_of_range() -> None:
+def test_an_offset_beyond_a_followers_knowledge_is_not_out_of_range() -> None:
     """The leader may have shown it already."""
     stage = following(log_of(1, 1), high_watermark=1)
     assert stage.replica.check_offset(2) == ErrorCode.OFFSET_NOT_AVAILABLE
@@ -242,7 +244,7 @@ def diverging(
     )
 
 
-def test_committed_records_are_not_cut_for_a_leader_that_lacks_them() -> None:
+def test_committed_records_are_not_truncated_for_a_leader_without_them() -> None:
     """It is said once, whatever the leader answers, and the log and its mark stay."""
     stage = committed_log(high_watermark=3)
     assert diverging(stage, 1, 2) == [fx.RefuseCut(2, 3, 2, 3)]
@@ -257,7 +259,7 @@ def test_an_empty_leader_is_refused_as_well() -> None:
     assert diverging(stage, -1, 0) == [fx.RefuseCut(2, 3, 0, 1)]
 
 
-def test_what_is_not_committed_is_cut_as_ever() -> None:
+def test_uncommitted_records_are_truncated_as_usual() -> None:
     stage = committed_log(high_watermark=2)
     assert fx.TruncateLog(2) in diverging(stage, 1, 2)
     assert not stage.replica.refuses_cut
@@ -275,20 +277,20 @@ def test_records_of_a_lossy_elections_own_epoch_are_kept() -> None:
     assert only(diverging(stage, 1, 2), fx.RefuseCut) == [fx.RefuseCut(2, 3, 2, 4)]
 
 
-def test_what_the_leaders_log_start_has_passed_is_let_go_of() -> None:
+def test_records_below_the_leaders_log_start_are_dropped() -> None:
     stage = committed_log(high_watermark=3)
     assert only(diverging(stage, 0, 9, log_start=9, code=ErrorCode.OFFSET_OUT_OF_RANGE), fx.RestartLog) == [
         fx.RestartLog(9)
     ]
 
 
-def test_a_log_start_below_the_mark_does_not_excuse_a_leader() -> None:
+def test_a_log_start_below_the_high_watermark_excuses_no_leader() -> None:
     stage = committed_log(high_watermark=3)
     assert only(diverging(stage, 0, 1, log_start=1, code=ErrorCode.OFFSET_OUT_OF_RANGE), fx.RestartLog) == []
     assert stage.replica.refuses_cut
 
 
-def test_an_outdated_log_is_copied_again_as_a_whole() -> None:
+def test_an_outdated_log_is_copied_again_completely() -> None:
     """Its leader has what follows, so it has what is here, or has let go of it."""
     stage = committed_log(high_watermark=3)
     again = diverging(stage, 0, 0, code=ErrorCode.OFFSET_OUT_OF_RANGE, outdated=True)

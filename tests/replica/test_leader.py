@@ -44,7 +44,7 @@ def test_other_acks_are_refused() -> None:
     assert effects == [fx.AnswerProduce(ticket, ErrorCode.INVALID_REQUIRED_ACKS, -1, "acks=2: expected 0, 1 or -1")]
 
 
-def test_acks_all_is_refused_before_the_append_when_the_isr_is_too_small() -> None:
+def test_acks_all_is_refused_before_the_append_below_min_insync() -> None:
     stage = Stage()
     stage.lead(isr=(1,))
     _, effects = stage.produce()
@@ -64,7 +64,7 @@ def test_min_isr_counts_up_to_the_replication_factor() -> None:
     ]
 
 
-def test_the_high_watermark_rests_while_the_committed_isr_is_too_small() -> None:
+def test_the_high_watermark_stays_while_the_isr_is_too_small() -> None:
     """An addition in flight holds the mark back, and does not yet count for the minimum."""
     stage = Stage()
     stage.lead(isr=(1,))
@@ -85,7 +85,7 @@ def test_a_produce_that_is_not_committed_in_time() -> None:
     assert stage.replica.waiting == 0
 
 
-def test_a_produce_whose_isr_shrank_under_it() -> None:
+def test_a_produce_whose_isr_shrank_during_it() -> None:
     """It stays in the log, and is answered so only when its time is up: the follower may be back before."""
     stage = Stage()
     stage.lead()
@@ -95,7 +95,7 @@ def test_a_produce_whose_isr_shrank_under_it() -> None:
     assert one(stage.wait(500), fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
 
-def test_a_duplicate_is_answered_with_the_first_ones_offsets() -> None:
+def test_a_duplicate_gets_the_offsets_of_the_first_append() -> None:
     stage = Stage()
     stage.lead()
     stage.produce(1)
@@ -116,7 +116,7 @@ def test_a_failed_append_is_forgotten() -> None:
     assert stage.send(decided(2, 2, 2)) == [fx.StartFetching(2, 2), fx.RoleChanged("follower", 2)]
 
 
-def test_what_waits_is_refused_when_the_leader_is_deposed() -> None:
+def test_waiting_produces_are_refused_when_the_leader_is_deposed() -> None:
     stage = Stage()
     stage.lead()
     ticket, _ = stage.produce()
@@ -126,7 +126,7 @@ def test_what_waits_is_refused_when_the_leader_is_deposed() -> None:
     assert rest == [fx.StartFetching(2, 2), fx.RoleChanged("follower", 2)]
 
 
-def test_what_waits_goes_on_when_the_same_leader_is_elected_again() -> None:
+def test_waiting_produces_continue_when_the_same_leader_is_elected_again() -> None:
     stage = Stage()
     stage.lead()
     ticket, _ = stage.produce()
@@ -148,7 +148,7 @@ def test_what_waits_goes_on_when_the_same_leader_is_elected_again() -> None:
         (ev.FollowerFetched(2, 12, 5, 7, -1), ErrorCode.OFFSET_OUT_OF_RANGE),
     ],
 )
-def test_fetches_that_are_refused(fetch: ev.FollowerFetched, code: ErrorCode) -> None:
+def test_invalid_fetches_are_refused(fetch: ev.FollowerFetched, code: ErrorCode) -> None:
     stage = Stage(log_of(5))
     stage.lead(epoch=5)
     assert one(stage.send(fetch), fx.RefuseFetch).code == code
@@ -161,7 +161,7 @@ def test_a_fetch_below_the_log_start_is_out_of_range() -> None:
     assert one(stage.fetch(2, 4), fx.RefuseFetch).code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_a_follower_may_begin_with_the_first_segment_though_the_log_starts_inside_it() -> None:
+def test_a_follower_may_start_at_the_first_segments_base_offset() -> None:
     log = SimLog(start_offset=10)
     log.append("x", 20, leader_epoch=5, now_ms=0)
     log.log_start_offset = 25
@@ -171,7 +171,7 @@ def test_a_follower_may_begin_with_the_first_segment_though_the_log_starts_insid
     assert one(stage.fetch(2, 9), fx.RefuseFetch).code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_a_newer_incarnations_fetch_counts_and_the_older_ones_log_end_no_more() -> None:
+def test_a_fetch_of_a_newer_incarnation_fences_the_older_one() -> None:
     stage = Stage()
     stage.lead()
     stage.produce(1)
@@ -195,7 +195,7 @@ def test_divergence_is_found_by_epoch(offset: int, last_epoch: int, point: tuple
     assert effects == ([fx.AnswerDiverging(*point)] if point else [fx.ServeFetch(offset)])
 
 
-def test_who_has_all_up_to_where_the_log_begins_goes_on_whatever_was_before() -> None:
+def test_a_follower_caught_up_to_the_log_start_continues() -> None:
     """Records were deleted up to the start of an epoch, and of a segment: a member of the in-sync set that is there
     must not throw its log away. Were it to lead next its offsets would begin anew."""
     stage = Stage(log_of(5, 5, start=4))
@@ -220,7 +220,7 @@ def test_an_empty_log_begins_where_the_leaders_first_segment_does() -> None:
 # --- in-sync set ------------------------------------------------------------------------------------------------------
 
 
-def test_a_follower_that_is_not_caught_up_leaves() -> None:
+def test_a_follower_that_is_not_caught_up_leaves_the_isr() -> None:
     stage = Stage()
     stage.lead()
     stage.produce(1)
@@ -231,7 +231,7 @@ def test_a_follower_that_is_not_caught_up_leaves() -> None:
     assert stage.written(order) == [fx.IsrChanged((1, 2)), fx.HighWatermarkMoved(1)]
 
 
-def test_a_follower_under_steady_load_is_caught_up_though_it_never_sees_the_end() -> None:
+def test_a_follower_under_steady_load_counts_as_caught_up() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2), replicas=(1, 2))
     for _ in range(40):
@@ -240,7 +240,7 @@ def test_a_follower_under_steady_load_is_caught_up_though_it_never_sees_the_end(
         assert only(stage.wait(100), fx.WriteIsr) == []
 
 
-def test_a_removal_acts_only_once_it_is_written() -> None:
+def test_a_removal_takes_effect_only_once_it_is_written() -> None:
     stage = Stage()
     stage.lead()
     stage.produce(1)
@@ -265,7 +265,7 @@ def test_an_addition_in_flight_holds_the_high_watermark() -> None:
     assert one(stage.fetch(3, 1), fx.AnswerProduce).ticket == ticket
 
 
-def test_an_addition_that_is_refused_is_tried_again_later() -> None:
+def test_a_refused_addition_is_tried_again_later() -> None:
     """Not at once: ZooKeeper would be asked in a loop until this broker hears of the new incarnation."""
     stage = Stage()
     stage.lead(isr=(1, 2))
@@ -278,7 +278,7 @@ def test_an_addition_that_is_refused_is_tried_again_later() -> None:
     assert one(stage.wait(200), fx.WriteIsr).added == ((3, 13),)
 
 
-def test_a_follower_returns_at_the_epochs_start_not_at_the_mark() -> None:
+def test_a_follower_returns_at_the_epochs_start_not_the_high_watermark() -> None:
     """Offsets 1 and 2 may have been committed by the last leader, though this one's mark lags behind."""
     stage = Stage(log_of(1, 1, 1), high_watermark=1)
     stage.lead(epoch=2, isr=(1, 2))
@@ -286,7 +286,7 @@ def test_a_follower_returns_at_the_epochs_start_not_at_the_mark() -> None:
     assert one(stage.fetch(3, 3), fx.WriteIsr).added == ((3, 13),)
 
 
-def test_a_follower_returns_not_before_it_has_what_is_committed() -> None:
+def test_a_follower_returns_only_with_all_committed_records() -> None:
     """It has passed the epoch's start, but not what was committed since."""
     stage = Stage()
     stage.lead(isr=(1, 2))
@@ -310,7 +310,7 @@ def test_a_returning_follower_gets_a_fresh_lag_clock() -> None:
     assert only(stage.wait(999), fx.WriteIsr) == []
 
 
-def test_one_who_left_for_its_silence_does_not_come_back_on_what_is_known_of_old() -> None:
+def test_a_follower_removed_for_silence_does_not_return_on_old_knowledge() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2), replicas=(1, 2))
     stage.fetch(2, 0)
@@ -322,7 +322,7 @@ def test_one_who_left_for_its_silence_does_not_come_back_on_what_is_known_of_old
     assert one(stage.fetch(2, 0), fx.WriteIsr).isr == (1, 2)
 
 
-def test_who_asks_again_and_again_from_where_histories_have_parted_is_not_in_sync() -> None:
+def test_a_follower_that_cannot_truncate_is_not_in_sync() -> None:
     """It has no room to cut its log. What it fetches from is no part of this one."""
     stage = Stage(log_of(1, 1, 1))
     stage.lead(epoch=9)
@@ -351,7 +351,7 @@ def test_a_lost_connection_shrinks_early_unless_the_follower_is_back() -> None:
     assert one(stage.wait(1), fx.WriteIsr).isr == (1, 3)
 
 
-def test_lag_in_records_where_it_is_limited() -> None:
+def test_a_limit_on_lag_in_records() -> None:
     stage = Stage(settings=ReplicaSettings(lag_time_max_ms=60_000, lag_max_messages=2))
     stage.lead(isr=(1, 2), replicas=(1, 2))
     stage.fetch(2, 0)
@@ -366,7 +366,7 @@ def test_lag_in_records_where_it_is_limited() -> None:
     assert one(stage.fetch(2, 1), fx.WriteIsr).isr == (1, 2)
 
 
-def test_one_change_at_a_time_and_removals_first() -> None:
+def test_one_isr_change_at_a_time_and_removals_first() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2))
     first = one(stage.fetch(3, 0), fx.WriteIsr)
@@ -375,7 +375,7 @@ def test_one_change_at_a_time_and_removals_first() -> None:
     assert (second.isr, second.expected_version) == ((1, 3), 2)
 
 
-def test_an_older_table_of_brokers_that_lacks_this_broker_proves_nobody_dead() -> None:
+def test_an_older_broker_table_without_this_broker_proves_no_death() -> None:
     stage = Stage()
     assert only(stage.lead(incarnations={}), fx.WriteIsr) == []
     assert only(stage.send(ev.BrokersChanged({9: 1})), fx.WriteIsr) == []
@@ -391,7 +391,7 @@ def test_a_newer_decision_found_by_a_refused_write_is_followed() -> None:
     assert effects[1:] == [fx.StartFetching(2, 2), fx.RoleChanged("follower", 2)]
 
 
-def test_the_decision_may_bring_news_of_our_own_write_before_its_answer() -> None:
+def test_a_decision_may_show_our_own_write_before_its_response() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2))
     order = one(stage.fetch(3, 0), fx.WriteIsr)
@@ -415,7 +415,7 @@ def test_illegal_isr_states_cannot_be_built() -> None:
             broken()
 
 
-def test_the_marks_lag_after_an_election_shows_until_it_reaches_the_epochs_start() -> None:
+def test_a_lagging_high_watermark_shows_until_the_epochs_start() -> None:
     stage = Stage(log_of(1, 1), high_watermark=1)
     stage.lead(epoch=2)
     assert not stage.replica.hw_settled
@@ -427,7 +427,7 @@ def test_the_marks_lag_after_an_election_shows_until_it_reaches_the_epochs_start
     assert stage.replica.check_offset(2) is None
 
 
-def test_an_idle_leader_is_not_woken_and_who_stops_fetching_still_falls_out() -> None:
+def test_an_idle_leader_still_removes_a_follower_that_stops_fetching() -> None:
     """Ten thousand idle partitions are not to be looked at, and none is to be forgotten."""
     stage = Stage()
     stage.lead()
@@ -442,7 +442,7 @@ def test_an_idle_leader_is_not_woken_and_who_stops_fetching_still_falls_out() ->
     assert one(stage.wait(1000), fx.WriteIsr).isr == (1, 2)
 
 
-def test_a_member_that_comes_back_with_less_falls_out_though_nothing_is_written() -> None:
+def test_a_member_that_returns_with_less_is_removed_without_writes() -> None:
     stage = Stage(log_of(1, 1))
     stage.lead(epoch=2)
     for follower in (2, 3):
@@ -453,7 +453,7 @@ def test_a_member_that_comes_back_with_less_falls_out_though_nothing_is_written(
     assert one(stage.wait(2000), fx.WriteIsr).isr == (1, 2)
 
 
-def test_the_end_of_a_connection_that_no_member_had_wakes_nobody() -> None:
+def test_the_end_of_an_unused_connection_wakes_no_replica() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2))
     stage.fetch(2, 0)
@@ -475,7 +475,7 @@ def test_a_shorter_lag_time_counts_from_the_next_tick_on() -> None:
     assert one(stage.wait(10), fx.WriteIsr).isr == (1, 2)
 
 
-def test_nothing_is_committed_before_the_leaders_own_log_has_its_name() -> None:
+def test_nothing_is_committed_before_the_leaders_log_is_named() -> None:
     """Were the log lost then, this replica would take it for one that never held anything, and lead without it."""
     stage = Stage()
     stage.log.named = False
@@ -493,7 +493,7 @@ def test_nothing_is_committed_before_the_leaders_own_log_has_its_name() -> None:
     assert stage.replica.append_epoch(-1) == 1
 
 
-def test_a_follower_and_a_replica_without_a_role_are_not_concerned_by_names() -> None:
+def test_a_replica_that_does_not_lead_ignores_log_names() -> None:
     stage = Stage()
     assert stage.send(ev.LogNamed()) == []
     stage.send(decided(2, 1, 1))
@@ -507,7 +507,7 @@ def refused(stage: Stage, follower: int, offset: int, *, last_epoch: int) -> lis
     )
 
 
-def test_a_leader_that_lacks_committed_records_acknowledges_nothing() -> None:
+def test_a_leader_without_committed_records_acknowledges_nothing() -> None:
     """Whatever the acks: what it acknowledged would have to go when the replica that has the records leads."""
     stage = Stage()
     stage.lead(epoch=3)

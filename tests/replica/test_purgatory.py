@@ -12,7 +12,7 @@ def waiting(end: int, deadline_ms: int = 1000) -> Waiting:
     return Waiting(end, ticket=end, base_offset=end - 1, deadline_ms=deadline_ms)
 
 
-def test_what_the_mark_reached_leaves_in_offset_order() -> None:
+def test_committed_entries_leave_in_offset_order() -> None:
     purgatory = Purgatory()
     for end in (3, 5, 9, 4):
         purgatory.wait(waiting(end))
@@ -40,7 +40,7 @@ def test_a_drained_purgatory_has_no_deadline() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 1000))), st.lists(st.integers(0, 60)))
-def test_nothing_is_lost_or_released_early(entries: list[tuple[int, int]], marks: list[int]) -> None:
+def test_no_entry_is_lost_or_released_early(entries: list[tuple[int, int]], marks: list[int]) -> None:
     purgatory = Purgatory()
     for end, deadline_ms in entries:
         purgatory.wait(waiting(end, deadline_ms))

@@ -25,7 +25,7 @@ def in_sync(stage: Stage, *followers: int) -> None:
         stage.send(ev.FollowerFetched(follower, LIVE_FIVE[follower], stage.replica.leader_epoch, 0, -1))
 
 
-def test_an_added_replica_joins_and_those_that_leave_are_taken_out_only_when_told() -> None:
+def test_added_replicas_join_and_leaving_ones_go_when_ordered() -> None:
     stage = Stage()
     stage.lead()
     stage.send(moving(1, (1, 2, 3)))  # the node has not changed: only the assignment has
@@ -40,13 +40,13 @@ def test_an_added_replica_joins_and_those_that_leave_are_taken_out_only_when_tol
     assert only(stage.fetch(2, 0), fx.WriteIsr) == [], "it still fetches, and does not come back"
 
 
-def test_the_leader_itself_stays_though_it_leaves() -> None:
+def test_the_leader_itself_stays_though_it_is_leaving() -> None:
     stage = Stage()
     effects = stage.send(moving(1, (1, 2, 3, 4), replicas=(4, 2, 1, 3), leaving=frozenset({1, 3})))
     assert one(effects, fx.WriteIsr).isr == (1, 2, 4)
 
 
-def test_nobody_leaves_once_one_that_stays_has_fallen_out() -> None:
+def test_no_replica_leaves_once_a_staying_one_has_fallen_out() -> None:
     stage = Stage()
     stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING, incarnations={1: 11, 2: 12, 3: 13}))
     # broker 4 is known to be dead: it goes first, alone, and the order is void
@@ -58,14 +58,14 @@ def test_nobody_leaves_once_one_that_stays_has_fallen_out() -> None:
     assert only(stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING)), fx.WriteIsr) == []
 
 
-def test_an_order_to_let_go_renewed_while_one_that_stays_is_being_removed_does_not_outlive_it() -> None:
+def test_a_renewed_order_to_leave_does_not_survive_a_removal() -> None:
     stage = Stage()
     stage.send(moving(1, (1, 2, 3, 4), incarnations={1: 11, 2: 12, 3: 13}))
     stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING))  # 4 is back, its removal under way
     assert only(stage.send(ev.IsrWritten((1, 2, 3), 2)), fx.WriteIsr) == []
 
 
-def test_an_order_to_leave_is_withdrawn_though_the_leaders_own_write_overtook_the_news() -> None:
+def test_an_order_to_leave_is_withdrawn_despite_an_overtaking_write() -> None:
     """The controller knows the version before the leader's write, and nothing makes it tell the leader again."""
     stage = Stage()
     [order] = only(stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING)), fx.WriteIsr)
@@ -76,7 +76,7 @@ def test_an_order_to_leave_is_withdrawn_though_the_leaders_own_write_overtook_th
     assert only(stage.written(back) + stage.fetch(3, 0), fx.WriteIsr) == [], "this one is still to go"
 
 
-def test_an_overtaken_decision_sends_nobody_away() -> None:
+def test_an_overtaken_decision_removes_no_replica() -> None:
     """Whoever stays may have fallen out of the ISR with the write that overtook it."""
     stage = Stage()
     stage.send(moving(1, (1, 2, 3, 4), incarnations={1: 11, 2: 12, 4: 14}))  # 3 is dead
@@ -92,7 +92,7 @@ def test_a_state_read_from_zookeeper_voids_the_order() -> None:
     assert only(stage.send(refused), fx.WriteIsr) == [], "4 is not in sync any more, as far as anybody knows"
 
 
-def test_minimum_in_sync_counts_the_smaller_of_both_factors_while_a_partition_moves() -> None:
+def test_min_insync_counts_the_smaller_factor_during_a_move() -> None:
     stage = Stage()
     stage.send(decided(1, 1, 1, (1,), replicas=(1,)))
     stage.send(decided(1, 1, 1, (1,), factor=1))  # from 1 to (1, 2, 3): nothing copied yet
@@ -103,7 +103,7 @@ def test_minimum_in_sync_counts_the_smaller_of_both_factors_while_a_partition_mo
     assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
 
 
-def test_a_removed_replica_goes_offline_when_told_so_even_at_an_equal_version() -> None:
+def test_a_removed_replica_goes_offline_even_at_an_equal_version() -> None:
     for version in (1, 2):
         stage = Stage(log_of(1))
         stage.send(decided(2, 1, 1, (2, 3)))
@@ -114,7 +114,7 @@ def test_a_removed_replica_goes_offline_when_told_so_even_at_an_equal_version() 
         assert stage.replica.role == "follower", "added again"
 
 
-def test_an_old_decision_removes_nobody_nor_does_any_remove_a_member_of_the_isr() -> None:
+def test_an_old_decision_removes_no_replica_nor_an_isr_member() -> None:
     stage = Stage()
     stage.send(decided(2, 2, 5))
     stage.send(decided(2, 1, 4, (2, 3), replicas=(2, 3)))
@@ -135,7 +135,7 @@ def test_waiting_produces_survive_the_end_of_a_move() -> None:
     assert one(stage.fetch(3, 1), fx.RefuseFetch).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_nobody_joins_in_an_epoch_whose_replicas_the_leader_was_not_told_of() -> None:
+def test_no_replica_joins_in_an_epoch_with_unknown_replicas() -> None:
     """The move had ended in that epoch: who was a replica before would be written into the ISR of a partition that is
     no more its own."""
     stage = Stage()
@@ -149,7 +149,7 @@ def test_nobody_joins_in_an_epoch_whose_replicas_the_leader_was_not_told_of() ->
     assert order.isr == (1, 2, 3)
 
 
-def test_what_a_leaders_own_write_has_overtaken_is_not_lost_on_it() -> None:
+def test_a_decision_overtaken_by_the_leaders_own_write_is_kept() -> None:
     """It is not told again, as nobody tells a leader of what it wrote itself: the in-sync set would stay as small as it
     is until something else happens to the partition."""
     stage = Stage()
@@ -163,7 +163,7 @@ def test_what_a_leaders_own_write_has_overtaken_is_not_lost_on_it() -> None:
     assert one(stage.fetch(3, 0), fx.WriteIsr).isr == (1, 2, 3)
 
 
-def test_a_minimum_of_in_sync_replicas_counts_though_a_write_has_overtaken_it() -> None:
+def test_min_insync_counts_although_a_write_has_overtaken_it() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2), min_isr=1)
     [order] = only(stage.send(ev.BrokersChanged({1: 11, 3: 13})), fx.WriteIsr)
@@ -173,7 +173,7 @@ def test_a_minimum_of_in_sync_replicas_counts_though_a_write_has_overtaken_it() 
     assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
 
 
-def test_of_an_epoch_that_is_over_an_overtaken_decision_says_nothing() -> None:
+def test_an_overtaken_decision_of_an_ended_epoch_is_ignored() -> None:
     """Its replicas may be those from before a move."""
     stage = Stage()
     stage.lead(epoch=2, version=2, isr=(1, 2), replicas=(1, 2))
@@ -188,7 +188,7 @@ def deposed(isr: tuple[int, ...]) -> tuple[Stage, list[fx.Effect]]:
     return stage, stage.send(ev.IsrRefused(LeaderAndIsr(2, 2, isr, 1), 5, 1))
 
 
-def test_a_deposed_leader_that_is_out_of_the_isr_follows_nobody_before_it_is_told_of_the_epoch() -> None:
+def test_a_deposed_leader_outside_the_isr_awaits_the_epochs_decision() -> None:
     """The epoch is to fence whoever is no replica since the move that ended with it."""
     stage, effects = deposed((2, 3))
     assert only(effects, fx.StartFetching) == []
@@ -197,7 +197,7 @@ def test_a_deposed_leader_that_is_out_of_the_isr_follows_nobody_before_it_is_tol
     assert stage.replica.dismissed
 
 
-def test_a_deposed_leader_follows_once_it_is_told_that_it_is_a_replica_in_the_epoch() -> None:
+def test_a_deposed_leader_follows_once_it_is_a_known_replica() -> None:
     for version in (4, 5, 6):  # older than what it has read, where the new leader has written the ISR since
         stage, _ = deposed((2, 3))
         assert one(stage.send(decided(2, 2, version, (2, 3))), fx.StartFetching) == fx.StartFetching(2, 2)
@@ -206,6 +206,6 @@ def test_a_deposed_leader_follows_once_it_is_told_that_it_is_a_replica_in_the_ep
     assert only(stage.send(decided(2, 1, 4, (2, 3))), fx.StartFetching) == [], "of an earlier epoch that says nothing"
 
 
-def test_a_deposed_leader_that_is_in_the_isr_follows_at_once() -> None:
+def test_a_deposed_leader_in_the_isr_follows_at_once() -> None:
     _, effects = deposed((2, 1))
     assert one(effects, fx.StartFetching) == fx.StartFetching(2, 2)

@@ -42,13 +42,13 @@ def test_every_change_of_role_is_in_the_table(first: ev.Event | None, event: ev.
         assert any(type(event).__name__ in row.event for row in rows), (before, event, role)
 
 
-def test_a_follower_that_is_elected_stops_fetching() -> None:
+def test_an_elected_follower_stops_fetching() -> None:
     stage = Stage()
     stage.send(TO_FOLLOWER)
     assert stage.send(decided(1, 6, 6)) == [fx.StopFetching(), fx.RoleChanged("leader", 6)]
 
 
-def test_decisions_are_ordered_by_version_whichever_way_they_arrive() -> None:
+def test_decisions_are_ordered_by_version_in_any_arrival_order() -> None:
     stage = Stage()
     stage.send(decided(2, 6, 9))
     assert stage.send(decided(1, 5, 8)) == []
@@ -91,7 +91,7 @@ def test_queries_before_anything_is_decided() -> None:
     assert replica.check_epoch(-1) == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_requests_are_fenced_by_the_leader_epoch_they_name() -> None:
+def test_requests_are_fenced_by_their_leader_epoch() -> None:
     stage = Stage()
     stage.send(TO_LEADER)
     codes = [stage.replica.check_epoch(epoch) for epoch in (-1, 4, 5, 6)]

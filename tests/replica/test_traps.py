@@ -33,7 +33,7 @@ def test_version_not_equal_loop_after_a_lost_cas_reply() -> None:
     assert (again.isr, again.expected_version) == ((1,), 2)
 
 
-def test_a_reread_that_shows_the_old_version_does_not_settle_a_lost_write() -> None:
+def test_a_reread_of_the_old_version_does_not_settle_a_write() -> None:
     """The write may still be on its way; only a compare-and-set of the same version can tell."""
     stage = Stage()
     stage.lead(isr=(1, 2))
@@ -46,7 +46,7 @@ def test_a_reread_that_shows_the_old_version_does_not_settle_a_lost_write() -> N
     assert isr_state(stage) == CommittedIsr(1, (1, 2))
 
 
-def test_an_answer_to_an_outlived_write_does_not_settle_a_later_one() -> None:
+def test_a_response_to_an_earlier_write_does_not_settle_a_later_one() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2))
     stage.fetch(3, 0)
@@ -69,7 +69,7 @@ def test_new_leader_shrinks_healthy_followers_at_once() -> None:
     assert one(stage.wait(1), fx.WriteIsr).isr == (1, 2)
 
 
-def test_a_leader_elected_again_gives_its_followers_time_anew() -> None:
+def test_a_leader_elected_again_restarts_its_followers_lag_clocks() -> None:
     stage = Stage(log_of(1))
     stage.lead()
     stage.wait(900)
