@@ -28,7 +28,7 @@ def assignment(world: World) -> tuple[tuple[int, ...], ...]:
     return world.topics["t"].assignment
 
 
-def test_a_broker_that_stays_away_is_replaced_in_its_place() -> None:
+def test_a_lost_broker_is_replaced_in_its_position() -> None:
     world = world_of()
     world.lose(1)
     world.advance(AFTER_MS - 1)
@@ -43,7 +43,7 @@ def test_a_broker_that_stays_away_is_replaced_in_its_place() -> None:
     assert world.controller.deadline_ms is None, "nothing is left of it"
 
 
-def test_nothing_is_replaced_where_that_is_off_or_the_broker_returns_in_time() -> None:
+def test_a_broker_is_not_replaced_if_that_is_off_or_it_returns() -> None:
     world = world_of(after_ms=-1)
     world.lose(1)
     world.advance(10 * AFTER_MS)
@@ -56,7 +56,7 @@ def test_nothing_is_replaced_where_that_is_off_or_the_broker_returns_in_time() -
     assert targets(world) == {}
 
 
-def test_a_broker_that_comes_back_half_way_changes_nothing() -> None:
+def test_a_broker_that_returns_during_its_replacement_changes_nothing() -> None:
     world = world_of()
     world.lose(1)
     world.advance(AFTER_MS)
@@ -67,7 +67,7 @@ def test_a_broker_that_comes_back_half_way_changes_nothing() -> None:
     assert assignment(world) == ((4, 2, 3),)
 
 
-def test_the_clock_starts_anew_with_a_term_and_with_a_reconnection() -> None:
+def test_the_replacement_clock_restarts_with_a_term_and_a_reconnection() -> None:
     world = world_of()
     world.lose(1)
     world.advance(AFTER_MS - 1)
@@ -83,7 +83,7 @@ def test_the_clock_starts_anew_with_a_term_and_with_a_reconnection() -> None:
     assert targets(world) == {0: (4, 2, 3)}
 
 
-def test_a_held_broker_s_clock_begins_when_it_is_given_up() -> None:
+def test_a_held_brokers_clock_starts_when_it_is_given_up() -> None:
     world = world_of(topic("t", (1, 2, 3)), brokers=4)
     world.lose(1, 2, 3)
     world.register(2, 2)
@@ -94,7 +94,7 @@ def test_a_held_broker_s_clock_begins_when_it_is_given_up() -> None:
     assert targets(world) == {0: (4, 2, 3)}
 
 
-def test_no_other_broker_is_said_once() -> None:
+def test_the_lack_of_another_broker_is_reported_once() -> None:
     world = world_of(brokers=3)
     world.lose(1)
     world.advance(20 * AFTER_MS)
@@ -113,7 +113,7 @@ def test_the_only_hope_of_a_leaderless_partition_is_waited_for() -> None:
     assert (world.state().leader, targets(world)) == (-1, {})
 
 
-def test_other_hosts_first_then_the_lightest_and_never_one_that_stops() -> None:
+def test_other_hosts_come_first_then_the_lightest_and_no_stopping_broker() -> None:
     world = world_of(topic("t", (1, 2, 3)), topic("u", (5, 6), (5, 6)), brokers=7)
     world.ask_to_stop(7)
     world.ask_to_stop(4)
@@ -122,7 +122,7 @@ def test_other_hosts_first_then_the_lightest_and_never_one_that_stops() -> None:
     assert targets(world)[0][0] in {5, 6}
 
 
-def test_many_partitions_of_a_topic_begin_in_one_write_and_are_spread() -> None:
+def test_many_replacements_in_a_topic_start_in_one_write() -> None:
     world = world_of(topic("t", *[(1, 2, 3)] * 60), brokers=6)
     world.lose(1)
     world.effects.clear()
@@ -132,7 +132,7 @@ def test_many_partitions_of_a_topic_begin_in_one_write_and_are_spread() -> None:
     assert {broker_id: chosen.count(broker_id) for broker_id in (4, 5, 6)} == {4: 20, 5: 20, 6: 20}
 
 
-def test_so_many_moves_at_a_time() -> None:
+def test_the_number_of_moves_at_a_time_is_bounded() -> None:
     world = world_of(topic("t", *[(1, 2)] * (MAX_MOVING + 10)), brokers=4)
     world.lose(1)
     world.advance(AFTER_MS + 60_000)
@@ -157,7 +157,7 @@ def test_a_lost_target_of_a_move_is_replaced_within_it() -> None:
     assert assignment(world) == ((2, 5, 1),)
 
 
-def test_moves_to_a_lost_target_go_elsewhere_however_many_there_are() -> None:
+def test_moves_to_a_lost_target_are_redirected() -> None:
     count = MAX_MOVING + 1
     world = world_of(topic("t", *[(1, 2)] * count), brokers=5)
     wanted = moving_record(world.topics["t"], dict.fromkeys(range(count), (4, 2)))
@@ -177,7 +177,7 @@ def test_a_lost_broker_that_leaves_anyway_is_not_replaced() -> None:
 
 
 @pytest.mark.parametrize("lost_both", [False, True])
-def test_two_lost_brokers_of_one_partition(lost_both: bool) -> None:
+def test_two_lost_brokers_of_one_partition_are_replaced(lost_both: bool) -> None:
     world = world_of(topic("t", (1, 2, 3)), brokers=6)
     world.retire(2)
     if lost_both:
@@ -188,7 +188,7 @@ def test_two_lost_brokers_of_one_partition(lost_both: bool) -> None:
     assert targets(world)[0][0] == 1
 
 
-def test_a_record_changed_meanwhile_is_read_before_it_is_tried_again() -> None:
+def test_a_record_changed_concurrently_is_read_before_the_retry() -> None:
     world = world_of()
     world.lose(1)
     world.change(topic("t", (1, 2, 3), (2, 3, 4)), tell=False)

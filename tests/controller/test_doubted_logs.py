@@ -42,7 +42,7 @@ def test_a_lost_log_does_not_lead_and_a_sound_one_does() -> None:
     assert told_to_leave(world, 1, SOUND) == told_to_leave(world, 2, UNLED) == ()
 
 
-def test_a_leader_that_stands_is_told_to_take_the_lost_replica_out() -> None:
+def test_a_standing_leader_is_ordered_to_remove_the_lost_replica() -> None:
     world = World(THREE)
     register(world, 1, 2, UNLED)
     assert world.trace()[2] == "2/0[2, 3, 1]", "no election"
@@ -56,7 +56,7 @@ def test_a_leader_that_stands_is_told_to_take_the_lost_replica_out() -> None:
     assert world.trace()[2] == "3/1[2, 3, 1]"
 
 
-def test_a_leader_whose_own_write_overtook_the_order_is_told_again() -> None:
+def test_an_order_overtaken_by_the_leaders_write_is_repeated() -> None:
     world = World(THREE)
     register(world, 1, 2, UNLED)
     before = len(world.told)
@@ -65,14 +65,14 @@ def test_a_leader_whose_own_write_overtook_the_order_is_told_again() -> None:
     assert [decision.leaving for update in later for decision in update.partitions] == [(1,)]
 
 
-def test_a_broker_whose_lost_logs_are_of_topics_that_are_gone_is_trusted() -> None:
+def test_a_broker_whose_lost_logs_belong_to_deleted_topics_is_trusted() -> None:
     world = World(THREE)
     register(world, 1, 2, TopicPartition("gone", 0))
     assert trusted(world) == [TrustBroker(1, 2)]
     assert world.trace() == ["1/1[1, 2, 3]", "1/1[1, 2, 3]", "2/0[2, 3, 1]"]
 
 
-def test_a_new_term_goes_on_where_the_last_one_was() -> None:
+def test_a_new_term_continues_where_the_last_one_stopped() -> None:
     world = World(THREE)
     register(world, 1, 2, LOST)
     world.take_over(2)
@@ -82,7 +82,7 @@ def test_a_new_term_goes_on_where_the_last_one_was() -> None:
     assert told_to_leave(world, 2, LOST) == ()
 
 
-def test_a_lost_replica_that_goes_again_need_not_leave_any_more() -> None:
+def test_a_lost_replica_that_leaves_again_needs_no_order() -> None:
     world = World(THREE)
     register(world, 1, 2, LOST)
     world.lose(1)
@@ -92,7 +92,7 @@ def test_a_lost_replica_that_goes_again_need_not_leave_any_more() -> None:
     assert told_to_leave(world, 2, LOST) == (1,)
 
 
-def test_replicas_that_fell_behind_are_asked_as_well_where_all_members_have_lost_their_logs() -> None:
+def test_replicas_outside_the_isr_are_asked_if_all_members_lost_logs() -> None:
     """The only member has nothing any more. A replica that fell behind has all but the last records."""
     world = World(topic("t", (1, 2, 3)))
     world.leader_writes_isr(LOST, 1)
@@ -106,7 +106,7 @@ def test_replicas_that_fell_behind_are_asked_as_well_where_all_members_have_lost
     assert world.trace() == ["2/1[2]"]
 
 
-def test_no_broker_is_told_of_a_lost_log_whose_topic_is_gone() -> None:
+def test_no_order_is_sent_for_a_lost_log_of_a_deleted_topic() -> None:
     world = World(THREE)
     register(world, 1, 2, UNLED)
     before = len(world.told)
@@ -116,7 +116,7 @@ def test_no_broker_is_told_of_a_lost_log_whose_topic_is_gone() -> None:
     assert [update.partitions for _, update in world.told[before:] if update.partitions] == []
 
 
-def test_a_lost_log_does_not_lead_while_a_replica_that_is_away_may_have_more() -> None:
+def test_a_lost_log_does_not_lead_while_an_absent_one_may() -> None:
     """Everything starts again, and the only member, which has lost the log, comes first."""
     world = World(topic("t", (1, 2, 3)))
     world.leader_writes_isr(LOST, 1)
@@ -133,7 +133,7 @@ def test_a_lost_log_does_not_lead_while_a_replica_that_is_away_may_have_more() -
     assert world.trace() == ["2/1[2]"]
 
 
-def test_an_operator_ends_the_wait_for_a_replica_that_is_away() -> None:
+def test_an_operator_ends_the_wait_for_an_absent_replica() -> None:
     world = World(topic("t", (1, 2, 3)))
     world.leader_writes_isr(LOST, 1)
     world.lose(1, 2, 3)
@@ -144,7 +144,7 @@ def test_an_operator_ends_the_wait_for_a_replica_that_is_away() -> None:
     assert world.trace() == ["1/1[1]"]
 
 
-def test_a_topic_that_was_made_again_outlives_the_news_that_the_old_one_is_gone() -> None:
+def test_a_recreated_topic_survives_the_late_deletion_of_its_predecessor() -> None:
     world = World(topic("t", (1, 2, 3)))
     world.feed(TopicGone("t", True, "an earlier id"))
     world.lose(1)

@@ -48,7 +48,7 @@ def wandered(*assignment: tuple[int, ...], interval_ms: int = 0) -> World:
 # --- by itself ----------------------------------------------------------------------------------------------------
 
 
-def test_leaderships_go_back_after_an_interval() -> None:
+def test_leaderships_return_after_an_interval() -> None:
     world = wandered((1, 2, 3), (2, 1, 3), interval_ms=INTERVAL_MS)
     assert world.trace() == ["2/1[2, 3, 1]", "2/0[2, 3, 1]"]
     world.advance(INTERVAL_MS)
@@ -58,7 +58,7 @@ def test_leaderships_go_back_after_an_interval() -> None:
     assert world.trace() == before
 
 
-def test_an_old_leader_that_does_not_stop_is_told_with_the_others() -> None:
+def test_a_deposed_leader_that_runs_on_gets_the_update_in_time() -> None:
     """It answers acks=1 at once, and what it takes after its successor was elected is cut."""
     world = wandered()
     world.hold_updates = True
@@ -68,7 +68,7 @@ def test_an_old_leader_that_does_not_stop_is_told_with_the_others() -> None:
     assert sorted(told) == [1, 2, 3]
 
 
-def test_leaderships_do_not_go_back_where_that_is_off() -> None:
+def test_leaderships_do_not_return_if_that_is_off() -> None:
     world = wandered()
     world.advance(10 * INTERVAL_MS)
     assert world.trace() == ["2/1[2, 3, 1]"]
@@ -82,7 +82,7 @@ def test_a_preferred_leader_that_stops_is_not_elected() -> None:
     assert world.state().leader == 2
 
 
-def test_a_preferred_leader_whose_log_is_broken_is_not_elected() -> None:
+def test_a_preferred_leader_with_an_offline_log_is_not_elected() -> None:
     world = wandered(interval_ms=INTERVAL_MS)
     world.hold_updates = True
     world.leader_writes_isr(TP, 2, 1)
@@ -100,7 +100,7 @@ def test_a_suspected_preferred_leader_is_not_elected() -> None:
     assert world.state().leader == 2
 
 
-def test_a_preferred_leader_out_of_sync_or_away_is_waited_for() -> None:
+def test_an_unavailable_preferred_leader_is_waited_for() -> None:
     world = wandered(interval_ms=INTERVAL_MS)
     world.leader_writes_isr(TP, 2, 3)
     world.advance(INTERVAL_MS)
@@ -114,7 +114,7 @@ def test_a_preferred_leader_out_of_sync_or_away_is_waited_for() -> None:
     assert world.state().leader == 1
 
 
-def test_a_round_moves_so_many_and_the_next_one_follows_soon() -> None:
+def test_a_round_moves_a_bounded_number_and_the_next_follows_soon() -> None:
     world = wandered(*[(1, 2, 3)] * (MAX_MOVED + 20), interval_ms=INTERVAL_MS)
     assert sum(node.state.leader == 2 for node in world.nodes.values()) == MAX_MOVED + 20
     world.advance(INTERVAL_MS)
@@ -123,7 +123,7 @@ def test_a_round_moves_so_many_and_the_next_one_follows_soon() -> None:
     assert sum(node.state.leader == 1 for node in world.nodes.values()) == MAX_MOVED + 20
 
 
-def test_partitions_being_written_or_read_are_left_alone_by_a_round() -> None:
+def test_a_round_skips_partitions_that_are_being_written_or_read() -> None:
     world = wandered((1, 2, 3), (1, 3, 2), interval_ms=INTERVAL_MS)
     world.hold_reads = True
     world.feed(StatesUnknown((TP,)))
@@ -148,7 +148,7 @@ def test_a_request_is_dropped_once_its_elections_are_written() -> None:
     assert world.controller.settled()
 
 
-def test_a_request_for_what_is_right_or_unknown_or_impossible_is_dropped_at_once() -> None:
+def test_a_needless_or_impossible_request_is_dropped_at_once() -> None:
     world = World(topic("t", (1, 2, 3)))
     effects = world.ask_election("n_1", PREFERRED, TP, TopicPartition("t", 7), TopicPartition("none", 0))
     assert effects == [DropElection("n_1")]
@@ -156,7 +156,7 @@ def test_a_request_for_what_is_right_or_unknown_or_impossible_is_dropped_at_once
     assert world.ask_election("n_3", "of no known kind", TP) == [DropElection("n_3")]
 
 
-def test_a_request_that_stands_until_its_deletion_is_seen_is_carried_out_once() -> None:
+def test_a_request_is_carried_out_once_although_its_deletion_is_unseen() -> None:
     world = wandered()
     world.ask_election("n_1", PREFERRED)
     asked = {"n_1": ElectionAsked(PREFERRED)}
@@ -166,7 +166,7 @@ def test_a_request_that_stands_until_its_deletion_is_seen_is_carried_out_once() 
     assert world.feed(ElectionsRead(asked)) == [DropElection("n_1")], "another one, of the same name"
 
 
-def test_a_partition_under_a_write_is_looked_at_when_it_is_done() -> None:
+def test_an_election_waits_for_the_partitions_pending_write() -> None:
     world = wandered()
     world.hold_reads = True
     world.feed(StatesUnknown((TP,)))
@@ -188,7 +188,7 @@ def test_a_refused_election_is_tried_again() -> None:
     assert world.elections == {}
 
 
-def test_a_request_outlives_its_controller_and_its_topic() -> None:
+def test_a_request_survives_its_controller_but_not_its_topic() -> None:
     world = wandered()
     world.hold_writes = True
     world.ask_election("n_1", PREFERRED)
@@ -218,13 +218,13 @@ def test_a_request_withdrawn_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("kind", [PREFERRED, UNCLEAN])
-def test_a_clean_leader_is_never_taken_for_an_unclean_one(kind: str) -> None:
+def test_a_clean_election_is_never_counted_as_an_unclean_one(kind: str) -> None:
     world = World(topic("t", (1, 2, 3)))
     world.ask_election("n_1", kind)
     assert world.trace() == ["1/0[1, 2, 3]"]
 
 
-def test_an_unclean_election_on_request_happens_once_counted_and_reported() -> None:
+def test_a_requested_unclean_election_happens_once_and_is_reported() -> None:
     world = World(topic("t", (1, 2, 3)))
     world.leader_writes_isr(TP, 1)
     world.lose(1)
@@ -239,7 +239,7 @@ def test_an_unclean_election_on_request_happens_once_counted_and_reported() -> N
     assert world.trace() == ["-1/3[2]"], "asked for once, not for ever"
 
 
-def test_an_unclean_election_waits_until_the_fate_of_the_leader_is_known() -> None:
+def test_an_unclean_election_waits_for_the_fate_of_the_leader() -> None:
     world = World(topic("t", (1, 2, 3)), brokers=5)
     world.leader_writes_isr(TP, 1)
     world.lose(1, 4, 5)
@@ -251,7 +251,7 @@ def test_an_unclean_election_waits_until_the_fate_of_the_leader_is_known() -> No
     assert world.elections == {}
 
 
-def test_an_unclean_election_is_not_held_when_the_leader_comes_back() -> None:
+def test_an_unclean_election_is_dropped_when_the_leader_returns() -> None:
     world = World(topic("t", (1, 2, 3)), brokers=5)
     world.leader_writes_isr(TP, 1)
     world.lose(1, 4, 5)
@@ -261,7 +261,7 @@ def test_an_unclean_election_is_not_held_when_the_leader_comes_back() -> None:
     assert world.elections == {}
 
 
-def test_a_preferred_election_of_many_is_one_order() -> None:
+def test_a_preferred_election_of_many_partitions_is_one_order() -> None:
     world = wandered(*[(1, 2, 3)] * 700)
     effects = world.ask_election("n_1", PREFERRED)
     [order] = [effect for effect in effects if isinstance(effect, WriteStates)]
@@ -272,7 +272,7 @@ def test_a_preferred_election_of_many_is_one_order() -> None:
 # --- in order -----------------------------------------------------------------------------------------------------
 
 
-def test_elections_are_written_in_the_order_of_the_partitions_whoever_asks_for_them() -> None:
+def test_elections_are_written_in_partition_order() -> None:
     """By the objects' addresses, a term that is played again would go another way."""
     partitions = 40
     asked = wandered(*[(1, 2, 3)] * partitions)

@@ -24,7 +24,7 @@ THREE = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2))
 # --- failures ---------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_leaders_partitions_go_to_the_first_live_replica_in_the_isr() -> None:
+def test_a_dead_leaders_partitions_go_to_the_first_live_isr_member() -> None:
     world = World(THREE)
     world.leader_writes_isr(TP, 1, 3)  # broker 2 has fallen behind
     world.lose(1)
@@ -34,7 +34,7 @@ def test_a_dead_leaders_partitions_go_to_the_first_live_replica_in_the_isr() -> 
     assert [endpoint.broker_id for endpoint in brokers[-1]] == [2, 3]
 
 
-def test_a_successor_that_is_dead_too_leaves_the_claims_of_others_alone() -> None:
+def test_a_dead_successor_does_not_cost_other_members_their_claims() -> None:
     """Broker 2 is elected while dead, its death not known yet. Had the election taken broker 1 out of the ISR, then
     broker 2's lost tail would be all there is, though broker 1 has every record."""
     world = World(topic("t", (1, 2)), brokers=2)
@@ -59,7 +59,7 @@ def test_last_isr_member_offline_must_keep_its_claim() -> None:
     assert world.state() == LeaderAndIsr(1, 2, (1,), 1, lossy_epoch=NO_LOSS)
 
 
-def test_unclean_election_only_where_the_topic_allows_it() -> None:
+def test_an_unclean_election_happens_only_where_the_topic_allows_it() -> None:
     allowed = topic("u", (1, 2), unclean_leader_election_enable="true")
     world = World(topic("t", (1, 2)), allowed)
     world.leader_writes_isr(TP, 1)
@@ -81,7 +81,7 @@ def test_unclean_election_allowed_later_heals_a_waiting_partition() -> None:
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_no_unclean_election_while_a_member_may_come_back(returns: bool) -> None:
+def test_no_unclean_election_happens_while_a_member_may_return(returns: bool) -> None:
     """One member is proved dead, the other has vanished with it and is held: it may have all that is committed."""
     world = World(topic("t", (1, 2, 3), unclean_leader_election_enable="true"))
     world.leader_writes_isr(TP, 1, 2)
@@ -94,7 +94,7 @@ def test_no_unclean_election_while_a_member_may_come_back(returns: bool) -> None
     assert world.trace() == (["2/2[1, 2]"] if returns else ["3/2[3]"])
 
 
-def test_a_setting_this_release_does_not_know_never_allows_unclean_elections() -> None:
+def test_an_unknown_setting_never_allows_unclean_elections() -> None:
     world = World(topic("t", (1, 2), unclean_leader_election_enable="true", future_setting="x"))
     world.leader_writes_isr(TP, 1)
     world.lose(1)
@@ -112,7 +112,7 @@ def test_a_replica_that_cannot_be_opened_does_not_lead() -> None:
     assert world.counters["controller.replicas.failed"] == 1
 
 
-def test_a_decision_that_could_not_be_followed_is_told_again_with_growing_pauses() -> None:
+def test_a_decision_that_failed_is_sent_again_with_growing_pauses() -> None:
     world = World(THREE)
     world.hold_updates = True
     world.leader_writes_isr(TP, 1, 2)
@@ -134,7 +134,7 @@ def test_a_decision_that_could_not_be_followed_is_told_again_with_growing_pauses
 # --- controlled stop ---------------------------------------------------------------------------------------------
 
 
-def test_controlled_stop_moves_leaderships_and_leaves_the_isrs_to_the_leaders() -> None:
+def test_a_controlled_shutdown_moves_leaderships_and_keeps_the_isrs() -> None:
     world = World(THREE)
     world.told.clear()
     world.ask_to_stop(1)
@@ -155,7 +155,7 @@ def test_fenced_or_stopping_broker_rejoins_isr() -> None:
         assert [endpoint.broker_id for endpoint in brokers[-1]] == [2, 3]
 
 
-def test_a_stopping_broker_is_told_when_no_leader_counts_on_it_and_others_hear_of_isrs_after_that() -> None:
+def test_a_stopping_broker_is_relieved_before_others_learn_of_isrs() -> None:
     """With thousands of partitions a stop would wait for as many words to brokers that do nothing with them."""
     world = World(THREE)
     world.ask_to_stop(1)
@@ -176,7 +176,7 @@ def test_a_stopping_broker_is_told_when_no_leader_counts_on_it_and_others_hear_o
     assert world.controller.settled()
 
 
-def test_isrs_that_change_while_a_broker_waits_to_be_relieved_are_told_in_the_end() -> None:
+def test_isr_changes_during_a_relief_are_sent_in_the_end() -> None:
     world = World(THREE)
     world.ask_to_stop(1)
     world.told.clear()
@@ -188,7 +188,7 @@ def test_isrs_that_change_while_a_broker_waits_to_be_relieved_are_told_in_the_en
     assert world.controller.settled()
 
 
-def test_an_election_is_told_at_once_to_those_whose_news_were_put_off() -> None:
+def test_an_election_is_sent_at_once_along_with_delayed_updates() -> None:
     world = World(THREE)
     world.ask_to_stop(1)
     world.leader_writes_isr(TP, 2, 3)
@@ -198,14 +198,14 @@ def test_an_election_is_told_at_once_to_those_whose_news_were_put_off() -> None:
     assert world.controller.settled()
 
 
-def test_a_broker_that_stays_after_all_is_not_relieved_any_more() -> None:
+def test_a_broker_that_stops_its_shutdown_is_no_longer_relieved() -> None:
     world = _relieved()
     world.stopping.clear()
     world.feed(StoppingRead({}))
     assert not [update.relieved for broker_id, update in world.told if broker_id == 1][-1]
 
 
-def test_a_broker_is_not_relieved_before_all_leaders_know_that_it_goes() -> None:
+def test_a_broker_is_relieved_after_all_leaders_know_it_stops() -> None:
     """One that does not may take it in again, and its writes would wait for who has ended."""
     world = World(THREE)
     world.leader_writes_isr(TopicPartition("t", 1), 2, 3)
@@ -222,7 +222,7 @@ def test_a_broker_is_not_relieved_before_all_leaders_know_that_it_goes() -> None
     assert said[3:] == [(1, True), (1, True)]
 
 
-def test_who_leads_nothing_that_a_stopping_broker_hosts_does_not_hold_up_its_relief() -> None:
+def test_a_broker_that_leads_nothing_shared_does_not_delay_relief() -> None:
     """It may be frozen, and can take nobody in that it does not replicate to."""
     world = World(topic("t", (1, 2), (2, 1)), topic("u", (3, 4)), brokers=4)
     world.told.clear()
@@ -238,7 +238,7 @@ def test_who_leads_nothing_that_a_stopping_broker_hosts_does_not_hold_up_its_rel
     assert {held.broker.broker_id for held in world.held_updates} == {3}
 
 
-def test_a_relieved_broker_that_is_taken_in_again_is_told_and_relieved_anew() -> None:
+def test_a_relieved_broker_added_to_an_isr_is_relieved_again() -> None:
     """By a leader whose write was under way when it heard that the broker goes."""
     world = _relieved()
     world.told.clear()
@@ -247,7 +247,7 @@ def test_a_relieved_broker_that_is_taken_in_again_is_told_and_relieved_anew() ->
     assert [(broker_id, update.relieved) for broker_id, update in world.told] == [(1, False), (1, True)]
 
 
-def test_that_a_broker_is_not_relieved_any_more_is_said_until_it_is_heard() -> None:
+def test_the_end_of_a_relief_is_sent_until_acknowledged() -> None:
     world = _relieved()
     world.hold_updates = True
     world.leader_writes_isr(TP, 2, 3, 1)
@@ -270,7 +270,7 @@ def _relieved() -> World:
     return world
 
 
-def test_a_stopping_broker_keeps_what_nobody_else_can_take_over() -> None:
+def test_a_stopping_broker_keeps_partitions_without_a_successor() -> None:
     world = World(topic("t", (1, 2), (1,)))
     world.leader_writes_isr(TP, 1)
     world.ask_to_stop(1)
@@ -281,7 +281,7 @@ def test_a_stopping_broker_keeps_what_nobody_else_can_take_over() -> None:
     assert world.trace() == ["-1/1[1]", "-1/1[1]"], "its claim stays"
 
 
-def test_stopping_asked_by_an_earlier_incarnation_means_nothing() -> None:
+def test_a_stop_request_of_an_earlier_incarnation_is_ignored() -> None:
     world = World(THREE)
     world.stopping[1] = 1
     world.register(1, 2)

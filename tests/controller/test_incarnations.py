@@ -39,7 +39,7 @@ def test_bounced_broker_resumes_its_old_epoch_with_a_shorter_log() -> None:
     assert world.knows(1)[TP] == LeaderAndIsr(1, 1, (1, 2, 3), 1, lossy_epoch=NO_LOSS)
 
 
-def test_bounced_leader_after_a_controller_change_still_gets_a_new_epoch() -> None:
+def test_a_restarted_leader_gets_a_new_epoch_from_a_new_controller() -> None:
     """The new controller never saw the old incarnation; the node says whose epoch it is."""
     world = World(THREE)
     world.brokers[1] = registration(1, 2)
@@ -77,7 +77,7 @@ def test_empty_isr() -> None:
     assert not any(isinstance(effect, WriteStates) for effect in effects)
 
 
-def test_an_untrusted_broker_counts_as_alive_only_once_its_void_claims_are_gone() -> None:
+def test_an_untrusted_broker_counts_as_alive_without_its_void_claims() -> None:
     world = World(THREE)
     world.lose(1)
     world.leader_writes_isr(TP, 2, 3)
@@ -94,7 +94,7 @@ def test_an_untrusted_broker_counts_as_alive_only_once_its_void_claims_are_gone(
     assert world.trace()[2] == "1/1[3, 2, 1]"
 
 
-def test_an_untrusted_leader_loses_its_lead_to_a_trusted_member() -> None:
+def test_an_untrusted_leader_yields_to_a_trusted_member() -> None:
     world = World(THREE)
     world.register(1, 2, trusted=False)
     assert world.trace() == ["2/1[1, 2, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"]
@@ -103,7 +103,7 @@ def test_an_untrusted_leader_loses_its_lead_to_a_trusted_member() -> None:
     assert world.trace() == ["3/2[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"], "as long as there is another"
 
 
-def test_a_claim_the_controller_has_not_heard_of_is_void_too() -> None:
+def test_a_claim_unknown_to_the_controller_is_void_too() -> None:
     """The leader added the broker just before it lost its page cache; the notification is still under way."""
     world = World(topic("t", (2, 1)), brokers=2)
     world.leader_writes_isr(TP, 2)
@@ -118,7 +118,7 @@ def test_a_claim_the_controller_has_not_heard_of_is_void_too() -> None:
     assert world.sees(2) == [1, 2]
 
 
-def test_a_claim_made_after_the_return_is_not_taken_away_by_a_controller_that_cannot_tell() -> None:
+def test_a_new_controller_does_not_void_a_claim_made_later() -> None:
     """The mark outlived its controller. The next one finds broker 1 in an ISR where it has been added honestly, and
     its leader, which is dead though nobody knows, with the end of its log lost."""
     world = World(topic("t", (2, 1)), brokers=2)
@@ -133,7 +133,7 @@ def test_a_claim_made_after_the_return_is_not_taken_away_by_a_controller_that_ca
     assert world.trace() == ["1/2[1]"]
 
 
-def test_two_suspects_that_lead_take_each_other_out() -> None:
+def test_two_untrusted_leaders_remove_each_other() -> None:
     """After a power cut each leads what it was recovered for, and adds the other. The next controller, which finds
     both marks, hears of the additions after it has begun, and moves each lead to the member that it does not suspect
     there."""
@@ -154,7 +154,7 @@ def test_two_suspects_that_lead_take_each_other_out() -> None:
     assert sorted(effect.broker_id for effect in trusted) == [1, 2]
 
 
-def test_claims_that_nobody_could_take_away_do_not_keep_an_untrusted_broker_out() -> None:
+def test_unremovable_claims_do_not_keep_an_untrusted_broker_out() -> None:
     world = World(topic("t", (1, 2), (3, 1)))
     world.leader_writes_isr(TopicPartition("t", 1), 3)
     world.lose(2)
@@ -165,7 +165,7 @@ def test_claims_that_nobody_could_take_away_do_not_keep_an_untrusted_broker_out(
     assert world.sees(3) == [1, 3], "the second is better off with broker 1"
 
 
-def test_untrusted_member_waits_for_an_absent_one_that_may_be_whole() -> None:
+def test_an_untrusted_member_waits_for_an_absent_one_that_may_be_whole() -> None:
     world = World(topic("t", (1, 2)), brokers=2)
     world.lose(1, 2)
     world.advance(2 * SESSION_TIMEOUT_MS)
@@ -193,7 +193,7 @@ def test_all_untrusted_elects_the_greatest_log_end() -> None:
     assert {e.broker_id for e in world.effects if isinstance(e, TrustBroker)} == {1, 2, 3}
 
 
-def test_all_untrusted_and_one_silent_is_decided_after_the_timeout() -> None:
+def test_an_election_among_untrusted_members_is_decided_after_a_timeout() -> None:
     world = World(topic("t", (1, 2)), brokers=2)
     world.brokers = {i: registration(i, 2, trusted=False) for i in (1, 2)}
     world.take_over(2)

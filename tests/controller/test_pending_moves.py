@@ -31,7 +31,7 @@ def led(world: World, broker_id: int) -> int:
     return sum(node.state.leader == broker_id for node in world.nodes.values())
 
 
-def test_a_stopping_brokers_leaderships_go_in_batches_each_told_before_the_next() -> None:
+def test_a_stopping_brokers_leaderships_move_in_acknowledged_batches() -> None:
     world = World(SIX)
     orders = world.ask_to_stop(1)
     assert list(writes(orders)) == [2, 2, 2]
@@ -40,7 +40,7 @@ def test_a_stopping_brokers_leaderships_go_in_batches_each_told_before_the_next(
     assert all(world.knows(broker)[TopicPartition("t", 5)].leader == 2 for broker in (1, 2, 3))
 
 
-def test_the_next_wait_until_the_ones_before_are_told() -> None:
+def test_the_next_moves_wait_for_acknowledgements_of_the_last() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
@@ -57,7 +57,7 @@ class Moved:
     pending = None
 
 
-def test_more_begin_once_half_are_told_and_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_moves_start_once_half_are_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_moves, "_AT_ONCE", 4)
     moves = pending_moves.PendingMoves()
     partitions = [cast(Partition, Moved()) for _ in range(9)]
@@ -85,7 +85,7 @@ def test_a_broker_that_does_not_answer_stops_no_stop() -> None:
     assert seen == [4, 2, 0]
 
 
-def test_no_more_are_decided_about_than_may_begin() -> None:
+def test_only_as_many_moves_are_decided_as_may_start() -> None:
     """Of thousands deciding about all took as long as some hundred writes, before the first of them."""
     world = World(SIX)
     world.hold_writes = True
@@ -94,7 +94,7 @@ def test_no_more_are_decided_about_than_may_begin() -> None:
     assert not world.controller.settled()
 
 
-def test_what_its_stopping_leader_has_left_is_elected_for_at_once() -> None:
+def test_leaderships_left_by_a_gone_process_are_elected_at_once() -> None:
     """By a process that is gone, or another one under its id: nothing is moved then, all have to have a leader."""
     world = World(SIX)
     world.retire(1)
@@ -111,7 +111,7 @@ def test_elections_that_must_be_do_not_wait() -> None:
     assert led(world, 1) == 0
 
 
-def test_a_topic_that_is_deleted_meanwhile_is_forgotten() -> None:
+def test_a_topic_deleted_during_its_moves_is_dropped() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
@@ -130,7 +130,7 @@ def answer_next(world: World) -> None:
     world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
 
 
-def test_the_successor_is_told_first_then_who_follows_it_and_the_old_leader_when_both_have_been() -> None:
+def test_the_successor_is_notified_first_then_followers_then_the_old_leader() -> None:
     """Followers would ask a successor that does not know yet, in vain; an old leader would refuse records while nobody
     else takes them."""
     world = World(SIX)
@@ -143,7 +143,7 @@ def test_the_successor_is_told_first_then_who_follows_it_and_the_old_leader_when
     assert led(world, 1) == 2, "the next two"
 
 
-def test_all_are_told_though_the_successor_does_not_answer() -> None:
+def test_all_are_notified_though_the_successor_does_not_respond() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
@@ -155,7 +155,7 @@ def test_all_are_told_though_the_successor_does_not_answer() -> None:
     assert world.controller.settled()
 
 
-def test_the_old_leader_is_told_though_a_follower_does_not_answer() -> None:
+def test_the_old_leader_is_notified_though_a_follower_does_not_respond() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
@@ -168,7 +168,7 @@ def test_the_old_leader_is_told_though_a_follower_does_not_answer() -> None:
     assert [decision.partition for decision in world.held_updates[-1].update.partitions] == [0, 1]
 
 
-def test_the_old_leader_does_not_wait_for_a_replica_that_is_not_in_sync() -> None:
+def test_the_old_leader_does_not_wait_for_an_out_of_sync_replica() -> None:
     world = World(topic("t", (1, 2, 3)))
     world.leader_writes_isr(TopicPartition("t", 0), 1, 2)
     world.hold_updates = True
@@ -185,7 +185,7 @@ def test_the_old_leader_does_not_wait_for_a_replica_that_is_not_in_sync() -> Non
     assert told == [2, 1]
 
 
-def test_a_successor_that_has_heard_everything_has_heard_of_the_move() -> None:
+def test_a_successor_with_a_full_update_knows_of_the_move() -> None:
     """It was told everything, in vain, and is told again: others go on when it answers, not when patience ends."""
     world = World(topic("t", (1, 2, 3), (1, 2, 3)))
     world.hold_updates = True
@@ -205,7 +205,7 @@ def test_a_successor_that_has_heard_everything_has_heard_of_the_move() -> None:
             world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
 
 
-def test_all_hear_of_another_successor_when_the_first_is_gone() -> None:
+def test_all_learn_of_another_successor_when_the_first_is_gone() -> None:
     """Which may have been told, or not."""
     world = World(SIX)
     world.hold_updates = True
@@ -217,7 +217,7 @@ def test_all_hear_of_another_successor_when_the_first_is_gone() -> None:
     assert world.controller.settled()
 
 
-def test_what_a_successor_was_told_in_vain_is_not_taken_for_told() -> None:
+def test_a_failed_notification_of_a_successor_does_not_count() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
@@ -228,7 +228,7 @@ def test_what_a_successor_was_told_in_vain_is_not_taken_for_told() -> None:
     assert told_of_moves(world) == [2]
 
 
-def test_a_topic_deleted_before_the_others_were_told_is_not_told_of() -> None:
+def test_a_topic_deleted_before_its_notifications_is_not_sent() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)

@@ -102,7 +102,7 @@ def test_each_topic_is_even_whatever_the_cluster_carries(
 
 
 @given(clusters(), st.integers(1, 40), st.data())
-def test_no_replica_of_a_topic_could_move_to_where_there_are_two_less_and_be_as_far_from_the_others(
+def test_replicas_of_a_topic_are_balanced_as_far_as_distance_allows(
     brokers: list[BrokerEndpoint], partitions: int, data: st.DataObject
 ) -> None:
     factor = data.draw(st.integers(1, len(brokers)))
@@ -143,7 +143,7 @@ def test_a_topic_stays_even_as_partitions_are_added(
         assert difference(held(topic, brokers)) <= 2
 
 
-def test_partitions_that_are_added_go_first_to_a_broker_that_came_later() -> None:
+def test_added_partitions_go_first_to_a_newer_broker() -> None:
     brokers = [endpoint(i) for i in range(4)]
     topic = place(brokers[:3], partitions=9, replication_factor=2).assignment
     topic += place(brokers, partitions=3, replication_factor=2, beside=topic).assignment
@@ -153,21 +153,21 @@ def test_partitions_that_are_added_go_first_to_a_broker_that_came_later() -> Non
     assert led(topic, brokers) == {0: 3, 1: 4, 2: 4, 3: 4}
 
 
-def test_a_topic_has_leaders_on_all_brokers_though_one_has_nothing_yet() -> None:
+def test_a_topic_has_leaders_on_all_brokers() -> None:
     brokers = [endpoint(i) for i in range(3)]
     load = Load(leaders={0: 500, 1: 500, 2: 0}, replicas={0: 1000, 1: 1000, 2: 0})
     assignment = place(brokers, partitions=16, replication_factor=3, load=load).assignment
     assert led(assignment, brokers) == {0: 5, 1: 5, 2: 6}
 
 
-def test_a_host_with_all_it_can_hold_leads_no_more_than_others() -> None:
+def test_a_full_host_leads_no_more_than_others() -> None:
     brokers = [endpoint(0, host="a"), *(endpoint(i, host="b") for i in range(1, 10))]
     assignment = place(brokers, partitions=90, replication_factor=2).assignment
     assert set(led(assignment, brokers).values()) == {9}
     assert held(assignment, brokers) == {0: 90, **dict.fromkeys(range(1, 10), 10)}
 
 
-def test_as_many_brokers_and_partitions_as_a_cluster_may_have() -> None:
+def test_placement_at_the_maximum_number_of_brokers_and_partitions() -> None:
     brokers = [endpoint(i, host=f"h{i // 2}", rack=f"r{i // 20}") for i in range(100)]
     load = Load({i: 2000 - i % 7 for i in range(100)}, {i: 6000 + i % 11 for i in range(100)})
     assignment = place(brokers, partitions=10_007, replication_factor=3, load=load).assignment
@@ -208,7 +208,7 @@ def test_a_dead_leaders_partitions_fall_to_several_successors() -> None:
     assert sorted(successors.values()) == [2, 2, 2]
 
 
-def test_a_dead_leaders_topics_of_one_partition_fall_to_several_successors() -> None:
+def test_a_dead_leaders_topics_have_several_successors() -> None:
     brokers = [endpoint(i) for i in range(4)]
     everything: Assignment = ()
     for _ in range(24):
@@ -218,13 +218,13 @@ def test_a_dead_leaders_topics_of_one_partition_fall_to_several_successors() -> 
     assert sorted(successors.values()) == [2, 2, 2]
 
 
-def test_new_topics_go_where_there_is_least() -> None:
+def test_new_topics_go_to_the_least_loaded_brokers() -> None:
     brokers = [endpoint(i) for i in range(3)]
     load = Load(leaders={0: 5, 1: 0, 2: 5}, replicas={0: 9, 1: 9, 2: 2})
     assert place(brokers, partitions=1, replication_factor=2, load=load).assignment == ((1, 2),)
 
 
-def test_one_host_is_a_warning_with_figures() -> None:
+def test_a_single_host_is_a_warning_with_figures() -> None:
     brokers = [endpoint(i, host="h") for i in range(3)]
     warning = place(brokers, partitions=6, replication_factor=3).warning
     assert "6 of 6 partitions share a host" in warning
@@ -256,14 +256,14 @@ def test_impossible_wishes_name_found_and_expected(partitions: int, factor: int,
         (((0, 1), (2,)), "partition 1 has 1 replicas; partition 0 has 2"),
     ],
 )
-def test_a_bad_assignment_names_its_partition(assignment: tuple[tuple[int, ...], ...], text: str) -> None:
+def test_an_invalid_assignment_names_its_partition(assignment: tuple[tuple[int, ...], ...], text: str) -> None:
     with pytest.raises(BrokerError) as refused:
         check_assignment(assignment, [endpoint(i) for i in range(3)])
     assert refused.value.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
     assert text in str(refused.value)
 
 
-def test_one_request_makes_a_bounded_number_of_partitions() -> None:
+def test_one_request_creates_a_bounded_number_of_partitions() -> None:
     check_new(MAX_NEW_PARTITIONS)
     with pytest.raises(BrokerError) as caught:
         check_new(MAX_NEW_PARTITIONS + 1)

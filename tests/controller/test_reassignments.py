@@ -61,7 +61,7 @@ def ending() -> tuple[World, WriteTopic]:
 # --- the way it goes --------------------------------------------------------------------------------------------
 
 
-def test_a_move_grows_the_set_then_leads_elsewhere_then_shrinks_it_and_ends() -> None:
+def test_a_move_grows_the_set_then_moves_leadership_then_shrinks() -> None:
     world = world_of()
     world.reassign(4, 5, 1)
     assert assignment(world) == ((4, 5, 1, 2, 3),)
@@ -87,7 +87,7 @@ def test_a_move_grows_the_set_then_leads_elsewhere_then_shrinks_it_and_ends() ->
     assert world.controller.settled()
 
 
-def test_leadership_moves_into_the_target_before_its_holder_goes() -> None:
+def test_leadership_moves_into_the_target_before_the_old_leader_leaves() -> None:
     world = world_of((1, 2, 3))
     world.reassign(4, 5, 6)
     copied(world, 1, 2, 3, 4, 5, 6)
@@ -98,7 +98,7 @@ def test_leadership_moves_into_the_target_before_its_holder_goes() -> None:
     assert moves(world) == {}
 
 
-def test_the_same_replicas_in_another_order_change_the_preferred_leader_only() -> None:
+def test_reordered_replicas_change_only_the_preferred_leader() -> None:
     world = world_of((1, 2, 3))
     world.reassign(3, 2, 1)
     assert world.trace() == ["1/0[1, 2, 3]"]
@@ -108,7 +108,7 @@ def test_the_same_replicas_in_another_order_change_the_preferred_leader_only() -
     assert world.trace() == ["3/1[1, 2, 3]"]
 
 
-def test_another_order_needs_nobody_alive() -> None:
+def test_a_reorder_needs_no_live_replica() -> None:
     world = World(topic("t", (1, 2)), brokers=3)
     world.lose(1)
     copied(world, 2)
@@ -130,7 +130,7 @@ def test_more_and_fewer_replicas() -> None:
     assert (world.trace(), assignment(world)) == (["2/3[2]"], ((2,),))
 
 
-def test_a_thousand_ends_take_few_writes_of_one_topic_one_after_the_other() -> None:
+def test_a_thousand_finished_moves_take_few_writes() -> None:
     count = 2 * MAX_FINISHED + 100
     world = World(topic("t", *[(1, 2)] * count), brokers=3)
     world.change(moving_record(world.topics["t"], dict.fromkeys(range(count), (2, 3))), tell=False)
@@ -148,7 +148,7 @@ def test_a_thousand_ends_take_few_writes_of_one_topic_one_after_the_other() -> N
     assert world.controller.settled()
 
 
-def test_partitions_added_get_leaders_while_others_move() -> None:
+def test_added_partitions_get_leaders_while_others_move() -> None:
     world = world_of()
     world.reassign(4, 5, 6)
     record = world.topics["t"]
@@ -172,7 +172,7 @@ def test_a_cancel_before_anything_is_copied() -> None:
     assert told(world, 4).replicas == (1, 2, 3)
 
 
-def test_a_cancel_half_way_takes_the_added_ones_out_first() -> None:
+def test_a_cancel_during_the_copy_removes_the_added_replicas_first() -> None:
     world = world_of()
     world.reassign(4, 5, 6)
     copied(world, 1, 2, 3, 4)
@@ -183,7 +183,7 @@ def test_a_cancel_half_way_takes_the_added_ones_out_first() -> None:
     assert (world.trace(), assignment(world)) == (["1/1[1, 2, 3]"], ((1, 2, 3),))
 
 
-def test_a_cancel_after_leadership_has_moved_moves_it_back() -> None:
+def test_a_cancel_after_a_leadership_move_moves_it_back() -> None:
     world = world_of()
     world.reassign(4, 5, 6)
     copied(world, 1, 2, 3, 4, 5, 6)
@@ -196,7 +196,7 @@ def test_a_cancel_after_leadership_has_moved_moves_it_back() -> None:
     assert (world.trace(), assignment(world)) == (["2/3[2, 3]"], ((1, 2, 3),))
 
 
-def test_a_cancel_does_not_wait_for_a_replica_that_was_away_before() -> None:
+def test_a_cancel_does_not_wait_for_a_replica_that_was_absent() -> None:
     world = world_of()
     world.lose(3)
     copied(world, 1, 2)
@@ -205,7 +205,7 @@ def test_a_cancel_does_not_wait_for_a_replica_that_was_away_before() -> None:
     assert (world.trace(), assignment(world)) == (["1/1[1, 2]"], ((1, 2, 3),))
 
 
-def test_a_cancel_that_comes_as_the_end_is_written_finds_the_move_done() -> None:
+def test_a_cancel_during_the_final_write_finds_the_move_done() -> None:
     world, _ = ending()
     world.cancel()  # before the end is written, which it thus loses
     world.write_topics_held()
@@ -219,7 +219,7 @@ def test_a_cancel_that_comes_as_the_end_is_written_finds_the_move_done() -> None
 # --- failures in each phase -------------------------------------------------------------------------------------
 
 
-def test_a_leader_that_dies_while_copying_is_followed_by_an_old_replica() -> None:
+def test_a_leader_that_dies_during_the_copy_yields_to_an_old_replica() -> None:
     world = world_of()
     world.reassign(4, 5, 6)
     world.lose(1)
@@ -228,7 +228,7 @@ def test_a_leader_that_dies_while_copying_is_followed_by_an_old_replica() -> Non
     assert world.trace() == ["4/2[2, 3, 4, 5, 6]"]
 
 
-def test_a_leader_that_dies_before_anybody_leaves_is_followed_by_the_target() -> None:
+def test_a_leader_that_dies_before_the_shrink_yields_to_the_target() -> None:
     world = world_of()
     world.reassign(4, 5, 1)
     copied(world, 1, 2, 3, 4, 5)
@@ -243,7 +243,7 @@ def test_a_leader_that_dies_before_anybody_leaves_is_followed_by_the_target() ->
     assert assignment(world) == ((4, 5, 1),)
 
 
-def test_a_leader_that_dies_when_all_others_have_left() -> None:
+def test_a_leader_that_dies_after_all_others_have_left() -> None:
     world = world_of()
     world.reassign(4, 5, 1)
     copied(world, 1, 2, 3, 4, 5)
@@ -254,7 +254,7 @@ def test_a_leader_that_dies_when_all_others_have_left() -> None:
     assert world.trace() == ["4/2[1, 4, 5]"]
 
 
-def test_no_end_under_a_leader_whose_fate_is_open() -> None:
+def test_a_move_does_not_end_while_its_leaders_fate_is_open() -> None:
     world = world_of()
     world.reassign(1, 2, 4)
     copied(world, 1, 2, 3, 4)
@@ -265,7 +265,7 @@ def test_no_end_under_a_leader_whose_fate_is_open() -> None:
     assert (world.trace(), moves(world)) == (["1/1[1, 2, 4]"], {})
 
 
-def test_a_target_member_that_dies_while_copying_stops_the_move_until_it_is_back() -> None:
+def test_a_dead_target_member_stops_the_move_until_it_returns() -> None:
     world = world_of()
     world.reassign(4, 5, 6)
     copied(world, 1, 2, 3, 4, 5)
@@ -277,7 +277,7 @@ def test_a_target_member_that_dies_while_copying_stops_the_move_until_it_is_back
     assert world.trace() == ["4/1[1, 2, 3, 4, 5, 6]"]
 
 
-def test_a_target_member_that_dies_in_sync_keeps_its_claim_until_the_leader_takes_it_out() -> None:
+def test_a_dead_in_sync_target_keeps_its_claim_until_removed() -> None:
     world = world_of()
     world.reassign(4, 5, 6)
     world.lose(4)
@@ -293,7 +293,7 @@ def test_a_target_member_that_dies_in_sync_keeps_its_claim_until_the_leader_take
     assert told(world, 5).leaving == ()
 
 
-def test_a_target_member_that_cannot_open_its_log_is_not_led_by() -> None:
+def test_a_target_member_with_an_offline_log_does_not_lead() -> None:
     world = world_of()
     world.hold_updates = True
     world.reassign(4, 5, 1)
@@ -306,7 +306,7 @@ def test_a_target_member_that_cannot_open_its_log_is_not_led_by() -> None:
     assert world.state().leader == 2
 
 
-def test_a_new_controller_goes_on_in_each_phase() -> None:
+def test_a_new_controller_continues_in_each_phase_of_a_move() -> None:
     world = world_of()
     world.reassign(4, 5, 6, tell=False)
     world.take_over(2)
@@ -322,7 +322,7 @@ def test_a_new_controller_goes_on_in_each_phase() -> None:
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_an_end_whose_answer_is_lost_is_read_again_before_anything_else(written: bool) -> None:
+def test_a_final_write_with_a_lost_response_is_read_again_first(written: bool) -> None:
     world, order = ending()
     world.held_topic_writes.clear()
     world.feed(Disconnected())
@@ -349,7 +349,7 @@ def test_an_end_that_the_record_overtakes_is_decided_again() -> None:
     assert world.trace() == ["1/1[1, 4, 5]", "2/0[2, 3, 1]"]
 
 
-def test_a_move_ends_though_its_record_was_changed_and_changed_back_unseen() -> None:
+def test_a_move_ends_though_its_record_changed_unseen_and_back() -> None:
     """Found by the simulator: the same record in a newer version was taken for nothing new, and every write of the end
     expected the old version, without end."""
     world = world_of()
@@ -374,7 +374,7 @@ def test_an_end_that_the_state_overtakes_is_decided_again() -> None:
     assert world.trace() == ["1/1[1, 4, 5]"]
 
 
-def test_a_record_seen_before_the_answer_to_its_write_changes_nothing() -> None:
+def test_a_record_seen_before_its_writes_response_changes_nothing() -> None:
     world, order = ending()
     world.hold_topic_writes = False
     before = TopicRead(TopicSnapshot(world.topics["t"], {}, world.topic_versions["t"]))
@@ -389,7 +389,7 @@ def test_a_record_seen_before_the_answer_to_its_write_changes_nothing() -> None:
     assert world.controller.settled()
 
 
-def test_a_topic_deleted_in_each_phase_is_gone() -> None:
+def test_a_topic_deleted_in_each_phase_of_a_move_is_gone() -> None:
     for isr in ((1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 4, 5), (1, 4, 5)):
         world = world_of()
         world.reassign(4, 5, 1)
@@ -431,7 +431,7 @@ def test_an_election_during_a_move_prefers_the_target() -> None:
     assert world.trace() == ["5/1[1, 2, 3, 5]"]
 
 
-def test_an_unclean_election_during_a_move_prefers_who_has_had_it_all() -> None:
+def test_an_unclean_election_during_a_move_prefers_an_original_replica() -> None:
     world = World(topic("t", (1, 2), unclean_leader_election_enable="true"), brokers=4)
     world.reassign(3, 4)
     copied(world, 1)
@@ -439,7 +439,7 @@ def test_an_unclean_election_during_a_move_prefers_who_has_had_it_all() -> None:
     assert world.trace() == ["2/1[2]"], "not 3, which may have nothing yet"
 
 
-def test_an_unclean_election_during_a_move_prefers_a_lost_tail_to_a_lost_log() -> None:
+def test_an_unclean_election_prefers_a_lost_tail_to_a_lost_log() -> None:
     world = World(topic("t", (1, 2), unclean_leader_election_enable="true"), brokers=4)
     world.reassign(3, 4)
     world.lose(1)
@@ -456,7 +456,7 @@ def test_a_stopping_target_member_is_not_led_by() -> None:
     assert world.trace() == ["5/1[1, 2, 3, 4, 5, 6]"]
 
 
-def test_a_dead_broker_s_place_in_the_tables_moves_with_the_partition() -> None:
+def test_a_dead_brokers_table_position_moves_with_the_partition() -> None:
     world = world_of()
     world.reassign(1, 2, 4)
     copied(world, 1, 2, 3, 4)
@@ -469,7 +469,7 @@ def test_a_dead_broker_s_place_in_the_tables_moves_with_the_partition() -> None:
     assert world.nodes[TP] == VersionedState(world.state(), version, 1)
 
 
-def test_an_epoch_that_ends_a_move_is_not_told_with_the_replicas_from_before() -> None:
+def test_an_epoch_that_ends_a_move_is_sent_with_new_replicas() -> None:
     """The answer to the write of a move's end is lost, and the state is read before the topic's record."""
     world, order = ending()
     world.held_topic_writes.clear()

@@ -35,7 +35,7 @@ def directory(
     return DirectoryInventory(f"/log-{broker_id}", cluster_id, broker_id, seen, incarnation, logs, notes)
 
 
-def test_the_log_that_ends_latest_leads_in_an_epoch_above_all() -> None:
+def test_the_log_with_the_latest_end_leads_in_the_highest_epoch() -> None:
     found = rebuild_cluster(
         [
             directory(1, log(1, 4, 900), notes=(note((1, 2, 3)),)),
@@ -64,7 +64,7 @@ def test_counters_begin_above_all_that_was_seen() -> None:
     assert rebuild_cluster([directory(1)]).controller_epoch >= 100_000
 
 
-def test_a_topic_is_what_was_noted_of_it_last() -> None:
+def test_a_topic_is_rebuilt_from_its_latest_note() -> None:
     older, newer = note((1, 2), (2, 1), noted_ms=5), note((1, 2), (2, 3), noted_ms=9)
     found = rebuild_cluster([directory(2, log(2, 0, 5), notes=(newer,)), directory(1, log(1, 0, 5), notes=(older,))])
     [(record, states)] = found.topics
@@ -75,7 +75,7 @@ def test_a_topic_is_what_was_noted_of_it_last() -> None:
     assert found.findings == ()
 
 
-def test_a_topic_without_a_log_comes_back_empty() -> None:
+def test_a_topic_without_a_log_returns_empty() -> None:
     [(record, states)] = rebuild_cluster([directory(1, notes=(note((1, 2), (2, 1)),))]).topics
     assert (record.assignment, states) == (((1, 2), (2, 1)), {})
 
@@ -90,7 +90,7 @@ def test_a_topic_without_notes_keeps_all_and_is_named() -> None:
     assert finding.startswith("t: its settings are not known")
 
 
-def test_of_two_topics_of_one_name_the_later_one_counts() -> None:
+def test_the_later_of_two_topics_of_one_name_counts() -> None:
     first, second = note((1, 2), order=7), note((1, 2), order=8, topic_id="id-2")
     found = rebuild_cluster(
         [

@@ -36,7 +36,7 @@ def test_the_replica_that_has_the_records_leads() -> None:
     assert world.trace() == ["2/1[2]"]
 
 
-def test_of_several_the_one_with_the_highest_mark_leads_also_when_it_comes_later() -> None:
+def test_the_refuser_with_the_highest_mark_leads_also_when_late() -> None:
     world = World(THREE)
     refuse(world, (2, 20), (3, 30))
     assert world.trace() == ["3/1[3]"]
@@ -46,7 +46,7 @@ def test_of_several_the_one_with_the_highest_mark_leads_also_when_it_comes_later
     assert world.trace() == ["3/2[3]"]
 
 
-def test_copies_that_contradict_each_other_are_nobodys_to_lead() -> None:
+def test_contradicting_copies_elect_no_leader() -> None:
     """The deposed leader has committed records of its own meanwhile. Nobody leads before an operator has decided."""
     world = World(THREE)
     refuse(world, (2, 30))
@@ -69,14 +69,14 @@ def test_copies_that_contradict_each_other_are_nobodys_to_lead() -> None:
     assert not world.state().disputed and world.state().lossy_epoch == 3
 
 
-def test_a_replica_whose_own_log_is_in_doubt_does_not_lead() -> None:
+def test_a_replica_whose_own_log_is_doubtful_does_not_lead() -> None:
     world = World(THREE)
     world.register(2, 2, trusted=False)
     refuse(world, (2, 30), incarnation=2)
     assert world.trace() == ["-1/1[1, 2, 3]"] and world.state().disputed
 
 
-def test_refusals_that_are_not_about_the_present_leader_or_process_say_nothing() -> None:
+def test_refusals_about_an_earlier_leader_or_process_are_ignored() -> None:
     world = World(THREE)
     world.lose(1)
     world.advance(2 * SESSION_TIMEOUT_MS)
@@ -109,7 +109,7 @@ def test_the_state_keeps_the_epoch_of_the_last_lossy_election() -> None:
     assert world.trace() == ["2/3[2]"] and world.state().lossy_epoch == 3
 
 
-def test_what_an_earlier_release_left_out_counts_as_lossy_at_the_next_election() -> None:
+def test_an_epoch_omitted_by_an_earlier_release_counts_as_lossy() -> None:
     """Such a leader rewrites the node without the epoch. Until the next election no follower refuses anything."""
     world = World(THREE)
     node = world.nodes[TP]

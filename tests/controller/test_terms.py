@@ -27,7 +27,7 @@ THREE = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2))
 # --- conflicts --------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_compare_and_set_is_decided_again_on_what_is_true() -> None:
+def test_a_lost_compare_and_set_is_decided_again() -> None:
     world = World(THREE)
     world.hold_writes = True
     world.lose(1)
@@ -58,7 +58,7 @@ def test_a_write_that_never_left_is_decided_again() -> None:
     assert world.trace()[0] == "2/1[1, 2, 3]"
 
 
-def test_a_broker_that_dies_while_it_is_being_elected_is_passed_over() -> None:
+def test_a_broker_that_dies_during_its_election_is_skipped() -> None:
     world = World(THREE, brokers=3)
     world.hold_writes = True
     world.lose(1)
@@ -68,7 +68,7 @@ def test_a_broker_that_dies_while_it_is_being_elected_is_passed_over() -> None:
     assert world.trace()[0] == "3/2[1, 2, 3]"
 
 
-def test_isr_change_notifications_reach_all_brokers_but_the_leader_who_wrote() -> None:
+def test_isr_changes_reach_all_brokers_but_their_writer() -> None:
     world = World(THREE)
     world.told.clear()
     world.leader_writes_isr(TP, 1, 2)
@@ -76,7 +76,7 @@ def test_isr_change_notifications_reach_all_brokers_but_the_leader_who_wrote() -
     assert all(world.knows(broker_id)[TP].isr == (1, 2) for broker_id in (2, 3))
 
 
-def test_who_led_as_another_incarnation_is_told_what_it_wrote() -> None:
+def test_a_leader_of_another_incarnation_learns_of_its_own_write() -> None:
     """It was told of no leader where the epoch is its earlier incarnation's; its own write makes the epoch its own."""
     world = World(THREE)
     node = world.nodes[TP]
@@ -90,7 +90,7 @@ def test_who_led_as_another_incarnation_is_told_what_it_wrote() -> None:
     assert world.knows(1)[TP] == shrunk
 
 
-def test_what_a_leader_tells_is_taken_only_where_it_is_newer_and_of_this_topic() -> None:
+def test_a_leaders_report_counts_only_if_newer_and_of_this_topic() -> None:
     world = World(THREE)
     node = world.nodes[TP]
     shrunk = LeaderAndIsr(node.state.leader, node.state.leader_epoch, (1, 2), node.state.controller_epoch)
@@ -110,7 +110,7 @@ def test_what_a_leader_tells_is_taken_only_where_it_is_newer_and_of_this_topic()
     assert tell(node.version + 1) == [], "told again"
 
 
-def test_what_a_leader_tells_does_not_end_the_wait_for_a_read() -> None:
+def test_a_leaders_report_does_not_end_the_wait_for_a_read() -> None:
     """A write of unknown fate: the node may have moved on since the leader wrote."""
     world = World(THREE)
     world.hold_writes = world.hold_reads = True
@@ -158,7 +158,7 @@ def test_two_leaders_after_a_full_restart() -> None:
         assert leaders == {node.state.leader}
 
 
-def test_a_cluster_that_starts_again_slowly_has_its_leaders_back() -> None:
+def test_a_slow_cluster_start_restores_its_leaders() -> None:
     """Brokers need longer than a session timeout to start; the first to come does not lead everything."""
     world = World(THREE)
     world.brokers = {}
@@ -180,7 +180,7 @@ def told_to(world: World, broker_id: int) -> list[tuple[int, int]]:
     return [(update.controller_epoch, update.incarnation) for told_id, update in world.told if told_id == broker_id]
 
 
-def test_a_new_term_counts_on_brokers_it_misses_until_they_are_given_up() -> None:
+def test_a_new_term_keeps_missing_brokers_until_they_are_given_up() -> None:
     """All sessions ended at once, and the controller's was back first. The processes are all at work: whoever leads
     must not take the others out of its ISRs, and nobody may lose a leader's address."""
     world = World(THREE)
@@ -202,7 +202,7 @@ def test_a_new_term_counts_on_brokers_it_misses_until_they_are_given_up() -> Non
     assert told_to(world, 3) == told
 
 
-def test_the_first_broker_of_a_cluster_that_starts_again_does_not_take_the_others_out() -> None:
+def test_the_first_broker_to_return_does_not_remove_the_others() -> None:
     """Alone in every ISR it would leave them without a leader by its own crash, though others are whole."""
     world = World(THREE)
     world.absent, world.brokers = dict(world.brokers), {}
@@ -213,7 +213,7 @@ def test_the_first_broker_of_a_cluster_that_starts_again_does_not_take_the_other
     assert world.sees(1) == [1], "they had their time"
 
 
-def test_a_new_term_hides_missed_brokers_that_nobody_vouches_for() -> None:
+def test_a_new_term_hides_missing_brokers_without_a_witness() -> None:
     world = World(THREE)
     world.absent = {2: registration(2)}  # of broker 3 the mark stands
     world.brokers = {1: registration(1, 2)}
@@ -232,7 +232,7 @@ def test_mass_disappearance_is_waited_out() -> None:
     assert world.trace() == ["1/0[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"], "only broker 2 was really gone"
 
 
-def test_one_broker_after_another_within_a_session_timeout_is_a_mass_too() -> None:
+def test_brokers_lost_one_after_another_count_as_a_mass_loss() -> None:
     world = World(THREE)
     world.lose(1)
     assert world.trace()[0] == "2/1[1, 2, 3]"
@@ -255,14 +255,14 @@ def test_brokers_that_were_seen_to_end_are_never_held() -> None:
     assert both.trace() == ["3/1[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"]
 
 
-def test_a_proved_death_says_nothing_about_the_next_broker_that_is_missed() -> None:
+def test_a_proved_death_does_not_vouch_for_the_next_missing_broker() -> None:
     world = World(THREE)
     world.retire(1)
     world.lose(2)
     assert world.trace()[0] == "3/2[1, 2, 3]", "a lone death"
 
 
-def test_a_held_broker_is_given_up_once_it_is_proved_dead() -> None:
+def test_a_held_broker_is_given_up_once_proved_dead() -> None:
     world = World(THREE)
     world.lose(1, 2)
     assert world.trace()[0] == "1/0[1, 2, 3]", "held"
@@ -272,7 +272,7 @@ def test_a_held_broker_is_given_up_once_it_is_proved_dead() -> None:
     assert world.trace()[0] == "3/1[1, 2, 3]"
 
 
-def test_a_new_controller_does_not_wait_for_brokers_that_were_seen_to_end() -> None:
+def test_a_new_controller_does_not_wait_for_brokers_proved_dead() -> None:
     world = World(THREE)
     world.hold_writes = True
     world.retire(1, 2)
@@ -282,7 +282,7 @@ def test_a_new_controller_does_not_wait_for_brokers_that_were_seen_to_end() -> N
     assert world.counters["controller.brokers.held"] == 0
 
 
-def test_a_disconnected_controller_sends_nothing_and_waits_before_it_fails_any() -> None:
+def test_a_disconnected_controller_sends_nothing_and_waits_before_it_fails_brokers() -> None:
     world = World(THREE)
     world.feed(Disconnected())
     world.told.clear()
@@ -296,7 +296,7 @@ def test_a_disconnected_controller_sends_nothing_and_waits_before_it_fails_any()
     assert world.trace() == ["2/1[1, 2, 3]", "2/1[2, 3, 1]", "3/0[3, 1, 2]"]
 
 
-def test_what_a_disconnected_controller_hears_is_acted_on_once_it_is_back() -> None:
+def test_a_disconnected_controller_acts_on_events_after_reconnecting() -> None:
     """Its writes would be refused if it were deposed, but its words to brokers would not be known to come too late."""
     world = World(THREE)
     world.feed(Disconnected())
@@ -308,7 +308,7 @@ def test_what_a_disconnected_controller_hears_is_acted_on_once_it_is_back() -> N
     }
 
 
-def test_writes_under_way_at_a_disconnection_are_read_after_it() -> None:
+def test_writes_pending_at_a_disconnection_are_read_after_it() -> None:
     world = World(THREE)
     world.hold_writes = True
     world.lose(1)
@@ -337,7 +337,7 @@ def test_a_broker_that_knows_a_newer_controller_ends_the_term() -> None:
     assert "epoch 3 seen" in world.resigned
 
 
-def test_fail_over_finishes_what_the_last_controller_left() -> None:
+def test_a_new_controller_finishes_what_the_last_one_left() -> None:
     world = World(THREE)
     world.hold_writes = True
     world.lose(1)
@@ -352,7 +352,7 @@ def test_fail_over_finishes_what_the_last_controller_left() -> None:
     assert fulls[:2] == [(2, True), (3, True)], "every broker gets everything from a new controller"
 
 
-def test_a_partly_created_topic_is_not_taken_for_a_deleted_one_after_fail_over() -> None:
+def test_a_partly_created_topic_is_not_deleted_after_fail_over() -> None:
     """A full update names what exists: replicas it leaves out are thrown away."""
     world = World(THREE)
     del world.nodes[TopicPartition("t", 2)]

@@ -21,7 +21,7 @@ TP = TopicPartition("t", 0)
 THREE = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2))
 
 
-def test_a_new_topic_gets_its_first_live_replicas_and_is_told_in_one_update() -> None:
+def test_a_new_topic_gets_live_replicas_in_one_update() -> None:
     world = World()
     world.told.clear()
     world.create(THREE)
@@ -50,7 +50,7 @@ def test_a_partition_without_a_live_replica_waits_for_one() -> None:
     assert world.trace() == ["1/0[1]", "2/0[2]"]
 
 
-def test_added_partitions_and_changed_settings_are_taken_over() -> None:
+def test_added_partitions_and_changed_settings_are_adopted() -> None:
     world = World(THREE)
     wider = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2), (1, 3, 2), segment_bytes="4096")
     world.topics["t"] = wider
@@ -85,7 +85,7 @@ def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away() 
     assert world.knows(3)[TP] == LeaderAndIsr(1, 0, (1, 2), 1, lossy_epoch=NO_LOSS)
 
 
-def test_a_topic_created_again_is_told_only_after_its_predecessors_deletion() -> None:
+def test_a_recreated_topic_is_sent_after_its_predecessors_deletion() -> None:
     world = World(THREE)
     world.hold_updates = True
     world.leader_writes_isr(TP, 1, 2)  # an update is under way
@@ -101,7 +101,7 @@ def test_a_topic_created_again_is_told_only_after_its_predecessors_deletion() ->
         assert not any(decision.topic_id == "id-2" for decision in updates[deleted].partitions)
 
 
-def test_of_two_topics_of_one_name_the_later_one_has_the_greater_order() -> None:
+def test_the_later_of_two_same_named_topics_has_the_greater_order() -> None:
     """Clients go by it: what a slow broker still says of the first one must not take them back."""
     world = World(THREE)
 
@@ -121,7 +121,7 @@ def test_of_two_topics_of_one_name_the_later_one_has_the_greater_order() -> None
     assert orders[1] < orders[2] < orders[3]
 
 
-def test_a_deletion_request_for_an_earlier_topic_of_that_name_is_dropped() -> None:
+def test_a_deletion_request_for_an_earlier_topic_is_dropped() -> None:
     world = World()
     world.deletions["t"] = "id-old"
     world.take_over(2)
@@ -131,7 +131,7 @@ def test_a_deletion_request_for_an_earlier_topic_of_that_name_is_dropped() -> No
     assert world.trace()[0] == "1/0[1, 2, 3]"
 
 
-def test_a_deletion_asked_of_a_topic_made_anew_is_not_forgotten_with_its_predecessors() -> None:
+def test_a_deletion_request_survives_the_predecessors_deletion() -> None:
     """The answer to the first deletion comes last, as it was lost and asked for again."""
     core = World(THREE).controller
     assert DeleteTopic("t", "id-t") in core.step(DeletionsRead({"t": "id-t"}), 0)
@@ -142,7 +142,7 @@ def test_a_deletion_asked_of_a_topic_made_anew_is_not_forgotten_with_its_predece
 
 
 @pytest.mark.parametrize("deleted", [True, False])
-def test_a_topic_that_is_gone_is_named_as_deleted_only_where_zookeeper_says_so(deleted: bool) -> None:
+def test_a_vanished_topic_is_named_deleted_only_if_zookeeper_agrees(deleted: bool) -> None:
     """Somebody removed its nodes by hand: brokers hear that no replica is theirs, and keep what they have."""
     world = World(THREE, topic("kept", (1, 2), topic_id="id-kept"))
     world.nodes = {tp: node for tp, node in world.nodes.items() if tp.topic != "t"}
@@ -157,7 +157,7 @@ def test_a_topic_that_is_gone_is_named_as_deleted_only_where_zookeeper_says_so(d
     assert world.lose(1) != []
 
 
-def test_a_topic_found_under_another_id_is_not_named_as_deleted() -> None:
+def test_a_topic_found_under_another_id_is_not_named_deleted() -> None:
     world = World(THREE)
     world.told.clear()
     world.nodes.clear()

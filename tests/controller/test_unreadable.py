@@ -15,7 +15,7 @@ T = TopicSnapshot(topic("t", (1,)), {0: VersionedState(LeaderAndIsr(1, 1, (1,), 
 
 
 @pytest.mark.parametrize("unreadable", [(), ("u",)])
-def test_an_update_is_full_only_where_all_topics_can_be_read(unreadable: tuple[str, ...]) -> None:
+def test_an_update_is_full_only_if_all_topics_are_readable(unreadable: tuple[str, ...]) -> None:
     core = Controller(controller_id="c", controller_epoch=2, settings=ControllerSettings())
     [first] = sent(core, Loaded((registration(1),), {}, (T,), {}, unreadable=frozenset(unreadable)))
     assert [change.name for change in first.update.topics] == ["t"]

@@ -33,7 +33,7 @@ THREE = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2))
 # --- updates -----------------------------------------------------------------------------------------------------
 
 
-def test_one_update_a_broker_is_under_way_and_the_next_has_only_the_newest() -> None:
+def test_each_broker_has_one_update_in_flight_then_the_newest() -> None:
     world = World(THREE)
     world.hold_updates = True
     for isr in ((1, 2), (1, 2, 3), (1, 3)):
@@ -61,7 +61,7 @@ def test_updates_are_paced_while_more_decisions_are_being_written() -> None:
     assert world.controller.settled()
 
 
-def test_a_broker_that_cannot_be_reached_is_told_again_with_growing_pauses() -> None:
+def test_an_unreachable_broker_is_retried_with_growing_pauses() -> None:
     world = World(THREE)
     world.hold_updates = True
     world.leader_writes_isr(TP, 1, 2)
@@ -82,7 +82,7 @@ def test_a_broker_that_cannot_be_reached_is_told_again_with_growing_pauses() -> 
     assert {d.partition for d in decisions} == {0, 1}
 
 
-def test_updates_are_numbered_so_that_a_late_one_is_known() -> None:
+def test_updates_are_numbered_so_that_late_ones_are_recognised() -> None:
     """An update that was given up and told again may still arrive: it names brokers that are dead by now."""
     world = World(THREE)
     world.hold_updates = True
@@ -127,7 +127,7 @@ def test_an_answer_to_an_earlier_incarnations_update_is_ignored() -> None:
 # --- many brokers, many partitions -----------------------------------------------------------------------------------
 
 
-def test_everything_is_told_to_some_brokers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_updates_go_to_some_brokers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "_MOST_TOLD", 6)
     world = World(THREE, brokers=5)
     world.hold_updates = True
@@ -142,7 +142,7 @@ def test_everything_is_told_to_some_brokers_at_a_time(monkeypatch: pytest.Monkey
     assert world.controller.settled()
 
 
-def test_a_broker_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_does_not_respond_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "_MOST_TOLD", 6)
     world = World(THREE, brokers=5)
     world.hold_updates = True
@@ -154,7 +154,7 @@ def test_a_broker_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.Monke
     assert told == [2, 4, 5]
 
 
-def test_who_waits_for_others_to_be_told_everything_keeps_no_timer_running(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_others_full_updates_sets_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pause after a failure is over, but that alone is no reason to look."""
     monkeypatch.setattr(outbox, "_MOST_TOLD", 3)
     world = World(THREE)
@@ -171,7 +171,7 @@ def test_who_waits_for_others_to_be_told_everything_keeps_no_timer_running(monke
     assert len(world.held_updates) > 2
 
 
-def test_all_brokers_are_told_the_same_value_of_a_partition_until_it_changes() -> None:
+def test_all_brokers_share_one_value_of_a_partition() -> None:
     """A hundred brokers and as many thousand partitions make ten million of them else."""
     world = World(THREE)
     world.told.clear()
@@ -212,7 +212,7 @@ def written(effects: list[Effect]) -> StatesWritten:
 
 
 @pytest.mark.parametrize("partitions", [10_000])
-def test_ten_thousand_partitions_of_a_dead_broker_are_decided_in_well_below_a_second(partitions: int) -> None:
+def test_ten_thousand_elections_take_well_below_a_second(partitions: int) -> None:
     # The world's own checks look at everything after every step: too slow here, so the core is driven by hand.
     assignment = tuple(((1, 2, 3), (2, 3, 1), (3, 1, 2))[p % 3] for p in range(partitions))
     states = {p: VersionedState(LeaderAndIsr(a[0], 0, a, 1), 0, 1) for p, a in enumerate(assignment)}
@@ -249,7 +249,7 @@ def longest_step_s(event: str, assignment: tuple[tuple[int, ...], ...]) -> float
 
 
 @pytest.mark.parametrize("event", ["created", "moved"])
-def test_partitions_of_one_request_are_looked_at_in_several_steps(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_of_one_request_are_examined_in_several_steps(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as one request may name. At a stretch they take three to four times as long as the longest step."""
     assignment = tuple(((1, 2, 3), (2, 3, 1), (3, 1, 2))[p % 3] for p in range(MAX_NEW_PARTITIONS))
     gc.disable()  # it examines mostly what other tests have left
@@ -262,7 +262,7 @@ def test_partitions_of_one_request_are_looked_at_in_several_steps(event: str, mo
     assert in_steps_s < 0.7 * at_a_stretch_s
 
 
-def test_one_step_looks_at_some_partitions_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_step_examines_some_partitions_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_states, "AT_ONCE", 2)
     world = World(brokers=3)
     record = topic("t", *[(1, 2, 3)] * 5)

@@ -32,7 +32,7 @@ def started(*brokers: BrokerRegistration) -> tuple[Controller, list[Effect]]:
 @pytest.mark.parametrize(
     "seen", [SeenNumbers(8, "own"), SeenNumbers(7, "another"), SeenNumbers(7 + MOST_RAISED, "another")]
 )
-def test_a_registration_that_has_seen_a_later_controller_raises_all_counters(seen: SeenNumbers) -> None:
+def test_a_registration_that_saw_a_later_controller_raises_all_counters(seen: SeenNumbers) -> None:
     seen = replace(seen, producer_ids=5000)
     core, effects = started(registration(1, SeenNumbers(6, "x", producer_ids=9000)), registration(2, seen))
     [order] = [effect for effect in effects if isinstance(effect, RaiseCounters)]
@@ -42,7 +42,7 @@ def test_a_registration_that_has_seen_a_later_controller_raises_all_counters(see
     assert core.resigned
 
 
-def test_a_broker_that_comes_later_is_judged_as_well() -> None:
+def test_a_broker_that_registers_later_is_checked_as_well() -> None:
     core, _ = started(registration(1, SeenNumbers(7, "own")))
     assert not core.resigned
     brokers = (registration(1, SeenNumbers(7, "own")), registration(2, SeenNumbers(12, "x")))
@@ -50,13 +50,13 @@ def test_a_broker_that_comes_later_is_judged_as_well() -> None:
 
 
 @pytest.mark.parametrize("seen", [SeenNumbers(), SeenNumbers(6, "x"), SeenNumbers(7, "own")])
-def test_a_registration_that_has_seen_nothing_later_raises_nothing(seen: SeenNumbers) -> None:
+def test_a_registration_with_nothing_later_raises_nothing(seen: SeenNumbers) -> None:
     core, effects = started(registration(1, seen))
     assert not core.resigned
     assert not any(isinstance(effect, RaiseCounters) for effect in effects)
 
 
-def test_a_number_out_of_all_reason_is_not_believed_and_says_what_to_do() -> None:
+def test_an_unreasonably_large_number_is_refused_with_advice() -> None:
     absurd = registration(2, SeenNumbers(8 + MOST_RAISED, "x"))
     core, effects = started(registration(1, SeenNumbers()), absurd)
     assert not core.resigned
@@ -74,7 +74,7 @@ def refused(core: Controller, effects: list[Effect], broker_id: int) -> list[Eff
     return core.step(UpdateAnswered(broker_id, sent.update_id, 0, failed), 20)
 
 
-def test_a_leader_epoch_that_a_log_proves_to_be_given_before_is_raised_above_all_of_its_broker() -> None:
+def test_a_reused_leader_epoch_is_raised_above_all_known_ones() -> None:
     core, effects = started(
         registration(1, SeenNumbers(leader_epoch=30), incarnation=3), registration(2, SeenNumbers(leader_epoch=11))
     )
