@@ -1,8 +1,10 @@
-"""Arrow record batches as the log sees them: bytes, a fixed header, and a schema per topic. Pure: no I/O, no clock.
+"""Arrow record batches as the log stores them: bytes, a fixed header, and a schema per topic.
 
-schema, layout, fit      which columns a topic may have, and making a producer's columns fit them
-codec, header, checksum  a batch to bytes and back
-validate                 what a leader checks before it appends, over message and flatbuffer (hand-read metadata), nulls
-footer                   what makes a segment an Arrow file
-keys, partitioner        key bytes, and the partition they belong to
+Pure: no I/O, no clock.
+
+schema, layout, schema_cast  the columns that a topic may have, and casts of a producer's columns to them
+codec, header, checksum      conversion of a batch to bytes and back
+validate                     a leader's checks before an append, by message and flatbuffer, required_columns
+footer                       the parts that make a segment an Arrow file
+keys, partitioner            key bytes, and the partition of a key
 """

@@ -1,7 +1,7 @@
-"""Arrow arrays of values that are at hand, made without ``pa.array``, ``pa.scalar`` and ``Schema.empty_table``.
+"""Arrow arrays of given values, made without ``pa.array``, ``pa.scalar`` and ``Schema.empty_table``.
 
-To know pandas' objects those load it, as ``Array.to_numpy`` does: a fifth of a second of a process' first table, and
-60 MB in a broker that compacts nothing.
+These functions, and ``Array.to_numpy``, load pandas to recognise its objects. That costs a fifth of a second for a
+process's first table, and 60 MB in a broker without compacted topics.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import pyarrow as pa
 
 
 def array_of(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Values of this width as an Arrow array without nulls, in the same memory."""
+    """Return values of this width as an Arrow array without nulls, in the same memory."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def scalar_of(value: int, kind: pa.DataType) -> pa.Scalar:
-    """A number, or a time in the type's own units, of a type as wide as int64."""
+    """Return a number, or a time in the type's own unit, for a type as wide as int64."""
     return array_of(np.array([value], np.int64), kind)[0]
 
 
 def binary_of(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
-    """Values of less than 2 GiB in all, as ``kind``, which is binary or string."""
+    """Return values of less than 2 GiB in all, as ``kind``, which is binary or string."""
     ends = np.zeros(len(values) + 1, np.int64)
     np.cumsum([len(value or b"") for value in values], out=ends[1:])
     assert ends[-1] < 2**31

@@ -1,15 +1,17 @@
-"""The metadata of a RecordBatch message, written by hand: equal input gives equal bytes, whatever Arrow is installed.
+"""The metadata of a RecordBatch message, written without Arrow.
+
+Equal input gives equal bytes with any version of Arrow.
 
 ::
 
-    0    u32 24            where the Message table begins; counted from behind the message's prefix
-    4    vtable            u16 12, u16 24, places of version, type, header, body length; 8 zeros
+    0    u32 24            position of the Message table, counted from the end of the message's prefix
+    4    vtable            u16 12, u16 24, positions of version, type, header, body length; 8 zeros
     24   Message           back to the vtable, -> RecordBatch, body length, version V5, type 3; 5 zeros
-    48   vtable            u16 12, u16 24, places of rows, nodes, buffers, compression (0: none); 4 zeros
+    48   vtable            u16 12, u16 24, positions of rows, nodes, buffers, compression (0: none); 4 zeros
     64   RecordBatch       back to the vtable, -> nodes, rows, -> buffers, -> compression
-    88   vtable            u16 8, u16 8, places of codec and method
+    88   vtable            u16 8, u16 8, positions of codec and method
     96   BodyCompression   back to the vtable, codec, method; 6 zeros
-    108  u32 count         the vector of nodes: two i64 each, from 112 on; 4 zeros behind it
+    108  u32 count         the vector of nodes: two i64 each, from 112 on; then 4 zeros
     ..   u32 count         the vector of buffers: two i64 each
 
 Pure. Source: format/Message.fbs of Arrow.
@@ -37,8 +39,12 @@ def record_batch_metadata(
     codec: int = NOT_COMPRESSED,
     body_length: int = 0,
 ) -> bytes:
-    """Prefix and flatbuffer of a message of ``rows`` rows; the arguments are as in ``BatchMessage``. Without nodes: of
-    a batch that has no columns, which is a whole message."""
+    """Return prefix and flatbuffer of a message of ``rows`` rows.
+
+    The arguments are as in ``BatchMessage``.
+
+    Without nodes the batch has no columns, and the result is a whole message.
+    """
     buffers_at = _HEAD_BYTES + 16 * len(nodes) + 4
     head = _HEAD.pack(
         CONTINUATION,

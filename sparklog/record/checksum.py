@@ -1,9 +1,9 @@
-"""CRC32C over any buffer, without copying it, and arithmetic with CRCs: of two pieces, of the second of two alone.
+"""CRC32C of any buffer without a copy, and arithmetic with CRCs: of two joined pieces, or of the second one alone.
 
-The native function takes only buffers that cannot change, which a memoryview is not in its eyes; an Arrow buffer
-around the same memory is.
+The native function accepts only read-only buffers. It refuses a memoryview, but accepts an Arrow buffer of the same
+memory.
 
-A CRC is a polynomial over GF(2), and bytes that follow multiply it by x^8 each. So the CRC of ``AB`` is that of ``A``
+A CRC is a polynomial over GF(2). Each byte that follows multiplies it by x^8. So the CRC of ``AB`` is that of ``A``
 times x^(8 |B|), plus that of ``B``. Source: zlib, crc32_combine().
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import google_crc32c
 import pyarrow as pa
 
-#: Castagnoli's polynomial and the polynomial 1, with the lowest power in the highest bit, as in the CRCs themselves.
+#: Castagnoli's polynomial and the polynomial 1, with the lowest power in the highest bit, as in the CRCs.
 _POLYNOMIAL = 0x82F63B78
 _ONE = 1 << 31
 
@@ -23,30 +23,38 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
 
 
 def crc32c(data: Buffer) -> int:
-    """CRC32C (Castagnoli) of ``data``."""
+    """Return the CRC32C (Castagnoli) of ``data``."""
     return int(google_crc32c.value(data if isinstance(data, bytes) else pa.py_buffer(data)))
 
 
 def crc32c_extended(found: int, data: Buffer) -> int:
-    """CRC32C of what had ``found``, with ``data`` behind it."""
+    """Return the CRC32C of bytes with the CRC ``found``, followed by ``data``."""
     return int(google_crc32c.extend(found, data if isinstance(data, bytes) else pa.py_buffer(data)))
 
 
 class Following(NamedTuple):
-    """What ``length`` bytes do to the CRC of what is in front of them: it is multiplied by ``power``. Making one takes
-    some ten microseconds, as long as a native CRC of 100 kB; using it a third of that, as equal lengths are known."""
+    """The effect of ``length`` following bytes on a CRC: a multiplication by ``power``.
+
+    Making one takes some ten microseconds, as long as a native CRC of 100 kB. Using it takes a third of that, because
+    powers are cached by length.
+    """
 
     power: int
 
     @classmethod
     def of(cls, length: int) -> Following:
-        """Of ``length`` bytes, below 2^32."""
+        """Return the effect of ``length`` bytes, below 2^32."""
         assert 0 <= length < 1 << 32, length
         return cls(_power(length))
 
     def joined(self, first: int, second: int) -> int:
-        """The CRC of both pieces back to back; ``second`` is that of the bytes that follow. Given the CRC of both for
-        ``second``, it is that of the second alone: adding twice is not adding."""
+        """Return the CRC of two joined pieces.
+
+        ``second`` is that of the following piece.
+
+        If ``second`` is the CRC of the joined pieces, the result is that of the following piece alone, because addition
+        is its own inverse.
+        """
         return _product(self.power, first) ^ second
 
 
@@ -60,7 +68,7 @@ def _power(length: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """``a`` times ``b`` modulo the polynomial; the highest bit is x^0."""
+    """Return ``a`` times ``b`` modulo the polynomial. The highest bit is x^0."""
     found = 0
     while a:
         if a & _ONE:
@@ -72,7 +80,7 @@ def _product(a: int, b: int) -> int:
 
 @cache
 def _powers() -> list[list[int]]:
-    """By place and digit of a length in base 256: x to the power of eight times so much."""
+    """Return the powers of x for each position and digit of a length in base 256."""
     tables = []
     step = _ONE >> 8  # x^8
     for _ in range(4):

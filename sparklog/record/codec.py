@@ -1,8 +1,8 @@
-"""Record batches to bytes and back.
+"""Conversion of record batches to bytes and back.
 
-The body of a batch is exactly one encapsulated Arrow RecordBatch message, a multiple of 8 bytes, compressed inside
-Arrow or not at all. What ``encode_batch`` returns is sent, stored, replicated and read without a change;
-``decode_batch`` gives columns that lie in the received memory itself when the body is not compressed.
+The body of a batch is exactly one encapsulated Arrow RecordBatch message. Its length is a multiple of 8 bytes. It is
+compressed inside Arrow or not at all. The result of ``encode_batch`` is sent, stored, replicated and read unchanged.
+``decode_batch`` returns columns inside the received memory if the body is not compressed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sparklog.record.checksum import Buffer, crc32c
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.message import ALIGNMENT, read_metadata_length
 
-#: min_timestamp and max_timestamp of a batch without an event time: the leader's append time counts.
+#: min_timestamp and max_timestamp of a batch without an event time. The leader's append time then counts.
 NO_TIMESTAMP = -1
 
 COMPRESSIONS: dict[str, Flag] = {"lz4": Flag.LZ4, "zstd": Flag.ZSTD}
 _WRITE_OPTIONS = {name: pa.ipc.IpcWriteOptions(compression=name, use_threads=False) for name in COMPRESSIONS}
 _END_OF_STREAM_BYTES = 8
-#: A message may well need so much beside the bytes of its records: metadata, padding of buffers.
+#: The bytes that a message may need in addition to its records: metadata, and padding of buffers.
 _LARGE_BYTES = 4096
 _MAX_COUNT = 2**31 - 1
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
@@ -36,8 +36,12 @@ _UNIT_TO_US = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_
 
 
 class EncodedBatch(NamedTuple):
-    """A batch ready to be sent; the leader's fields of ``header`` are 0, or -1 for the leader epoch. ``body`` is what
-    ``crc32c`` takes; bytes where a producer sends one record on its own."""
+    """A batch ready to be sent.
+
+    The leader's fields of ``header`` are 0, or -1 for the leader epoch.
+
+    ``body`` is any buffer that ``crc32c`` accepts: bytes if a producer sends one record alone.
+    """
 
     header: BatchHeader
     body: pa.Buffer
@@ -57,12 +61,12 @@ def encode_batch(
     """Encode ``batch``, whose schema is exactly the topic's schema of ``schema_id`` (see ``fit_table``).
 
     ``compression`` is None, ``"none"``, ``"lz4"`` or ``"zstd"``. ``event_time`` names the column whose smallest and
-    greatest values become the header's timestamps; without one, or when it holds nothing but nulls, they are
-    ``NO_TIMESTAMP``.
+    greatest values become the header's timestamps. They are ``NO_TIMESTAMP`` without such a column, or if it has only
+    nulls.
 
     Raises:
-        BrokerError: INVALID_CONFIG for another compression, INVALID_RECORD when there are no records or too many, or
-            when an event time cannot be expressed in microseconds.
+        BrokerError: INVALID_CONFIG for another compression; INVALID_RECORD if there are no records or too many, or if
+            an event time does not fit into microseconds.
     """
     if not 0 < batch.num_rows <= _MAX_COUNT:
         raise BrokerError(ErrorCode.INVALID_RECORD, f"a batch of {batch.num_rows} records, 1 to {_MAX_COUNT} expected")
@@ -104,15 +108,17 @@ def encode_batch(
 
 
 def decode_batch(header: BatchHeader, body: Buffer, schema: pa.Schema, *, verify_crc: bool = True) -> pa.RecordBatch:
-    """The records of a stored batch, whose ``schema`` is that of ``header.schema_id``.
+    """Return the records of a stored batch.
 
-    The columns of an uncompressed batch lie in ``body`` itself and keep it alive; only a body that does not begin at a
-    multiple of 8 is copied, since Arrow promises its readers that. ``body`` is ``header.length`` bytes,
-    and the offset array behind it if there is one. A projected batch has the columns of ``schema`` alone, and no bytes
-    at all where these are none.
+    ``schema`` is that of ``header.schema_id``.
+
+    The columns of an uncompressed batch are views of ``body`` and keep it alive. A body that does not begin at a
+    multiple of 8 is copied, because Arrow guarantees that alignment to its readers. ``body`` has ``header.length``
+    bytes, and then the offset array if there is one. A projected batch has only the columns of ``schema``, and no bytes
+    if there are none.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when length, CRC, row count or structure differ from what the header says.
+        BrokerError: CORRUPT_MESSAGE if length, CRC, row count or structure differ from the header.
     """
     buffer = pa.py_buffer(body)
     expected = header.length + header.offset_array_length
@@ -133,7 +139,7 @@ def decode_batch(header: BatchHeader, body: Buffer, schema: pa.Schema, *, verify
 
 
 def verify_body_crc(header: BatchHeader, body: Buffer) -> None:
-    """Compare the CRC of the body, with the offset array behind it, to the header's.
+    """Compare the CRC of the body, including its offset array, with the header's.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE with both values.
@@ -142,7 +148,7 @@ def verify_body_crc(header: BatchHeader, body: Buffer) -> None:
 
 
 def compare_body_crc(header: BatchHeader, computed: int) -> None:
-    """As ``verify_body_crc``, for who has computed the CRC of the body."""
+    """Compare a computed CRC of the body with the header's, as ``verify_body_crc`` does."""
     if computed != header.body_crc:
         raise BrokerError(
             ErrorCode.CORRUPT_MESSAGE,
@@ -151,21 +157,23 @@ def compare_body_crc(header: BatchHeader, computed: int) -> None:
 
 
 def out_of_memory(what: str) -> BrokerError:
-    """Return the error for work that found no memory: nothing is wrong with the batch, and it may be sent again."""
+    """Return the error for a lack of memory. The batch is valid, and the client may send it again."""
     return BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, f"{what}: not enough memory is free; try again later")
 
 
 def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """One RecordBatch message as a batch of ``schema``, structure unchecked beyond what Arrow's reader checks.
+    """Return one RecordBatch message as a batch of ``schema``.
+
+    Only Arrow's reader checks its structure.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when Arrow cannot read it; as ``out_of_memory``.
+        BrokerError: CORRUPT_MESSAGE if Arrow cannot read it; as ``out_of_memory``.
     """
     if buffer.address % ALIGNMENT:
         buffer = pa.py_buffer(buffer.to_pybytes())
     try:
         return pa.ipc.read_record_batch(buffer, schema)
-    except MemoryError:  # which Arrow's own error for it is as well
+    except MemoryError:  # Arrow's own error for it is a subclass
         raise out_of_memory("a batch cannot be read") from None
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0][:200]
@@ -173,10 +181,10 @@ def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int, int]:
-    """Smallest and greatest event time in microseconds since the epoch as a header has them, or NO_TIMESTAMP twice.
+    """Return smallest and greatest event time in us since the epoch, as in a header, or NO_TIMESTAMP twice.
 
     Raises:
-        BrokerError: INVALID_RECORD when there is no such column, it is not of times, or a time is out of range.
+        BrokerError: INVALID_RECORD if the column does not exist or has no times, or if a time is out of range.
     """
     if event_time is None:
         return NO_TIMESTAMP, NO_TIMESTAMP
@@ -199,21 +207,26 @@ def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int
 
 
 def header_times(earliest: int, latest: int) -> tuple[int, int]:
-    """Smallest and greatest event time as they stand in a header. NO_TIMESTAMP twice is a time as well, the last
-    microsecond of 1969: a batch of nothing else says that it begins one earlier, and is found as before."""
+    """Return smallest and greatest event time as a header stores them.
+
+    NO_TIMESTAMP is also a valid time: the last microsecond of 1969. A batch with only that time stores a smallest time
+    that is one lower. A search by time finds it as before.
+    """
     return (NO_TIMESTAMP - 1 if earliest == latest == NO_TIMESTAMP else earliest), latest
 
 
 def _holds_more(size: int, batch: pa.RecordBatch) -> bool:
-    """Whether ``size`` bytes are more than the records need. Of a slice whose lists are all empty or null, pyarrow 26
-    writes the offsets of all values of the columns that it was cut from."""
+    """Return whether ``size`` bytes are much more than the records need.
+
+    For a slice whose lists are all empty or null, pyarrow 26 writes the offsets of all values of the original columns.
+    """
     if not any(types.is_nested(column.type) and not _has_no_values(column) for column in batch.columns):
-        return False  # which is most batches, and known sooner than how large they are
+        return False  # the usual case, and a faster check than the size
     return size > 2 * int(batch.nbytes) + _LARGE_BYTES
 
 
 def _has_no_values(column: pa.Array) -> bool:
-    """A column of lists, as that of headers, in which no list has ever held anything."""
+    """Return whether this is a column of lists without any value, such as that of headers."""
     return types.is_list(column.type) and not len(column.values)
 
 
@@ -222,14 +235,14 @@ def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _serialize_compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
-    # Only the stream writer takes a compression.
+    # Only the stream writer supports compression.
     return stream_message(batch, None, options=_WRITE_OPTIONS[compression])
 
 
 def stream_message(
     batch: pa.RecordBatch, custom_metadata: dict[str, str] | None, *, options: pa.ipc.IpcWriteOptions | None = None
 ) -> pa.Buffer:
-    """The one RecordBatch message of ``batch`` as a stream writer makes it, cut out between schema and end."""
+    """Return the one RecordBatch message that a stream writer makes of ``batch``, between schema and end."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch, custom_metadata=custom_metadata)
@@ -239,12 +252,12 @@ def stream_message(
 
 
 def _extremes(column: pa.Array) -> tuple[int, int] | None:
-    """Smallest and greatest value of a column of times in its own unit, or None when there are none."""
+    """Return smallest and greatest value of a column of times in its own unit, or None if there are none."""
     whole = pa.int32() if types.is_date32(column.type) else pa.int64()
     if column.null_count or len(column) == 0:
         smallest, greatest = pc.min_max(column.view(whole)).values()
         return (smallest.as_py(), greatest.as_py()) if smallest.is_valid else None
-    # Less to set up for a small batch than with Arrow's kernels, and most batches have a time in every record.
+    # For a small batch this has less overhead than Arrow's kernels, and most batches have a time in every record.
     if len(column) == 1:
         only = int(column[0].value)
         return only, only

@@ -1,16 +1,18 @@
-"""Batches from which records were taken out: the rest keeps its offsets, in an array of deltas behind the body.
+"""Batches from which a cleaner removed records.
+
+The other records keep their offsets, in an array of deltas after the body.
 
 ::
 
     body (one RecordBatch message) | u32 offset delta of each record | zeros up to a multiple of 8
 
-A cleaned batch covers all the offsets that its sources covered, so that batches still follow each other without a gap.
-Neighbours are put together, since a batch a record is what small producers leave behind: never over a leader epoch, and
-never with one that has to stand alone (the last of a producer, which tells its sequences; a marker). Records of a
-transaction that is over are plain records from here on.
+A cleaned batch covers all offsets of its sources, so that batches still follow each other without a gap. Neighbours are
+merged, because small producers leave many batches of one record. A merge never crosses a leader epoch. It never
+includes a batch that must stay alone: the last of a producer, which keeps its sequences, or a marker. Records of an
+ended transaction become plain records.
 
-A record without an event time shows the greatest time of its batch, from before it was cleaned as after: so that time
-stays, and such records are put together with those alone that show the same. Pure.
+A record without an event time has the greatest time of its batch, before and after the cleaning. So that time is kept,
+and such records are merged only with records of the same time. Pure.
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ from sparklog.record.checksum import Buffer, crc32c
 from sparklog.record.codec import NO_TIMESTAMP, decode_batch, encode_batch
 from sparklog.record.header import BatchHeader, Flag
 
-#: Offsets that one batch covers at most; the header has 32 bits for it.
+#: The most offsets that one batch covers. The header has 32 bits for it.
 MAX_SPAN = 2**31
 _CODECS = int(Flag.LZ4 | Flag.ZSTD)
 
 
 class CompactedBatch(NamedTuple):
-    """Ready for a place in a file: ``header`` lacks position, running maximum, and whether it is a segment's first."""
+    """A batch without a place in a file: ``header`` lacks position, running maximum, and the first-of-segment flag."""
 
     header: BatchHeader
     body: Buffer
 
 
 class Source(NamedTuple):
-    """A stored batch, and what is left of it. ``body`` is the stored one, for where all is left."""
+    """A stored batch and its remaining records. ``body`` is the stored one, for the case that all remain."""
 
     header: BatchHeader
     body: memoryview
@@ -54,16 +56,16 @@ class Source(NamedTuple):
         return len(self.offsets) == self.header.record_count
 
     def stamp(self, event_time: str | None) -> int | None:
-        """The time of the records that have none in this column; None: each has one."""
+        """Return the time of the records that have none in this column, or None if each has one."""
         at = self.records.schema.get_field_index(event_time) if event_time is not None else -1
         return None if at >= 0 and not self.records.column(at).null_count else self.header.max_timestamp
 
 
 def offsets_of(header: BatchHeader, body: Buffer) -> npt.NDArray[np.int64]:
-    """The offset of each record of a stored batch.
+    """Return the offset of each record of a stored batch.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when there are fewer than records, they do not rise, or leave the batch.
+        BrokerError: CORRUPT_MESSAGE if there are fewer offsets than records, or they do not rise, or exceed the batch.
     """
     if not header.flags & Flag.OFFSET_ARRAY:
         return np.arange(header.base_offset, header.base_offset + header.record_count, dtype=np.int64)
@@ -81,7 +83,10 @@ def offsets_of(header: BatchHeader, body: Buffer) -> npt.NDArray[np.int64]:
 
 
 def cut_front(header: BatchHeader, body: memoryview, start: int, *, schema: pa.Schema) -> CompactedBatch:
-    """What a stored batch holds from offset ``start`` on, which lies inside it: for a follower whose log ends there."""
+    """Return the part of a stored batch from offset ``start`` on, for a follower whose log ends there.
+
+    ``start`` lies inside the batch.
+    """
     records = decode_batch(header, body[: header.length + header.offset_array_length], schema)
     offsets = offsets_of(header, body)
     first = int(np.searchsorted(offsets, start))
@@ -93,32 +98,37 @@ def cut_front(header: BatchHeader, body: memoryview, start: int, *, schema: pa.S
 
 
 class BatchMerger:
-    """Puts what is left of the batches of one segment together. Used for one new segment, from front to end."""
+    """Merges the remaining records of one segment's batches, for one new segment, from front to end."""
 
     def __init__(
         self, schema: pa.Schema, *, target_bytes: int, event_time: str | None, keep_times: bool = True
     ) -> None:
-        """``target_bytes``: uncompressed, of a batch made of several. ``event_time``: the column that records have
-        their times in; None: those of the sources are theirs. ``keep_times``: False where nobody is shown those of
-        records without an event time, which may then be put together whenever they were written."""
+        """Create a merger.
+
+        ``target_bytes`` is the uncompressed size of a merged batch. ``event_time`` is the column of the records' times;
+        None: they have the times of the sources. ``keep_times``: False if no reader sees the times of records without
+        an event time. Such records may then be merged whatever their times are.
+        """
         self._schema = schema
         self._target_bytes = target_bytes
         self._event_time = event_time
         self._keep_times = keep_times
         self._parts: list[Source] = []
         self._bytes = 0
-        #: ``Source.stamp`` of the parts
+        #: The ``Source.stamp`` of all parts.
         self._stamp: int | None = None
-        #: the first source since the last batch, which says codec and epoch
+        #: The first source since the last batch. It determines codec and epoch.
         self._first: BatchHeader | None = None
         self._begin = -1
-        #: offset that the next batch begins at; -1: where its first source does
+        #: The offset at which the next batch begins. -1: at that of its first source.
         self.begin_at = -1
         self._end = -1
 
     def add(self, source: Source, *, alone: bool) -> list[CompactedBatch]:
-        """Take the next batch, whatever is left of it; what is complete comes back. ``alone``: keep its producer's
-        word, and nothing else with it."""
+        """Add the next batch with its remaining records, and return the batches that are complete.
+
+        ``alone``: keep its producer fields, and merge nothing with it.
+        """
         header = source.header
         made: list[CompactedBatch] = []
         size = source.records.nbytes
@@ -147,11 +157,11 @@ class BatchMerger:
         return made
 
     def flush(self) -> list[CompactedBatch]:
-        """What has been taken and not given back, as a batch; none when there is nothing."""
+        """Return the sources since the last batch as a batch, or nothing if there are none."""
         return [] if self._first is None else [self._made(keep_producer=False)]
 
     def verbatim(self, header: BatchHeader, body: memoryview) -> list[CompactedBatch]:
-        """A batch that stays as it is, a marker."""
+        """Add a batch that stays unchanged: a marker."""
         flags = header.flags & ~Flag.FIRST_OF_SEGMENT | Flag.CLEANED
         return [*self.flush(), CompactedBatch(header._replace(flags=int(flags)), body)]
 
@@ -185,7 +195,7 @@ class BatchMerger:
         return CompactedBatch(header, whole)
 
     def _body(self, parts: Sequence[Source], first: BatchHeader, stamp: int | None) -> tuple[Buffer, BatchHeader]:
-        """The message, and a header that has its codec and its times. ``stamp``: that of all ``parts``."""
+        """Return the message, and a header with its codec and its times. ``stamp`` is that of all ``parts``."""
         if not parts:
             body = empty_batch(self._schema).serialize()
             shape = first._replace(flags=0, min_timestamp=NO_TIMESTAMP, max_timestamp=NO_TIMESTAMP)
@@ -210,7 +220,7 @@ class BatchMerger:
 
 
 def offset_array(offsets: npt.NDArray[np.int64], base_offset: int) -> bytes:
-    """Empty where the records follow each other from the batch's first offset on."""
+    """Return the offset array. It is empty if the offsets have no gap from the batch's first offset on."""
     if not len(offsets) or offsets[-1] - base_offset == len(offsets) - 1:
         return b""
     deltas = (offsets - base_offset).astype("<u4").tobytes()

@@ -1,13 +1,15 @@
-"""A reader of flatbuffer tables that trusts no byte: every access is checked against the bounds before it is made.
+"""A reader of flatbuffer tables that trusts no byte: it checks every access against the bounds first.
 
-Arrow describes its messages in flatbuffers. A broker has to know what a batch declares (row counts, buffers, sizes
-after decompression) before it lets a native library act on it, so it reads these few fields itself. Nothing is
-built or copied here, and there are no schemas: callers name a field by its index in Arrow's ``.fbs`` files.
+Arrow describes its messages in flatbuffers. A broker must know what a batch declares (row counts, buffers, sizes after
+decompression) before a native library uses the batch, so it reads these few fields itself. The reader builds and copies
+nothing, and has no schemas: callers name a field by its index in Arrow's ``.fbs`` files.
 
-The layout, all little-endian::
+The layout, all little-endian:
+
+::
 
     table    i32 distance back to its vtable, then the fields
-    vtable   u16 own bytes, u16 bytes of the table, then one u16 per field: its place in the table, 0: absent
+    vtable   u16 own bytes, u16 bytes of the table, then one u16 per field: its position in the table, 0: absent
     offset   u32 distance forward to a table, vector or string
     vector   u32 count, then the items
 
@@ -24,11 +26,11 @@ from sparklog.errors import BrokerError, ErrorCode
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct("<i")
-#: No table that is read here has more fields.
+#: No table that callers read has more fields.
 _MAX_FIELDS = 8
 _VTABLES = [struct.Struct(f"<{1 + fields}H") for fields in range(_MAX_FIELDS + 1)]
 
-#: Scalars a table may hold.
+#: The scalar types of fields.
 UBYTE = struct.Struct("<B")
 SHORT = struct.Struct("<h")
 LONG = struct.Struct("<q")
@@ -37,17 +39,19 @@ ReadOnly: TypeAlias = "bytes | memoryview"
 
 
 class Vector(NamedTuple):
-    """Where the items of a vector lie; ``start + items * item size`` is inside the bytes."""
+    """The position of a vector's items. ``start + items * item size`` is inside the bytes."""
 
     start: int
     items: int
 
 
 class Table:
-    """One table inside ``source``. Lives as long as one parse; reads lazily, each access checked.
+    """One table inside ``source``.
+
+    It lives as long as one parse, reads lazily, and checks each access.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE from the constructor and every method, when an offset leads outside.
+        BrokerError: CORRUPT_MESSAGE from the constructor and every method, if an offset is out of bounds.
     """
 
     __slots__ = ("_bytes", "_entries", "at", "source")
@@ -59,17 +63,17 @@ class Table:
         vtable_bytes = _read(_U16, source, vtable)
         if vtable_bytes < 4 or vtable_bytes % 2 or vtable + vtable_bytes > len(source):
             raise malformed(f"a vtable of {vtable_bytes} bytes at {vtable} in {len(source)} bytes")
-        # Later versions of Arrow may have more fields than are looked at here.
+        # A later version of Arrow may have more fields than callers read.
         fields = min(vtable_bytes // 2 - 2, _MAX_FIELDS)
         entries: tuple[int, ...] = _VTABLES[fields].unpack_from(source, vtable + 2)
         self._bytes = entries[0]
-        #: The table's bytes, then where each field is; field 0 stands at 1.
+        #: The table's bytes, then the position of each field. Field 0 is at index 1.
         self._entries = entries
         if self._bytes < 4 or at + self._bytes > len(source):
             raise malformed(f"a table of {self._bytes} bytes at {at} in {len(source)} bytes")
 
     def scalar(self, index: int, kind: struct.Struct, *, default: int = 0) -> int:
-        """The number in field ``index``, or ``default`` when it is absent."""
+        """Return the number in field ``index``, or ``default`` if it is absent."""
         place = self._place(index, kind.size)
         if not place:
             return default
@@ -77,12 +81,12 @@ class Table:
         return value
 
     def table(self, index: int) -> Table | None:
-        """The table that field ``index`` points to, or None when it is absent."""
+        """Return the table that field ``index`` points to, or None if it is absent."""
         target = self._follow(index)
         return None if target is None else Table(self.source, target)
 
     def vector(self, index: int, item_bytes: int) -> Vector | None:
-        """The vector of fixed-size items that field ``index`` points to, or None when it is absent."""
+        """Return the vector of fixed-size items that field ``index`` points to, or None if it is absent."""
         target = self._follow(index)
         if target is None:
             return None
@@ -93,7 +97,7 @@ class Table:
         return Vector(start, count)
 
     def tables(self, index: int) -> list[Table]:
-        """The tables in the vector that field ``index`` points to; none when it is absent."""
+        """Return the tables in the vector that field ``index`` points to, or none if it is absent."""
         found = self.vector(index, _U32.size)
         if found is None:
             return []
@@ -101,7 +105,7 @@ class Table:
         return [Table(self.source, place + _read(_U32, self.source, place)) for place in places]
 
     def text(self, index: int) -> bytes:
-        """The bytes of the string in field ``index``, without the zero behind them; empty when it is absent."""
+        """Return the bytes of the string in field ``index``, without the final zero, or no bytes if it is absent."""
         found = self.vector(index, 1)
         return b"" if found is None else bytes(self.source[found.start : found.start + found.items])
 
@@ -122,7 +126,7 @@ class Table:
 
 
 def root_table(source: ReadOnly) -> Table:
-    """The table that the first four bytes point to.
+    """Return the table that the first four bytes point to.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE as ``Table``.
@@ -131,12 +135,12 @@ def root_table(source: ReadOnly) -> Table:
 
 
 def malformed(detail: str) -> BrokerError:
-    """The error for Arrow metadata that contradicts itself."""
+    """Return the error for Arrow metadata that contradict themselves."""
     return BrokerError(ErrorCode.CORRUPT_MESSAGE, f"Arrow metadata: {detail}")
 
 
 def _read(kind: struct.Struct, source: ReadOnly, at: int) -> int:
-    # unpack_from takes a negative place as counted from the end: that would be a hole in the check.
+    # unpack_from counts a negative position from the end, so the check must refuse it.
     if not 0 <= at <= len(source) - kind.size:
         raise malformed(f"{kind.size} bytes at {at} in {len(source)} bytes")
     value: int = kind.unpack_from(source, at)[0]

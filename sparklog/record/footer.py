@@ -5,10 +5,12 @@
     ARROW1 0 0 | schema message | batches ... | end of stream | footer | i32 footer bytes | ARROW1
     '--- arrow_prelude --------'               '--- arrow_footer -----------------------------'
 
-The footer is a flatbuffer, laid out here by hand::
+The footer is a flatbuffer that this module lays out itself:
 
-    0    u32 32            where the Footer table begins
-    4    u16 12, u16 16, then the table's places of version, schema, dictionaries, record batches
+::
+
+    0    u32 32            position of the Footer table
+    4    u16 12, u16 16, then the table's positions of version, schema, dictionaries, record batches
     16   zeros
     32   i32 28            distance back to the vtable
     36   u32               -> schema, inside the copy below
@@ -20,10 +22,10 @@ The footer is a flatbuffer, laid out here by hand::
     60   u32 count         the vector of record batches: blocks of 24 bytes from 64 on
     ..   the flatbuffer of the Schema message, verbatim
 
-Equal schema bytes and equal batches give equal footers, whatever pyarrow is installed: followers seal on their own
-and must come to identical files. The schema is therefore not rebuilt: the footer points into a copy of the message
-that the topic was created with; offsets in flatbuffers are relative, so a copy at a multiple of 8 stays valid.
-Source: format/File.fbs of Arrow.
+Equal schema bytes and equal batches give equal footers with any version of pyarrow. That matters because each follower
+seals alone, and the files must be identical. So the schema is not rebuilt: the footer points into a copy of the topic's
+schema message. Offsets in flatbuffers are relative, so a copy at a multiple of 8 stays valid. Source: format/File.fbs
+of Arrow.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ MAGIC = b"ARROW1"
 _PRELUDE_MAGIC = MAGIC + bytes(2)
 END_OF_STREAM = struct.pack("<Ii", CONTINUATION, 0)
 
-#: One Block of the footer: a batch's file position, bytes of its metadata with prefix and padding, bytes of its body.
+#: One Block of the footer: a batch's file position, the bytes of its metadata with prefix and padding, the bytes of its
+#: body.
 BLOCK_DTYPE = np.dtype([("offset", "<i8"), ("metadata_length", "<i4"), ("padding", "<i4"), ("body_length", "<i8")])
 
 _TABLE = 32
@@ -53,21 +56,24 @@ assert _HEAD.size == _BLOCKS and BLOCK_DTYPE.itemsize == 24
 
 @lru_cache(maxsize=256)
 def arrow_prelude(schema_message: bytes) -> bytes:
-    """What a segment file starts with; its length is the position of the first batch. A broker that starts asks for
-    every one of its logs, and thousands have the same schema.
+    """Return the bytes at the beginning of a segment file.
+
+    Their length is the position of the first batch.
+
+    The result is cached: a starting broker needs it for each of its logs, and thousands have the same schema.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when ``schema_message`` is not one message of whole 8 bytes.
+        BrokerError: CORRUPT_MESSAGE if ``schema_message`` is not one message of a multiple of 8 bytes.
     """
     _flatbuffer(schema_message)
     return _PRELUDE_MAGIC + schema_message
 
 
 def schema_of_prelude(prelude: bytes) -> bytes:
-    """The schema message in what ``arrow_prelude`` has made.
+    """Return the schema message in a result of ``arrow_prelude``.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when ``prelude`` is anything else.
+        BrokerError: CORRUPT_MESSAGE if ``prelude`` is anything else.
     """
     message = prelude[len(_PRELUDE_MAGIC) :]
     if prelude[: len(_PRELUDE_MAGIC)] != _PRELUDE_MAGIC or read_metadata_length(message) != len(message):
@@ -77,20 +83,20 @@ def schema_of_prelude(prelude: bytes) -> bytes:
 
 
 def arrow_footer(schema_message: bytes, blocks: Sequence[tuple[int, int, int]] | npt.NDArray[np.void]) -> bytes:
-    """What a sealed segment file ends with, behind its last batch.
+    """Return the bytes at the end of a sealed segment file, after its last batch.
 
-    ``blocks`` are (file position, metadata length, body length) of each batch in file order, or an array of
+    ``blocks`` has (file position, metadata length, body length) of each batch in file order, or is an array of
     ``BLOCK_DTYPE`` (see ``blocks_of``).
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when ``schema_message`` is not a Schema message.
+        BrokerError: CORRUPT_MESSAGE if ``schema_message`` is not a Schema message.
     """
     flatbuffer = _flatbuffer(schema_message)
     vector = _block_array(blocks)
     copy_at = _BLOCKS + vector.nbytes
     head = _HEAD.pack(
         _TABLE,
-        # vtable: its bytes, the table's bytes, then places of version, schema, dictionaries, record batches
+        # vtable: its bytes, the table's bytes, then positions of version, schema, dictionaries, record batches
         *(12, 20, 16, 4, 8, 12),
         _TABLE - 4,
         copy_at + schema_table_position(flatbuffer) - (_TABLE + 4),
@@ -107,9 +113,11 @@ def arrow_footer(schema_message: bytes, blocks: Sequence[tuple[int, int, int]] |
 def blocks_of(
     positions: npt.NDArray[np.int64], lengths: npt.NDArray[np.integer], file: bytes | memoryview
 ) -> npt.NDArray[np.void]:
-    """The blocks of the batches at ``positions`` of a segment ``file``, reading only the front of each.
+    """Return the blocks of the batches at ``positions`` of a segment ``file``.
 
-    ``lengths`` are the bodies' lengths from the batch headers; positions are multiples of 8.
+    It reads only the front of each batch.
+
+    ``lengths`` are the bodies' lengths from the batch headers. Positions are multiples of 8.
     """
     sizes = np.frombuffer(file, dtype="<i4", count=len(file) // 4)
     blocks = np.zeros(len(positions), dtype=BLOCK_DTYPE)
@@ -120,10 +128,12 @@ def blocks_of(
 
 
 def block_of(position: int, body: bytes | memoryview) -> tuple[int, int, int]:
-    """The block of one batch whose whole message is ``body`` and which lies at ``position`` of its file.
+    """Return the block of one batch at ``position`` of its file.
+
+    ``body`` is its whole message.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when ``body`` does not begin like a message.
+        BrokerError: CORRUPT_MESSAGE if ``body`` does not begin like a message.
     """
     metadata_length = read_metadata_length(body)
     return position, metadata_length, len(body) - metadata_length

@@ -1,7 +1,7 @@
-r"""The fixed-width batch header: everything the log knows about a batch without touching its Arrow bytes.
+"""The fixed-width batch header: everything the log knows about a batch without reading its Arrow bytes.
 
-One header is 96 bytes, little-endian; an ``.index`` file is an array of them, and a request or reply carries them in
-front of the batches they describe.
+One header is 96 bytes, little-endian. An ``.index`` file is an array of them. A request or reply has the headers before
+the batches.
 
 ::
 
@@ -19,15 +19,15 @@ front of the batches they describe.
     72  leader_epoch         i32
     76  schema_id            i32
     80  first_sequence       i32   -1: not idempotent
-    84  offset_array_length  u32   bytes of u32 offset deltas behind the body (cleaned batches), a multiple of 8; else 0
+    84  offset_array_length  u32   bytes of u32 offset deltas after the body (cleaned batches), a multiple of 8; else 0
     88  producer_epoch       i16
     90  flags                u16   see Flag; bits 12 to 15 are the format version
     92  header_crc           u32   CRC32C of bytes 0 to 92
 
-The producer fills what it knows; the leader fills base_offset, position, running_max, append_time, leader_epoch and
-the first-of-segment flag at append, and seals the header with its CRC. From then on it never changes: followers store
-it verbatim, which keeps replicas byte-identical. What a cleaner writes (``Flag.CLEANED``) is a replica's own: there
-replicas hold the same records at the same offsets.
+The producer fills the fields that it knows. At the append the leader fills base_offset, position, running_max,
+append_time, leader_epoch and the first-of-segment flag, and seals the header with its CRC. After that the header never
+changes: followers store it verbatim, so replicas are byte-identical. Batches that a cleaner writes (``Flag.CLEANED``)
+belong to one replica. There the replicas have the same records at the same offsets.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _VERSION_SHIFT = 12
 _FLAG_MASK = (1 << _VERSION_SHIFT) - 1
 _VERSION_BITS = FORMAT_VERSION << _VERSION_SHIFT
 _STRUCT = struct.Struct("<7q4I3iIhHI")
-#: All but the CRC, which is of these bytes.
+#: All fields except the CRC, which covers these bytes.
 _FIELDS = struct.Struct("<7q4I3iIhH")
 _CRC = struct.Struct("<I")
 _CRC_AT = HEADER_BYTES - _CRC.size
 assert _STRUCT.size == HEADER_BYTES and _FIELDS.size == _CRC_AT
 
-#: numpy view of an array of headers; field names equal ``BatchHeader``'s.
+#: numpy dtype of an array of headers. The field names equal ``BatchHeader``'s.
 HEADER_DTYPE = np.dtype(
     [
         ("base_offset", "<i8"),
@@ -88,14 +88,14 @@ class Flag(IntFlag):
     TRANSACTIONAL = 8
     FIRST_OF_SEGMENT = 16
     OFFSET_ARRAY = 32
-    #: Only in answers to readers, never stored: the body holds some of the columns, see ``projection``.
+    #: Only in responses to readers, never stored: the body has some of the columns, see ``projection``.
     PROJECTED = 64
-    #: Written by a cleaner, or appended behind such a batch: its place in the file is this replica's own.
+    #: A cleaner wrote the batch, or it was appended after such a batch: its position differs from the leader's.
     CLEANED = 128
 
 
 class BatchHeader(NamedTuple):
-    """One decoded header; the module's docstring gives units and meaning. ``flags`` is without the version bits."""
+    """One decoded header. The module's docstring gives units and meaning. ``flags`` is without the version bits."""
 
     base_offset: int
     position: int
@@ -121,12 +121,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes the batch takes in the .arrow file: body, offset array, padding to 8."""
+        """Return the bytes of the batch in the .arrow file: body, offset array, padding to 8."""
         array_bytes = self.offset_array_length
         return self.length + -(-array_bytes // 8) * 8 if array_bytes else self.length
 
     def pack(self) -> bytes:
-        """The 96 bytes, with format version and CRC."""
+        """Return the 96 bytes, with format version and CRC."""
         head = _FIELDS.pack(*self[:-1], self.flags | _VERSION_BITS)
         return head + _CRC.pack(google_crc32c.value(head))
 
@@ -134,8 +134,10 @@ class BatchHeader(NamedTuple):
 def pack_placed(
     header: BatchHeader, *, base_offset: int, position: int, running_max: int, append_time: int, leader_epoch: int
 ) -> bytes:
-    """A producer's header as its leader stores it, where neither times nor flags change: as ``pack`` of a header with
-    these fields replaced, without making one."""
+    """Pack a producer's header as its leader stores it, if neither times nor flags change.
+
+    The result equals ``pack`` of a header with these fields replaced, but no such header is made.
+    """
     head = _FIELDS.pack(
         base_offset,
         position,
@@ -154,7 +156,7 @@ def unpack_header(source: bytes | bytearray | memoryview, at: int = 0) -> BatchH
     """Decode and verify the header at ``at``.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when bytes are missing, the CRC differs, or the format version is newer.
+        BrokerError: CORRUPT_MESSAGE if bytes are missing, the CRC differs, or the format version is newer.
     """
     if len(source) - at < HEADER_BYTES:
         raise BrokerError(
@@ -170,14 +172,14 @@ def unpack_header(source: bytes | bytearray | memoryview, at: int = 0) -> BatchH
             ErrorCode.CORRUPT_MESSAGE, f"batch header format version {version} found, {FORMAT_VERSION} expected"
         )
     fields.append(version_and_flags & _FLAG_MASK)
-    return tuple.__new__(BatchHeader, fields)  # what the class itself does, without a call of Python's own
+    return tuple.__new__(BatchHeader, fields)  # as the class does it, but without a Python call
 
 
 def unpack_headers(source: bytes | bytearray | memoryview) -> list[BatchHeader]:
     """Decode and verify a whole number of headers.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE as ``unpack_header``, or when the length is not a multiple of 96.
+        BrokerError: CORRUPT_MESSAGE as ``unpack_header``, or if the length is not a multiple of 96.
     """
     if len(source) % HEADER_BYTES:
         raise BrokerError(
@@ -187,5 +189,5 @@ def unpack_headers(source: bytes | bytearray | memoryview) -> list[BatchHeader]:
 
 
 def header_array(source: bytes | bytearray | memoryview) -> np.ndarray:
-    """View bytes as a numpy array of headers, without copying or verifying."""
+    """Return bytes as a numpy array of headers, without copying or verifying."""
     return np.frombuffer(source, dtype=HEADER_DTYPE)

@@ -1,12 +1,15 @@
-"""Hashes of whole key columns, 128 bits a key: how the cleaner tells keys apart without keeping them.
+"""Hashes of whole key columns, 128 bits for each key.
 
-Multilinear hashing: a key is its 32-bit words (zeros behind the last one) and its length; each of four hashes is the
-upper half of a sum of products with random 64-bit numbers, modulo 2^64. Two different keys agree in one of them with a
-probability of at most 2^-32, whatever the keys are, and in all four with 2^-128: the numbers are drawn anew for each
-cleaning from ``seed``, so that nobody can prepare keys that meet. Among a billion keys that is one in 10^20 cleanings,
-far below what the checksums of batches let pass. Nulls hash as the empty key: look at the column for them.
+The cleaner distinguishes keys by them without storing the keys.
 
-Source: Lemire and Kaser, "Strongly universal string hashing is fast". Pure; no loop sees a key, only key lengths.
+Multilinear hashing: a key is its 32-bit words (padded with zeros) and its length. Each of four hashes is the upper half
+of a sum of products with random 64-bit numbers, modulo 2^64. Two different keys agree in one hash with a probability of
+at most 2^-32, whatever the keys are, and in all four with 2^-128. Each cleaning draws new numbers from ``seed``, so
+that no user can prepare keys that collide. Among a billion keys a collision happens in one of 10^20 cleanings, which is
+far less likely than an error that the batches' checksums miss. A null has the hash of the empty key; check the column
+for nulls.
+
+Source: Lemire and Kaser, "Strongly universal string hashing is fast". Pure; no loop over keys, only over key lengths.
 """
 
 from __future__ import annotations
@@ -20,40 +23,40 @@ import pyarrow as pa
 
 from sparklog.record.partitioner import key_spans
 
-#: Bytes of keys that are gathered at a time: their places take eight times as much.
+#: The bytes of keys that are gathered at a time. Their positions take eight times as much.
 _GATHER_BYTES = 1 << 20
 _HASHES = 4
-#: Up to so many words of a key, word by word is faster than a product of matrices.
+#: Up to this number of words in a key, a loop over words is faster than a matrix product.
 _FEW_WORDS = 16
 _HALF = np.uint64(32)
 _UPPER = np.uint64(0xFFFFFFFF00000000)
-#: What counts of a key's last word of which so many bytes are its own.
+#: The mask of a key's last word, by the number of its bytes that belong to the key.
 _KEPT = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], "<u4")
 
 
 class KeyHashes(NamedTuple):
-    """Two halves of each key's hash."""
+    """The two halves of each key's hash."""
 
     high: npt.NDArray[np.uint64]
     low: npt.NDArray[np.uint64]
 
 
 class KeyHash:
-    """One family of hashes; keys are compared by the same one only."""
+    """One family of hashes. Compare only hashes of the same family."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.Generator(np.random.PCG64(seed))
-        #: for the sum, for the length
+        #: The constants for the sum and for the length.
         self._constant = self._draw(1)[0]
         self._of_length = self._draw(1)[0]
-        #: a row for each word of a key; grows with the longest key seen
+        #: A row for each word of a key. It grows with the longest key seen.
         self._of_words = self._draw(16)
 
     def _draw(self, rows: int) -> npt.NDArray[np.uint64]:
         return self._random.integers(0, 2**64, (rows, _HASHES), np.uint64)
 
     def of(self, keys: pa.Array) -> KeyHashes:
-        """The hash of each key of a binary column (``keys.encode_keys``)."""
+        """Return the hash of each key of a binary column (``keys.encode_keys``)."""
         content, starts, lengths = key_spans(keys)
         sums = np.empty((_HASHES, len(starts)), np.uint64)
         words = (lengths + 3) // 4
@@ -82,19 +85,19 @@ class KeyHash:
         lengths: npt.NDArray[np.int64],
         count: int,
     ) -> npt.NDArray[np.uint64]:
-        """Of keys that all have ``count`` words."""
+        """Return the sums for keys that all have ``count`` words."""
         if not count:
             return np.zeros((_HASHES, len(starts)), np.uint64)
         width = 4 * count
         length = int(lengths[0])
-        if _is_run(starts, lengths):  # keys of one length side by side, or one alone
+        if _is_run(starts, lengths):  # adjacent keys of one length, or a single key
             gathered = np.zeros((len(starts), width), np.uint8)
             first = int(starts[0])
             gathered[:, :length] = content[first : first + length * len(starts)].reshape(-1, length)
         else:
             gathered = _windows(content, int(starts.max()) + width, width)[starts]
         words = gathered.view("<u4")
-        words[:, -1] &= _KEPT[lengths - (width - 4)]  # of a key that begins before another's end
+        words[:, -1] &= _KEPT[lengths - (width - 4)]  # for a key that begins before another's end
         if count > _FEW_WORDS:
             product: npt.NDArray[np.uint64] = (words.astype(np.uint64) @ self._of_words[:count]).T
             return product
@@ -107,7 +110,7 @@ class KeyHash:
 
 
 def _windows(content: npt.NDArray[np.uint8], end: int, width: int) -> npt.NDArray[np.uint8]:
-    """All runs of ``width`` bytes, by where they begin; with zeros where the last ones reach beyond the content."""
+    """Return the ``width`` bytes from each position, padded with zeros after the content."""
     if end > len(content):
         content = np.concatenate([content, np.zeros(end - len(content), np.uint8)])
     return np.lib.stride_tricks.sliding_window_view(content, width)
@@ -116,7 +119,7 @@ def _windows(content: npt.NDArray[np.uint8], end: int, width: int) -> npt.NDArra
 def _pieces(
     words: npt.NDArray[np.int64], count: int, step: int, *, alone: bool
 ) -> Iterator[slice | npt.NDArray[np.intp]]:
-    """Which keys have ``count`` words, ``step`` at a time; ``alone``: all have."""
+    """Yield the rows of the keys with ``count`` words, ``step`` at a time. ``alone``: all keys have that many."""
     if alone:
         yield from (slice(first, first + step) for first in range(0, len(words), step))
     else:
@@ -129,7 +132,7 @@ def _is_run(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bo
 
 
 def _distinct(counts: npt.NDArray[np.int64]) -> list[int]:
-    """The values among small ones by counting, which is many times faster than sorting."""
+    """Return the distinct values. For small values this counts, which is many times faster than sorting."""
     if not len(counts):
         return []
     greatest = int(counts.max())

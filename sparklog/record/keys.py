@@ -1,14 +1,14 @@
-"""The key bytes of records in typed topics: what murmur2 and the cleaner take as a record's key.
+"""The key bytes of records in typed topics, for murmur2 and for the cleaner.
 
 One key column:
 
-- text and bytes: themselves, so that they meet Kafka's StringSerializer and ByteArraySerializer;
+- text and bytes: unchanged, so that they equal those of Kafka's StringSerializer and ByteArraySerializer;
 - numbers, dates, times, decimals: their fixed width in big-endian two's complement or IEEE 754, as Kafka's Short-,
   Integer-, Long-, Float- and DoubleSerializer; -0.0 is 0.0 and there is one NaN;
 - booleans: one byte, 0 or 1.
 
-Several key columns: for each, in order, its length as big-endian i32 and its bytes, or the length -1 for a null.
-A key is null when all its columns are. The encoding is fixed for ever: changing it would move keys between partitions.
+Several key columns: for each, in order, its length as big-endian i32 and its bytes, or the length -1 for a null. A key
+is null if all its columns are. The encoding never changes: a change would move keys between partitions.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NULL_LENGTH = (-1).to_bytes(4, "big", signed=True)
 
 
 def partitions_of(batch: pa.RecordBatch, key_columns: Sequence[str], n: int) -> npt.NDArray[np.int32]:
-    """The partition of each record among ``n``; NO_PARTITION where the key is null or there are no key columns.
+    """Return the partition of each record among ``n``, or NO_PARTITION for a null key or without key columns.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH when a key column is missing or nested.
+        BrokerError: SCHEMA_MISMATCH if a key column is missing or nested.
     """
     if not key_columns:
         return np.full(batch.num_rows, NO_PARTITION, np.int32)
@@ -41,10 +41,10 @@ def partitions_of(batch: pa.RecordBatch, key_columns: Sequence[str], n: int) -> 
 
 
 def encode_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
-    """The key of each record as binary (or large binary), null where the key is null.
+    """Return the key of each record as binary (or large binary), null for a null key.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH when a key column is missing or nested.
+        BrokerError: SCHEMA_MISMATCH if a key column is missing or nested.
     """
     columns = [_column_bytes(batch, name) for name in key_columns]
     if len(columns) == 1:
@@ -60,7 +60,7 @@ def encode_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
 
 
 def absent_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> int:
-    """How many records have no key: nulls in all key columns."""
+    """Return the number of records without a key: nulls in all key columns."""
     nulls = [batch.column(name).null_count for name in key_columns]
     if not nulls or 0 in nulls:
         return 0 if nulls else batch.num_rows
@@ -71,8 +71,11 @@ def absent_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> int:
 
 
 def tombstones(batch: pa.RecordBatch, key_columns: Sequence[str]) -> npt.NDArray[np.bool_] | None:
-    """Which records delete their key: with Kafka's columns those without a value, else those with nulls in all other
-    columns; None: none of them. A topic of key columns alone has no tombstones."""
+    """Return which records delete their key, or None if none does.
+
+    With Kafka's columns those are the records without a value, otherwise those with nulls in all other columns. A topic
+    with only key columns has no tombstones.
+    """
     others = [name for name in batch.schema.names if name not in key_columns]
     if batch.schema.equals(DEFAULT_SCHEMA):
         others = ["value"]

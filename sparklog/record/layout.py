@@ -1,8 +1,8 @@
-"""Which Arrow types a topic may have, and how a schema's columns lie in a record batch message.
+"""The Arrow types that a topic may have, and the layout of a schema's columns in a record batch message.
 
-A type is allowed when every reader of a segment file can be expected to know it and when its rows take room: a
-column of ``null`` or of empty structs would let a batch of a few bytes stand for four billion records. Dictionaries
-are not allowed, because an Arrow file has one dictionary per column while every batch of a log stands alone.
+A type is allowed if every reader of a segment file can be expected to support it, and if its rows take space. A column
+of ``null`` or of empty structs would let a batch of a few bytes represent four billion records. Dictionaries are not
+allowed: an Arrow file has one dictionary per column, but every batch of a log is independent.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyarrow import types
 
-#: Columns and nested columns of one schema.
+#: The limit of columns and nested columns of one schema.
 MAX_NODES = 10_000
-#: Levels of nesting; Arrow's own readers stop at 64.
+#: The limit of nesting levels. Arrow's own readers stop at 64.
 MAX_DEPTH = 16
-#: Rows an element of a fixed-size list stands for, and bytes of a fixed-size binary.
+#: The limit of rows in an element of a fixed-size list, and of bytes in a fixed-size binary.
 _MAX_FIXED_SIZE = 1 << 20
 
 _EXTENSION_KEY = b"ARROW:extension:name"
@@ -27,19 +27,19 @@ class Node(NamedTuple):
 
     path: str
     nullable: bool
-    #: Buffers it has itself, without those of its children.
+    #: The number of its own buffers, without those of its children.
     buffers: int
-    #: True for a column of the schema, False for what lies inside one.
+    #: True for a column of the schema, False for a nested column.
     top: bool
 
 
 class Layout(NamedTuple):
-    """What is compared with every batch of a schema."""
+    """The layout that every batch of a schema must have."""
 
     nodes: tuple[Node, ...]
-    #: Buffers of all nodes.
+    #: The number of buffers of all nodes.
     buffers: int
-    #: Places of the columns where a null is forbidden, in the column or somewhere inside.
+    #: Numbers of the columns in which a null is forbidden, at the top or nested.
     required: tuple[int, ...]
 
 
@@ -48,10 +48,12 @@ _MAX_LAYOUTS = 1024
 
 
 def layout_of(schema: pa.Schema) -> Layout:
-    """The layout of ``schema``, which must satisfy ``refusals``; remembered for this very object.
+    """Return the layout of ``schema``, which must satisfy ``refusals``.
 
-    Hashing a schema costs more than all comparisons with a layout, and ``parse_schema`` gives the same object for
-    the same bytes; so the object is the key, and is held so that its identity is not given to another.
+    The result is cached for this object.
+
+    Hashing a schema costs more than all comparisons with a layout, and ``parse_schema`` returns the same object for the
+    same bytes. So the object's id is the key. The cache holds the object, so that no other object gets its id.
     """
     known = _LAYOUTS.get(id(schema))
     if known is not None:
@@ -68,14 +70,14 @@ def layout_of(schema: pa.Schema) -> Layout:
 
 
 def has_required(kind: pa.DataType) -> bool:
-    """True when something inside ``kind`` is not nullable, apart from the keys of maps, which Arrow checks."""
+    """Return whether a part of ``kind`` is not nullable, except for the keys of maps, which Arrow checks."""
     if types.is_map(kind):
         return not kind.item_field.nullable or has_required(kind.item_type)
     return any(not child.nullable or has_required(child.type) for child in children_of(kind))
 
 
 def refusals(schema: pa.Schema) -> list[str]:
-    """Why ``schema`` cannot be a topic's, one sentence per column; empty when it can."""
+    """Return why ``schema`` cannot be a topic's, one sentence per column. Empty: it can."""
     if len(schema) == 0:
         return ["a topic needs at least one column"]
     names = schema.names
@@ -94,19 +96,19 @@ def refusals(schema: pa.Schema) -> list[str]:
 
 
 def is_variable_binary(kind: pa.DataType) -> bool:
-    """Types with validity, offsets and bytes."""
+    """Return whether the type has validity, offsets and bytes."""
     return bool(
         types.is_binary(kind) or types.is_string(kind) or types.is_large_binary(kind) or types.is_large_string(kind)
     )
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Lists with offsets; maps are not among them."""
+    """Return whether the type is a list with offsets. Maps are not."""
     return bool(types.is_list(kind) or types.is_large_list(kind))
 
 
 def children_of(kind: pa.DataType) -> list[pa.Field]:
-    """The fields inside a nested type, as they appear in a message; empty for others."""
+    """Return the fields inside a nested type, as in a message; none for other types."""
     if types.is_map(kind):
         return [pa.field("entries", pa.struct([kind.key_field, kind.item_field]), nullable=False)]
     if types.is_struct(kind):

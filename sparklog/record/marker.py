@@ -1,9 +1,9 @@
-"""Control markers: how a transaction's end stands in a partition's log.
+"""Control markers: the end of a transaction in a partition's log.
 
-A marker is a batch with ``Flag.CONTROL``, one offset and no records: a RecordBatch message of the topic's schema with
-zero rows, so that a sealed segment stays an ordinary Arrow file that shows no row too many. What it says is JSON in
-the message's custom metadata, under ``sparklog.marker``: the producer ids, with their epochs, that this transaction
-committed here and those it aborted. Pure.
+A marker is a batch with ``Flag.CONTROL``, one offset and no records. Its body is a RecordBatch message of the topic's
+schema with zero rows. So a sealed segment stays an ordinary Arrow file without extra rows. The content is JSON in the
+message's custom metadata, under ``sparklog.marker``: the producer ids, with their epochs, whose transactions committed
+and whose aborted. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ MARKER_KEY = "sparklog.marker"
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """(producer id, producer epoch) of those whose records stand, and of those whose records never were."""
+    """The producers whose transactions are committed, and those whose transactions are aborted.
+
+    Each is (producer id, producer epoch).
+    """
 
     committed: tuple[tuple[int, int], ...] = ()
     aborted: tuple[tuple[int, int], ...] = ()
@@ -35,7 +38,7 @@ _decode = msgspec.json.Decoder(Marker).decode
 
 
 def encode_marker(marker: Marker, schema: pa.Schema, *, schema_id: int) -> EncodedBatch:
-    """A marker ready to be appended to a log whose newest schema is ``schema``."""
+    """Return a marker for a log whose newest schema is ``schema``."""
     body = stream_message(empty_batch(schema), {MARKER_KEY: msgspec.json.encode(marker).decode()})
     header = BatchHeader(
         base_offset=0,
@@ -60,10 +63,10 @@ def encode_marker(marker: Marker, schema: pa.Schema, *, schema_id: int) -> Encod
 
 
 def decode_marker(header: BatchHeader, body: Buffer) -> Marker:
-    """What a stored marker says.
+    """Return the content of a stored marker.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when it is none, contradicts its header, or is of a newer format.
+        BrokerError: CORRUPT_MESSAGE if it is not a marker, contradicts its header, or has a newer format.
     """
     buffer = pa.py_buffer(body)
     if not header.flags & Flag.CONTROL or buffer.size != header.length:

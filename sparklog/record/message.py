@@ -1,12 +1,12 @@
-"""Encapsulated Arrow IPC messages, read by hand: where metadata and body lie and what a record batch declares.
+"""Encapsulated Arrow IPC messages, parsed without Arrow: the position of metadata and body, and the declared content.
 
 ::
 
     u32 0xFFFFFFFF | i32 n | n bytes of flatbuffer, zeros up to 8 | body, a multiple of 8
     '---- metadata_length = 8 + n ----------------------------'
 
-No Arrow library is asked here, so that the broker knows sizes and places before any native code acts on them.
-Source: Arrow columnar format, "Encapsulated message format"; format/Message.fbs and Schema.fbs of Arrow.
+The broker thus knows sizes and positions before any native code uses them. Source: Arrow columnar format, "Encapsulated
+message format"; format/Message.fbs and Schema.fbs of Arrow.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PREFIX = struct.Struct("<Ii")
 _PAIR = struct.Struct("<qq")
 _I64 = struct.Struct("<q")
 
-#: Arrow's MetadataVersion V5, the one since Arrow 1.0. V4 has another way of saying "compressed".
+#: Arrow's MetadataVersion V5, current since Arrow 1.0. V4 encodes "compressed" differently.
 METADATA_V5 = 4
-#: Metadata up to this size are remembered: of some twenty columns.
+#: The largest metadata that are cached: those of about twenty columns.
 _SMALL_METADATA_BYTES = 2048
 
 # Message: version, header type, header, body length, custom metadata
@@ -46,26 +46,26 @@ ZSTD = 1
 
 
 class BatchMessage(NamedTuple):
-    """What a RecordBatch message declares; sizes are bytes. Every buffer lies inside the body, in order."""
+    """The content that a RecordBatch message declares. Sizes are bytes. Every buffer lies inside the body, in order."""
 
     rows: int
     #: (length, null count) of every column and nested column, depth first.
     nodes: tuple[tuple[int, int], ...]
-    #: (offset, length) of every buffer, counted from the body's start.
+    #: (offset, length) of every buffer, relative to the body's start.
     buffers: tuple[tuple[int, int], ...]
     #: NOT_COMPRESSED, LZ4_FRAME or ZSTD.
     codec: int
-    #: How many counts of variadic buffers there are: one for each column of a view type.
+    #: The number of counts of variadic buffers: one for each column of a view type.
     variadic_counts: int
     metadata_length: int
     body_length: int
 
 
 def read_batch_message(source: ReadOnly) -> BatchMessage:
-    """Read ``source``, which has to be exactly one RecordBatch message, padded to a multiple of 8 bytes.
+    """Read ``source``, which must be exactly one RecordBatch message, padded to a multiple of 8 bytes.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when it is another message, shorter or longer than it says, or when a
+        BrokerError: CORRUPT_MESSAGE if it is another message, if its length differs from the declared one, or if a
             buffer lies outside the body, is not aligned to 8 bytes, or overlaps the one before.
     """
     metadata_length = read_metadata_length(source)
@@ -79,7 +79,7 @@ def _read(flatbuffer: bytes, metadata_length: int, message_length: int) -> Batch
     if metadata_length + body_length != message_length:
         raise malformed(f"metadata of {metadata_length} and body of {body_length} bytes in {message_length} bytes")
     if body_length % ALIGNMENT:
-        # It would put every later batch of the file at a place where Arrow does not read.
+        # It would move every later batch of the file to a position where Arrow cannot read it.
         raise malformed(f"a body of {body_length} bytes, expected a multiple of {ALIGNMENT}")
     batch = message.table(_HEADER)
     if batch is None:
@@ -95,15 +95,15 @@ def _read(flatbuffer: bytes, metadata_length: int, message_length: int) -> Batch
     )
 
 
-#: Batches of as many records of the same sizes have the same metadata: what equal bytes say needs to be read only once.
+#: Batches with the same number of records of the same sizes have equal metadata. Equal bytes are parsed only once.
 _read_small = lru_cache(maxsize=256)(_read)
 
 
 def read_message_length(source: ReadOnly) -> int:
-    """Return the bytes of the RecordBatch message that ``source`` begins with, by what the message says.
+    """Return the declared length of the RecordBatch message at the beginning of ``source``.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when it begins with something else, or the message does not end inside.
+        BrokerError: CORRUPT_MESSAGE if it begins with something else, or the message ends outside.
     """
     metadata_length = read_metadata_length(source)
     body_length = _message_of(bytes(source[PREFIX_BYTES:metadata_length]), RECORD_BATCH).scalar(_BODY_LENGTH, LONG)
@@ -113,7 +113,7 @@ def read_message_length(source: ReadOnly) -> int:
 
 
 def read_custom_metadata(source: ReadOnly) -> dict[bytes, bytes]:
-    """The keys and values that a RecordBatch message carries beside its columns.
+    """Return the keys and values of a RecordBatch message's custom metadata.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE as ``read_batch_message``.
@@ -123,10 +123,10 @@ def read_custom_metadata(source: ReadOnly) -> dict[bytes, bytes]:
 
 
 def read_metadata_length(source: ReadOnly) -> int:
-    """Bytes of prefix, flatbuffer and padding of the message ``source`` starts with.
+    """Return the bytes of prefix, flatbuffer and padding of the message at the beginning of ``source``.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when the prefix is not that of a message, or the metadata do not end inside.
+        BrokerError: CORRUPT_MESSAGE if the prefix is not that of a message, or the metadata end outside.
     """
     if len(source) < PREFIX_BYTES:
         raise malformed(f"{len(source)} bytes found, at least {PREFIX_BYTES} expected")
@@ -139,10 +139,10 @@ def read_metadata_length(source: ReadOnly) -> int:
 
 
 def schema_table_position(flatbuffer: ReadOnly) -> int:
-    """Where in the flatbuffer of a Schema message the Schema table begins.
+    """Return the position of the Schema table in the flatbuffer of a Schema message.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when it is not the flatbuffer of a Schema message.
+        BrokerError: CORRUPT_MESSAGE if it is not the flatbuffer of a Schema message.
     """
     schema = _message_of(flatbuffer, _SCHEMA).table(_HEADER)
     if schema is None:
@@ -151,12 +151,13 @@ def schema_table_position(flatbuffer: ReadOnly) -> int:
 
 
 def counted_bytes(message: BatchMessage, source: ReadOnly) -> int:
-    """What ``max.message.bytes`` bounds, for producers and leaders alike: the greater of what the batch takes as it is
-    sent, ``source``, and what it says it will take once decompressed. Kafka bounds the former; a reader has to find
-    room for the latter.
+    """Return the size that ``max.message.bytes`` limits, for producers and leaders.
+
+    It is the greater of the size of ``source`` and the declared size after decompression. Kafka limits only the former,
+    but a reader needs memory for the latter.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when a compressed buffer's size cannot be read.
+        BrokerError: CORRUPT_MESSAGE if a compressed buffer's size cannot be read.
     """
     if message.codec == NOT_COMPRESSED:
         return len(source)
@@ -166,17 +167,17 @@ def counted_bytes(message: BatchMessage, source: ReadOnly) -> int:
 
 
 def buffer_uncompressed_bytes(body: ReadOnly, offset: int, length: int) -> int:
-    """Bytes that one buffer of a compressed body says it will take, without decompressing it.
+    """Return the declared uncompressed size of one buffer of a compressed body, without decompressing it.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when the buffer is too short for its size or the size is negative.
+        BrokerError: CORRUPT_MESSAGE if the buffer is too short for its size, or the size is negative.
     """
     if length == 0:
         return 0
     if length < _I64.size:
         raise malformed(f"a compressed buffer of {length} bytes")
     declared = int(_I64.unpack_from(body, offset)[0])
-    if declared == -1:  # Arrow's mark for a buffer left uncompressed because it would have grown
+    if declared == -1:  # Arrow's mark for a buffer that compression would have made larger
         return length - _I64.size
     if declared < 0:
         raise malformed(f"a compressed buffer of {declared} bytes uncompressed")
@@ -203,11 +204,11 @@ def _pairs(batch: Table, index: int) -> tuple[tuple[int, int], ...]:
 
 
 def _checked_buffers(buffers: tuple[tuple[int, int], ...], body_length: int) -> tuple[tuple[int, int], ...]:
-    # Overlapping buffers would let a small body stand for a large batch.
+    # Overlapping buffers would let a small body represent a large batch.
     end = 0
     for number, (offset, length) in enumerate(buffers):
         if length == 0:
-            # pyarrow makes a view at the offset even of nothing
+            # pyarrow makes a view at the offset even for an empty buffer
             if not 0 <= offset <= body_length:
                 raise malformed(f"empty buffer {number} at {offset} in a body of {body_length} bytes")
             continue

@@ -1,8 +1,7 @@
-"""Which partition a key belongs to: Kafka's murmur2, computed for whole columns.
+"""The partitions of keys: Kafka's murmur2, computed for whole columns.
 
-A key has the same partition as with Kafka's default partitioner, so a topic can be fed from both. All keys advance
-together, four bytes a step; there is no Python loop over records. ``keys.py`` says what the key bytes of typed
-columns are.
+A key gets the same partition as with Kafka's default partitioner, so both can produce to one topic. All keys advance
+together, four bytes at a step, without a Python loop over records. ``keys.py`` defines the key bytes of typed columns.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-#: The answer for a null key, which belongs to no partition: the producer takes the one it is filling.
+#: The result for a null key, which has no partition. The producer uses the partition that it is filling.
 NO_PARTITION = -1
 
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
-#: With fewer long keys than this, a step for all of them in numpy costs more than one for each in Python.
+#: With fewer long keys than this, a numpy step for all of them costs more than a Python step for each.
 _FEW = 16
 
 _Keys: TypeAlias = "pa.Array | pa.ChunkedArray"
 
 
 def partitions_for_keys(keys: _Keys, n: int) -> npt.NDArray[np.int32]:
-    """The partition of each key among ``n``, as int32; NO_PARTITION where the key is null.
+    """Return the partition of each key among ``n``, as int32, or NO_PARTITION for a null key.
 
-    ``keys`` are binary or string, of any width of offsets, fixed-size or views.
+    ``keys`` are binary or string, with offsets of any width, fixed-size or views.
     """
     assert n > 0
     positive = murmur2_column(keys) & np.uint32(0x7FFFFFFF)
@@ -42,13 +41,13 @@ def partitions_for_keys(keys: _Keys, n: int) -> npt.NDArray[np.int32]:
 
 
 def partition_for_key(key: bytes, n: int) -> int:
-    """The partition of one key among ``n``: for a few keys a loop over their words costs less than to set up numpy."""
+    """Return the partition of one key among ``n``. For a few keys this loop is faster than the setup of numpy."""
     assert n > 0
     return (murmur2(key) & 0x7FFFFFFF) % n
 
 
 def murmur2(key: bytes) -> int:
-    """The hash of one key as Kafka's ``Utils.murmur2``: a signed 32-bit number."""
+    """Return the hash of one key as Kafka's ``Utils.murmur2``: a signed 32-bit number."""
     count = len(key) // 4
     state = _SEED ^ len(key)
     for word in struct.unpack_from(f"<{count}I", key):
@@ -63,7 +62,9 @@ def murmur2(key: bytes) -> int:
 
 
 def murmur2_column(keys: _Keys) -> npt.NDArray[np.uint32]:
-    """The hash of each key, unsigned; of a null it is that of the empty key.
+    """Return the unsigned hash of each key.
+
+    A null has the hash of the empty key.
 
     Source: org.apache.kafka.common.utils.Utils.murmur2 (seed 0x9747b28c).
     """
@@ -83,7 +84,7 @@ def _hash(
     state: npt.NDArray[np.uint32] = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     words = _words(content)
     steps = int(lengths[0]) // 4 if len(lengths) else 0
-    # Those that still have a whole word at a step are a prefix of the arrays.
+    # The keys that still have a whole word at a step are a prefix of the arrays.
     active_at = np.searchsorted(-lengths, np.arange(-4, -4 * steps - 1, -4), side="right").tolist()
     for step, active in enumerate(active_at):
         if active < _FEW:
@@ -102,14 +103,14 @@ def _hash(
 
 
 def _longest_first(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.intp] | None:
-    """The order in which no key is longer than the one before, or None when they stand so."""
+    """Return the order by falling length, or None if the keys already have it."""
     if len(lengths) == 0:
         return None
     longest = lengths.max()
     if longest == lengths.min():
         return None
     shorter_by = longest - lengths
-    # numpy sorts 16-bit numbers by radix, many times faster.
+    # numpy uses radix sort for 16-bit numbers, which is many times faster.
     return np.argsort(shorter_by.astype(np.uint16) if longest < 1 << 16 else shorter_by, kind="stable")
 
 
@@ -150,7 +151,7 @@ def _add_tails(
 
 
 def _words(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """The little-endian word that begins at each byte: keys lie next to each other at any place."""
+    """Return the little-endian word at each byte, because keys begin at any position."""
     count = max(len(content) - 3, 0)
     words: npt.NDArray[np.uint32] = np.ndarray(
         shape=(count,), dtype="<u4", buffer=content.data if count else bytes(0), strides=(1,)
@@ -159,7 +160,7 @@ def _words(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
 
 
 def key_spans(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """All bytes of the column and where each key begins and how long it is; a null has length 0."""
+    """Return all bytes of the column, and the start and length of each key. A null has length 0."""
     kind = keys.type
     if types.is_dictionary(kind):
         keys = keys.dictionary.cast(pa.large_binary()).take(keys.indices)

@@ -1,16 +1,16 @@
-"""A batch cut down to some of its columns, without decoding a value: what a reader that wants few columns is sent.
+"""Projection: a batch reduced to some of its columns, without decoding a value, for readers that want few columns.
 
-The buffers of a column lie next to each other in the body of a RecordBatch message, compressed each for itself or not
-at all. So a projection takes the bytes of the chosen columns as they are, one run for columns that are neighbours, and
-writes a new message in front of them (``batch_metadata``). Long runs are not copied.
+In the body of a RecordBatch message the buffers of a column are neighbours, and each is compressed alone or not at all.
+So a projection takes the bytes of the chosen columns unchanged, one run for neighbouring columns, and writes a new
+message in front of them (``batch_metadata``). It does not copy long runs.
 
-A projected batch has a header of its own, with ``Flag.PROJECTED``, the length of what is left and its CRC. It is never
-stored: followers are not sent any, and none is taken from a producer. Pure.
+A projected batch has its own header, with ``Flag.PROJECTED``, its length and its CRC. It is never stored: no follower
+receives one, and no producer may send one. Pure.
 
-What is sent has the CRC of the bytes that the producer's CRC was compared with. Of a short batch these are verified and
-read a second time. Of a long one the pass that verifies it leaves running CRCs at the edges of its columns, from which
-that of any choice of them follows by arithmetic; whoever keeps them needs no pass for the next choice, and looks at no
-byte of a column at all. If the bytes have changed since, it is the reader who finds that their CRC is another one.
+The projection's CRC covers bytes that were verified against the producer's CRC. The bytes of a short batch are verified
+and then read a second time. For a long batch, the verifying pass records running CRCs at the edges of its columns. The
+CRC of any choice of columns follows from them by arithmetic. A caller that keeps them needs no pass for the next
+choice, and reads no byte of the columns. If the bytes have changed since, the reader finds that the CRC differs.
 """
 
 from __future__ import annotations
@@ -37,25 +37,27 @@ from sparklog.record.message import (
     read_metadata_length,
 )
 
-#: Messages up to this size are copied into one piece: less work than sending their pieces.
+#: Messages up to this size are joined into one piece. That costs less than sending their pieces.
 _ONE_PIECE_BYTES = 64 * 1024
-#: Runs from this size on are not read a second time for the CRC of what is sent: arithmetic takes less time.
+#: Runs from this size on are not read a second time for the new CRC. Arithmetic is faster.
 _LONG_BYTES = 256 * 1024
-#: Of shorter batches no running CRCs are kept: verifying them takes no longer than what these spare.
+#: Shorter batches keep no running CRCs: verifying them again is as fast.
 _KEPT_BYTES = 256 * 1024
-#: Nor where they would be of columns shorter than this on the average: it is what CRCs at a column's edges take.
+#: Nor do batches whose columns are shorter than this on average: the CRCs at a column's edges cost as much.
 _COLUMN_BYTES = 16 * 1024
-#: The arithmetic for one run takes as long as verifying so much.
+#: The arithmetic for one run takes as long as verifying this many bytes.
 RUN_BYTES = 128 * 1024
 
-#: CRCs of a stored batch from its beginning up to: the end of its message's metadata, the beginning and the end of each
-#: column, the end of the message. The CRC up to the batch's end is in its header.
+#: CRCs of a stored batch from its beginning to each of these positions: the end of its message's metadata, the
+#: beginning and the end of each column, the end of the message. The header has the CRC of the whole batch.
 RunningCrcs: TypeAlias = "array[int]"
 
 
 class ColumnSpan(NamedTuple):
-    """Columns that are neighbours in a schema, and where they are in its messages: half-open ranges of columns, of
-    nodes and of buffers."""
+    """Neighbouring columns of a schema and their place in its messages.
+
+    The fields are half-open ranges of columns, nodes and buffers.
+    """
 
     columns: tuple[int, int]
     nodes: tuple[int, int]
@@ -68,15 +70,15 @@ class Projection(NamedTuple):
     spans: tuple[ColumnSpan, ...]
     #: Their numbers in the schema.
     columns: tuple[int, ...]
-    #: Nodes and buffers of a whole message.
+    #: The number of nodes and buffers of a whole message.
     nodes: int
     buffers: int
-    #: The first buffer of each column of the schema, and behind the last one the number of buffers.
+    #: The first buffer of each column of the schema, and after the last one the number of buffers.
     first_buffers: tuple[int, ...]
 
 
 class _Piece(NamedTuple):
-    """Of a projected message: bytes made for it, or those that begin at ``start`` in the stored batch."""
+    """A piece of a projected message: new bytes, or the bytes that begin at ``start`` in the stored batch."""
 
     content: bytes | memoryview
     start: int = -1
@@ -87,29 +89,34 @@ class _Piece(NamedTuple):
 
 
 class ProjectedBatch(NamedTuple):
-    """A batch as it is sent: a sealed header, and ``header.stored_bytes`` bytes in pieces, which may be views of the
-    stored batch."""
+    """A batch to be sent: a sealed header, and ``header.stored_bytes`` bytes in pieces.
+
+    The pieces may be views of the stored batch.
+    """
 
     header: BatchHeader
     pieces: tuple[bytes | memoryview, ...]
-    #: Those of the stored batch, if they are worth keeping.
+    #: The running CRCs of the stored batch, if they are worth keeping.
     running: RunningCrcs | None = None
-    #: Where in the stored batch the bytes are that are sent and were not looked at: places and lengths.
+    #: Positions and lengths, in the stored batch, of bytes that are sent and were not read.
     unread: tuple[tuple[int, int], ...] = ()
 
     @property
     def body(self) -> bytes:
-        """The pieces in one."""
+        """Return the pieces joined."""
         return b"".join(self.pieces)
 
 
 def projected_schema(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
-    """Those fields of ``schema`` that are among ``columns``, in its order; the others are not in its batches."""
+    """Return the fields of ``schema`` that are among ``columns``, in the schema's order.
+
+    Projected batches have only these.
+    """
     return pa.schema([field for field in schema if field.name in columns])
 
 
 def plan_projection(schema: pa.Schema, columns: Collection[str]) -> Projection:
-    """Which nodes and buffers the ``columns`` have; names that ``schema`` does not have are passed over."""
+    """Return the nodes and buffers of ``columns``. Ignore names that ``schema`` does not have."""
     layout = layout_of(schema)
     starts: list[tuple[int, int]] = []
     buffers = 0
@@ -133,14 +140,16 @@ def plan_projection(schema: pa.Schema, columns: Collection[str]) -> Projection:
 def project_batch(
     header: BatchHeader, body: memoryview, plan: Projection, kept: RunningCrcs | None = None
 ) -> ProjectedBatch:
-    """The batch with the columns of ``plan`` alone; without any, its header and its offset array.
+    """Return the batch with only the columns of ``plan``.
 
-    ``body`` is the batch as stored, ``header.stored_bytes`` long. ``kept``: ``running`` of an earlier projection of the
-    batch with this header, by a plan of the same schema. Then the columns are not read: only the message's metadata are
-    verified, and the whole batch if they are not those of then.
+    Without columns it has its header and its offset array.
+
+    ``body`` is the stored batch of ``header.stored_bytes`` bytes. ``kept`` is ``running`` of an earlier projection of
+    the batch with this header, by a plan of the same schema. With it the columns are not read: only the message's
+    metadata are verified, or the whole batch if the metadata have changed.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when the stored batch fails its CRC or contradicts its schema.
+        BrokerError: CORRUPT_MESSAGE if the stored batch fails its CRC or contradicts its schema.
     """
     checked = body[: header.length + header.offset_array_length]
     offset_array = body[header.length : header.stored_bytes]
@@ -154,7 +163,7 @@ def project_batch(
         whole = read_batch_message(stored)
         message = _project_message(whole, stored, plan)
     except BrokerError:
-        verify_body_crc(header, checked)  # of damage the CRC is what is told
+        verify_body_crc(header, checked)  # for a damaged batch, report the CRC
         raise
     if kept is not None:
         unread = tuple((piece.start, len(piece.content)) for piece in message if piece.start >= 0)
@@ -177,8 +186,11 @@ def _is_worth_keeping(header: BatchHeader, plan: Projection) -> bool:
 
 
 def _is_of(kept: RunningCrcs, header: BatchHeader, stored: memoryview, plan: Projection) -> bool:
-    """Whether the message's metadata are those that were verified when the CRCs were taken, and these are as many as
-    its schema has places. Where the arithmetic would take longer than verifying, they are of no use."""
+    """Return whether ``kept`` belongs to this message and is worth using.
+
+    The metadata must have the recorded CRC, and the number of CRCs must fit the schema. With many runs the arithmetic
+    would take longer than verifying.
+    """
     return (
         len(kept) == 2 * len(plan.first_buffers)
         and len(plan.spans) * RUN_BYTES <= header.length
@@ -187,8 +199,11 @@ def _is_of(kept: RunningCrcs, header: BatchHeader, stored: memoryview, plan: Pro
 
 
 def _places(header: BatchHeader, whole: BatchMessage, plan: Projection) -> list[int]:
-    """Where in the stored batch the CRCs of ``RunningCrcs`` are taken. A column without bytes begins where the next one
-    that has some does, and ends where the one before does: so the edges of a run are those of its outer columns."""
+    """Return the positions of ``RunningCrcs`` in the stored batch.
+
+    A column without bytes begins where the next column with bytes begins, and ends where the previous one ends. So the
+    edges of a run are those of its outer columns.
+    """
     starts: list[int] = []
     ends: list[int] = []
     for first, end in pairwise(plan.first_buffers):
@@ -202,7 +217,7 @@ def _places(header: BatchHeader, whole: BatchMessage, plan: Projection) -> list[
 
 
 def _edges_of(kept: RunningCrcs, header: BatchHeader, message: Sequence[_Piece], plan: Projection) -> dict[int, int]:
-    """The CRCs up to both edges of each run of ``message`` and to its stored message's end, by place."""
+    """Return the CRCs up to both edges of each run of ``message`` and up to the stored message's end, by position."""
     found = {header.length: kept[-1]}
     for span, piece in zip(plan.spans, (piece for piece in message if piece.start >= 0), strict=True):
         if len(piece.content):
@@ -212,7 +227,7 @@ def _edges_of(kept: RunningCrcs, header: BatchHeader, message: Sequence[_Piece],
 
 
 def _verify(header: BatchHeader, checked: memoryview, places: Iterable[int]) -> dict[int, int]:
-    """Verify ``checked``, and on the one way through it take the CRCs up to ``places``.
+    """Verify ``checked``, and return the CRCs up to ``places`` from the same pass.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE.
@@ -229,14 +244,14 @@ def _verify(header: BatchHeader, checked: memoryview, places: Iterable[int]) -> 
 def read_columns(
     header: BatchHeader, body: memoryview, schema: pa.Schema, plan: Projection
 ) -> tuple[pa.RecordBatch, int]:
-    """The columns of ``plan`` out of a batch in a file that is mapped, and how many bytes were looked at for it: those
-    of the message's metadata and of these columns, no others. ``schema``: of the whole batch.
+    """Return the columns of ``plan`` from a batch in a mapped file, and the number of bytes that were read for them.
 
-    The checksum is of the whole batch and so is not verified. What is damaged may show as other values; it is no harm
-    beyond that, as columns are validated. Those that are not compressed are views of ``body``.
+    It reads the message's metadata and these columns, nothing else. ``schema`` is that of the whole batch. The checksum
+    covers the whole batch, so it is not verified. Damage may show as wrong values, but does no other harm, because the
+    columns are validated. Uncompressed columns are views of ``body``.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when the message or a column contradicts itself, the header or the schema.
+        BrokerError: CORRUPT_MESSAGE if the message or a column contradicts itself, the header or the schema.
     """
     stored = body[: header.length]
     whole = read_batch_message(stored)
@@ -261,13 +276,13 @@ def read_columns(
 
 
 def header_alone(header: BatchHeader) -> ProjectedBatch:
-    """The batch without any column; only for batches whose offsets are dense."""
+    """Return the batch without any column. Only for batches without gaps between offsets."""
     assert not header.offset_array_length, header
     return _sealed(header, [], memoryview(b""), {})
 
 
 def _project_message(whole: BatchMessage, source: memoryview, plan: Projection) -> list[_Piece]:
-    """The message in pieces, those of columns views of ``source``, in its order."""
+    """Return the pieces of the projected message, in order. Column pieces are views of ``source``."""
     if len(whole.nodes) != plan.nodes or len(whole.buffers) != plan.buffers:
         raise malformed(
             f"{len(whole.nodes)} columns with {len(whole.buffers)} buffers found, {plan.nodes} with {plan.buffers} "
@@ -301,9 +316,12 @@ def _sealed(
     *,
     unread: bool = False,
 ) -> ProjectedBatch:
-    """``running``: CRCs of the stored batch up to some places. Bytes between two of them have their CRC from there; all
-    others are read, which is only right when they have just been verified. ``unread``: nothing was, and what is short
-    is not copied together either, as it may have to come from a disk first."""
+    """Return the projected batch with its CRC and sealed header.
+
+    ``running`` has CRCs of the stored batch up to some positions. The CRC of the bytes between two of them follows from
+    these. All other bytes are read, so they must have just been verified. ``unread``: no byte was read, and short
+    pieces are not joined either, because they may have to come from the disk first.
+    """
     crc = 0
     for piece in message:
         if piece.start in running and piece.end in running:
@@ -326,5 +344,8 @@ def _sealed(
 
 
 def _joined(crc: int, before: int, after: int, length: int) -> int:
-    """What had ``crc``, with bytes behind it that took the CRC of another piece from ``before`` to ``after``."""
+    """Return ``crc`` extended by a piece of ``length`` bytes.
+
+    That piece took the stored batch's CRC from ``before`` to ``after``.
+    """
     return Following.of(length).joined(crc ^ before, after)

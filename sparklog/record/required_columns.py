@@ -1,6 +1,6 @@
-"""Nulls where a schema allows none: Arrow's own validation does not look at nullability.
+"""A check for nulls in columns that are not nullable, which Arrow's own validation does not make.
 
-A reader that trusts ``not null`` (Spark's generated code does) would take such a null for a zero.
+A reader that relies on ``not null``, as Spark's generated code does, would read such a null as zero.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from sparklog.record.layout import has_required
 
 
 def misplaced_null(array: pa.Array, field: pa.Field) -> str | None:
-    """The path of a column or nested column that holds a null though ``field`` allows none there, or None.
+    """Return the path of a column or nested column with a null that ``field`` forbids, or None.
 
-    ``array`` has exactly the type of ``field`` and has passed validation. What lies below a null struct or list does
-    not exist and is not looked at.
+    ``array`` has exactly the type of ``field`` and has passed validation. Values below a null struct or list do not
+    exist and are not checked.
     """
     return _misplaced(array, field, field.name)
 
@@ -30,7 +30,7 @@ def _misplaced(array: pa.Array, field: pa.Field, path: str) -> str | None:
     if types.is_struct(field.type):
         inner = [(array.field(index), field.type.field(index)) for index in range(field.type.num_fields)]
     elif types.is_map(field.type):
-        inner = [(_items(array), field.type.item_field)]  # the keys are checked by Arrow
+        inner = [(_items(array), field.type.item_field)]  # Arrow checks the keys
     else:
         inner = [(array.flatten(), field.type.value_field)]
     found = (_misplaced(child, of, f"{path}.{of.name}") for child, of in inner)
@@ -38,7 +38,7 @@ def _misplaced(array: pa.Array, field: pa.Field, path: str) -> str | None:
 
 
 def _items(array: pa.MapArray) -> pa.Array:
-    """The items of a map column without nulls; ``MapArray.items`` would ignore that the column is a slice."""
+    """Return the items of a map column without nulls. ``MapArray.items`` ignores that the column is a slice."""
     if len(array) == 0:
         return array.items.slice(0, 0)
     first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()

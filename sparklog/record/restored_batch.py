@@ -1,8 +1,9 @@
-"""Batches whose records have their offsets already: a topic comes back from where it was archived to. Pure.
+"""Batches whose records already have offsets, for restoring a topic from its archive.
 
-As a cleaned batch, one of these may cover offsets that no record has: those before its first record, between its
-records, and behind the last (transaction markers, aborted records, what compaction took away). So batches follow each
-other without a gap, whatever is left between their records.
+Pure.
+
+Like a cleaned batch, such a batch may cover offsets without a record: before its first record, between records, and
+after the last (transaction markers, aborted records, compacted records). So batches follow each other without a gap.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ def place_batch(
     schema_id: int,
     compression: str | None,
 ) -> EncodedBatch:
-    """``records`` (one or more) at ``offsets``, which rise from ``begin`` or later to below ``end``; the batch covers
-    [begin, end). ``times``: the least and greatest of its records, in us; a record without an event time has the
-    greatest.
+    """Return a batch of ``records`` (at least one) at ``offsets``.
+
+    It covers [begin, end).
+
+    ``offsets`` rise and lie within that range. ``times`` are the least and greatest of the records, in us. A record
+    without an event time has the greatest.
 
     Raises:
         BrokerError: as ``encode_batch``.
@@ -53,7 +57,7 @@ def place_batch(
 
 
 def place_nothing(schema: pa.Schema, *, begin: int, end: int, schema_id: int) -> list[EncodedBatch]:
-    """Batches without a record that cover the offsets [begin, end); none where there are none."""
+    """Return batches without a record that cover the offsets [begin, end), or none if the range is empty."""
     if begin >= end:
         return []
     body = empty_batch(schema).serialize()

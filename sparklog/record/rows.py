@@ -1,12 +1,12 @@
-"""Rows given as mappings of Python values, as columns of a topic.
+"""Conversion of rows, given as mappings of Python values, to the columns of a topic.
 
-A value is stored exactly or refused. It keeps its nature: a number is no time, a truth value is no number, text is no
-list. What ``fit_table`` says of a column of a table holds for a Python value too. ``None``, ``pandas.NA`` and every
-``NaT`` are null. A datetime without a time zone is UTC.
+A value is stored exactly or refused. It is never converted to another kind of value: a number is not a time, a bool is
+not a number, and text is not a list. The rules of ``fit_table`` for the columns of a table apply to Python values too.
+``None``, ``pandas.NA`` and every ``NaT`` are null. A datetime without a time zone is UTC.
 
-``pyarrow.array`` alone is not enough: it cuts fractions, nanoseconds and time zones off, and drops unknown fields of
-structs. So the types of a column's values are checked first. Only a column of types that pyarrow stores exactly, or
-refuses, goes to pyarrow as it is; the values of any other are converted here one by one.
+``pyarrow.array`` alone is not enough: it drops fractions, nanoseconds and time zones, and ignores unknown fields of
+structs. So this module checks the types of a column's values first. It passes a column to pyarrow only if pyarrow
+stores or refuses all of these types exactly. It converts the values of any other column one by one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyarrow import types
 from sparklog.record.layout import children_of, is_list, layout_of
 from sparklog.record.required_columns import misplaced_null
 
-#: Returns the array of values of types that are stored exactly; None: one of them may not be. May raise anything.
+#: Returns the array of the values, or None if pyarrow may not store one of their types exactly. May raise anything.
 _Builder: TypeAlias = "Callable[[Sequence[Any]], pa.Array | None]"
 
 _NONE = type(None)
@@ -35,7 +35,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _NAIVE_EPOCH = _EPOCH.replace(tzinfo=None)
 _PLAIN_ZONES = (None, dt.timezone.utc)
 _MICROSECOND = dt.timedelta(microseconds=1)
-#: Nanoseconds of each unit that Arrow or numpy has.
+#: The number of nanoseconds in each unit of Arrow or numpy.
 UNIT_NS = {
     "s": 10**9,
     "ms": 10**6,
@@ -46,7 +46,7 @@ UNIT_NS = {
     "D": 86_400 * 10**9,
     "W": 7 * 86_400 * 10**9,
 }
-#: More digits than any column of numbers can hold.
+#: More digits than any numeric column can hold.
 _MOST_DIGITS = 400
 _SHOWN_CHARACTERS = 100
 
@@ -54,7 +54,8 @@ _SHOWN_CHARACTERS = 100
 class ValueRefusedError(Exception):
     """A value that its column cannot hold exactly.
 
-    ``path`` leads from the column to the value, "" for the value itself; ``row`` is the number of the row, from 0 on.
+    ``path`` leads from the column to the value and is "" for the value itself. ``row`` is the row number, starting at
+    0.
     """
 
     def __init__(self, reason: str, value: Any, *, path: str = "", row: int = 0) -> None:
@@ -65,7 +66,7 @@ class ValueRefusedError(Exception):
         self.row = row
 
     def inside(self, part: str) -> ValueRefusedError:
-        """Return this error as seen from the value around ``value``."""
+        """Return this error as seen from the value that contains ``value``."""
         return ValueRefusedError(self.reason, self.value, path=part + self.path, row=self.row)
 
     def __str__(self) -> str:
@@ -76,7 +77,7 @@ def shown(value: Any) -> str:
     """Return ``value`` with its type, short enough for an error message."""
     try:
         text = repr(value)
-    except Exception as error:  # a value whose own method fails
+    except Exception as error:  # the value's own method may fail
         text = f"<{error!r}>"
     if len(text) > _SHOWN_CHARACTERS:
         text = text[:_SHOWN_CHARACTERS] + "..."
@@ -84,7 +85,7 @@ def shown(value: Any) -> str:
 
 
 class RowColumns:
-    """The way from rows to the columns of one schema. Immutable; any thread may use it."""
+    """Converter from rows to the columns of one schema. Immutable; any thread may use it."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -92,10 +93,12 @@ class RowColumns:
         self._required = layout_of(schema).required
 
     def batch(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Return ``rows`` as a batch; a column that a row lacks is null.
+        """Return ``rows`` as a batch.
+
+        A column that a row lacks is null.
 
         Raises:
-            ValueRefusedError: names the column, the row and the value.
+            ValueRefusedError: a value does not fit; the error names the column, the row and the value.
         """
         name = ""
         columns = []
@@ -124,7 +127,7 @@ def _null_refused(array: pa.Array, field: pa.Field, path: str) -> ValueRefusedEr
 
 
 class ColumnOfValues:
-    """The way from Python values to one column. Immutable; any thread may use it."""
+    """Converter from Python values to one column. Immutable; any thread may use it."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
@@ -134,7 +137,7 @@ class ColumnOfValues:
         """Return ``values`` as an array of this type.
 
         Raises:
-            ValueRefusedError: names the row, the value, and the way to it.
+            ValueRefusedError: a value does not fit; the error names the row, the value, and the path to it.
         """
         try:
             array = self._build(values)
@@ -151,12 +154,12 @@ class ColumnOfValues:
         except ValueRefusedError as error:
             error.row = len(exact)
             raise
-        except Exception as error:  # of a value whose own methods fail
+        except Exception as error:  # a value's own methods may fail
             raise ValueRefusedError(_reason(error), value, row=len(exact)) from error
         return pa.array(exact, self.kind)
 
 
-# --- many at once ---
+# --- whole columns ---
 
 
 def _builder_of(kind: pa.DataType) -> _Builder:
@@ -174,14 +177,14 @@ def _builder_of(kind: pa.DataType) -> _Builder:
     make = pa.array
 
     def build(values: Sequence[Any]) -> pa.Array | None:
-        # Two sets are compared sooner than one set with every type.
+        # Comparing two sets is faster than one set with each type.
         return make(values, kind) if set(map(type, values)) <= allowed else None
 
     return build
 
 
 def _exact_types(kind: pa.DataType) -> set[type]:
-    """Return the types whose values pyarrow stores exactly in ``kind``, or refuses."""
+    """Return the types whose values pyarrow stores exactly in ``kind`` or refuses."""
     if types.is_boolean(kind):
         return {bool}
     if types.is_integer(kind):
@@ -211,7 +214,7 @@ _MAPPINGS = frozenset({_NONE, dict})
 
 
 def _build_narrow(kind: pa.DataType, allowed: frozenset[type], values: Sequence[Any]) -> pa.Array | None:
-    """Of numbers with fewer bits than Python's."""
+    """Build floats that are narrower than Python's. Return None if a value does not survive."""
     if not set(map(type, values)) <= allowed:
         return None
     array = pa.array(values, kind)
@@ -237,7 +240,7 @@ def _builder_of_structs(kind: pa.DataType) -> _Builder:
         given = _with_empty(values, kinds, {})
         try:
             inner = [list(map(take, given)) for take in takes]
-            known = set(map(len, given)) <= {len(names)}  # all have every field, and no other
+            known = set(map(len, given)) <= {len(names)}  # each value has every field and no other field
         except KeyError:
             inner = [[value.get(field.name) for value in given] for field in fields]
             known = False
@@ -300,7 +303,10 @@ def _builder_of_maps(kind: pa.DataType) -> _Builder:
 
 
 def _with_empty(values: Sequence[Any], kinds: set[type], empty: Any) -> Sequence[Any]:
-    """Return ``values``, which are of these types, with ``empty`` in place of None; themselves where none is None."""
+    """Return ``values`` with ``empty`` in place of None.
+
+    ``kinds`` are their types. Return ``values`` itself if it has no None.
+    """
     return [empty if value is None else value for value in values] if _NONE in kinds else values
 
 
@@ -313,11 +319,11 @@ def _offsets(given: Sequence[Any], *, large: bool) -> pa.Buffer:
     return pa.py_buffer(struct.pack(f"<{count}{'q' if large else 'i'}", *accumulate(map(len, given), initial=0)))
 
 
-# --- one by one ---
+# --- single values ---
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether ``value`` stands for no value: None, ``pandas.NA``, and ``NaT`` of pandas and numpy."""
+    """Return whether ``value`` means no value: None, ``pandas.NA``, or a ``NaT`` of pandas or numpy."""
     if value is None:
         return True
     if isinstance(value, (np.datetime64, np.timedelta64)):
@@ -327,7 +333,7 @@ def is_missing(value: Any) -> bool:
 
 
 def _exact(value: Any, kind: pa.DataType) -> Any:
-    """Return ``value`` as pyarrow stores it exactly in ``kind``. Raises ValueRefusedError."""
+    """Return ``value`` in a form that pyarrow stores exactly in ``kind``. Raises ValueRefusedError."""
     if is_missing(value):
         return None
     if types.is_struct(kind):
@@ -400,7 +406,7 @@ def _exact_float(value: Any, kind: pa.DataType) -> float:
     if isinstance(value, decimal.Decimal):
         with np.errstate(over="ignore"):
             nearest = narrow(float(value))
-        # The decimal number that it is written as, or the very same number.
+        # Accept the decimal number if it is the shortest text of the nearest value, or equals that value.
         exact = not value.is_finite() or (
             bool(np.isfinite(nearest)) and value in {decimal.Decimal(str(nearest)), float(nearest)}
         )
@@ -410,7 +416,7 @@ def _exact_float(value: Any, kind: pa.DataType) -> float:
                 nearest = narrow(float(value))
         except OverflowError:
             raise _no(value, kind, "it is out of range") from None
-        # Python compares an int and a float exactly, numpy does not.
+        # Python compares an int and a float exactly. numpy does not.
         exact = bool(np.isnan(nearest)) or float(nearest) == (int(value) if _is_integer(value) else value)
     else:
         raise _no(value, kind, "expected a number")
@@ -447,7 +453,7 @@ def _exact_decimal(value: Any, kind: pa.DataType) -> decimal.Decimal:
         raise _no(value, kind, f"it has {-exponent} decimal places, at most {kind.scale} expected")
     if len(whole) + exponent > kind.precision - kind.scale:
         raise _no(value, kind, f"expected at most {kind.precision - kind.scale} digits before the point")
-    # Of the column's own scale, so that pyarrow need not infer one from the values around it.
+    # Give the number the column's scale, so that pyarrow does not infer one from the neighbouring values.
     return decimal.Decimal((sign, (*map(int, whole), *(0,) * (exponent + kind.scale)), -kind.scale))
 
 
@@ -512,7 +518,7 @@ def datetime_ns(value: dt.datetime) -> int:
     """
     if is_missing(value):
         raise ValueError(f"{value!r} found, expected a datetime")
-    # Of pandas' own type: its arithmetic ends in the year 2262.
+    # Only a pandas timestamp has this attribute. Its own arithmetic ends in the year 2262.
     nanosecond = int(getattr(value, "nanosecond", 0))
     if hasattr(value, "to_pydatetime"):
         value = value.to_pydatetime(warn=False)
@@ -528,7 +534,7 @@ def datetime_us(value: dt.datetime) -> int:
         ValueError: ``value`` has nanoseconds, or is ``pandas.NaT``.
     """
     if type(value) is dt.datetime and value.tzinfo in _PLAIN_ZONES:
-        # What programs send; pandas' own type has nanoseconds besides.
+        # The usual case. Only pandas' subclass can have nanoseconds.
         since = value - (_EPOCH if value.tzinfo is not None else _NAIVE_EPOCH)
         return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     us, rest = divmod(datetime_ns(value), 1000)
@@ -574,7 +580,7 @@ def _in_unit(value: Any, kind: pa.DataType, ns: int) -> int:
 def _exact_struct(value: Any, kind: pa.DataType) -> dict[str, Any]:
     fields = children_of(kind)
     if isinstance(value, tuple) and len(value) == len(fields) and not _is_pairs(value):
-        value = dict(zip([field.name for field in fields], value, strict=True))  # by position, as Spark's rows
+        value = dict(zip([field.name for field in fields], value, strict=True))  # by position, like Spark's rows
     elif not isinstance(value, Mapping):
         if not isinstance(value, (list, tuple)) or not _is_pairs(value):
             raise _no(value, kind, "expected a mapping of its fields")

@@ -1,8 +1,8 @@
-"""Schemas of topics: which Arrow schemas are allowed, their bytes, and how they may grow.
+"""Schemas of topics: the allowed Arrow schemas, their bytes, and how they may be extended.
 
-A topic's schema travels and is stored as the bytes of one Arrow IPC Schema message, written once by whoever creates
-or extends the topic and copied verbatim from then on; nothing compares what two pyarrow versions would have written.
-Metadata of schemas and fields (pandas' index, Spark's comments) are not part of a topic's schema and are left out.
+A topic's schema is sent and stored as the bytes of one Arrow IPC Schema message. The client that creates or extends the
+topic writes it once, and it is copied unchanged from then on. So no code compares the bytes of two pyarrow versions.
+Metadata of schemas and fields (pandas' index, Spark's comments) are not part of a topic's schema and are removed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ DEFAULT_EVENT_TIME = "timestamp"
 #: The key column of topics created without a schema.
 DEFAULT_KEY_COLUMNS = ("key",)
 
-#: A schema has to fit into a ZooKeeper node (1 MB, base64) together with the topic's assignment.
+#: A schema must fit into a ZooKeeper node (1 MB, base64) together with the topic's assignment.
 MAX_SCHEMA_BYTES = 256 * 1024
 
 
 def schema_message(schema: pa.Schema) -> bytes:
-    """The encapsulated IPC Schema message of ``schema``, without metadata.
+    """Return the encapsulated IPC Schema message of ``schema``, without metadata.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH naming each column whose type cannot be stored.
@@ -54,12 +54,15 @@ def schema_message(schema: pa.Schema) -> bytes:
 
 @lru_cache(maxsize=1024)
 def parse_schema(message: bytes) -> pa.Schema:
-    """The schema in the bytes of an IPC Schema message; cached, so equal bytes give the same object. The default schema
-    is always ``DEFAULT_SCHEMA`` itself: who has ways of its own for that one need not compare columns.
+    """Return the schema of an IPC Schema message.
+
+    The result is cached: equal bytes give the same object.
+
+    The default schema is always the object ``DEFAULT_SCHEMA``, so special code for it need not compare columns.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when the bytes are not exactly one Schema message, SCHEMA_MISMATCH when it
-            holds types that cannot be stored.
+        BrokerError: CORRUPT_MESSAGE if the bytes are not exactly one Schema message, SCHEMA_MISMATCH if it has types
+            that cannot be stored.
     """
     if len(message) > MAX_SCHEMA_BYTES:
         raise malformed(f"a Schema message of {len(message)} bytes, at most {MAX_SCHEMA_BYTES} expected")
@@ -73,21 +76,21 @@ def parse_schema(message: bytes) -> pa.Schema:
         bare = _without_metadata(schema)
         return DEFAULT_SCHEMA if bare.equals(DEFAULT_SCHEMA, check_metadata=True) else bare
     except (pa.ArrowException, OSError, EOFError, ValueError, TypeError) as error:
-        # ValueError comes also later than from reading: names are decoded when they are first looked at.
+        # ValueError may come after the read, because pyarrow decodes names at their first use.
         raise malformed(f"not a schema: {_first_line(error)}") from None
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Raises BrokerError SCHEMA_MISMATCH, naming the columns, when ``schema`` cannot be a topic's."""
+    """Raise BrokerError SCHEMA_MISMATCH, naming the columns, if ``schema`` cannot be a topic's."""
     if found := refusals(schema):
         raise BrokerError(ErrorCode.SCHEMA_MISMATCH, "; ".join(found[:20]))
 
 
 def check_extension(old: pa.Schema, new: pa.Schema) -> None:
-    """Check that ``new`` only adds nullable columns behind those of ``old``.
+    """Check that ``new`` only adds nullable columns after those of ``old``.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with what differs, column by column.
+        BrokerError: SCHEMA_MISMATCH with the differences, column by column.
     """
     check_schema(new)
     found = []
@@ -110,11 +113,12 @@ def check_extension(old: pa.Schema, new: pa.Schema) -> None:
 
 
 def check_case(existing: Sequence[str], added: Sequence[str]) -> None:
-    """Check that no added column differs from another column in case only: by default Spark cannot tell such columns
-    apart, and a topic's columns stay for ever.
+    """Check that no added column differs from another column only in case.
+
+    By default Spark cannot distinguish such columns, and a topic's columns can never be removed.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH names the columns.
+        BrokerError: SCHEMA_MISMATCH naming the columns.
     """
     by_lower = {name.lower(): name for name in reversed(existing)}
     for name in added:
@@ -127,7 +131,7 @@ def check_case(existing: Sequence[str], added: Sequence[str]) -> None:
 
 
 def check_event_time(schema: pa.Schema, event_time: str | None) -> None:
-    """Raises BrokerError SCHEMA_MISMATCH unless ``event_time`` is None or a column of timestamps or dates."""
+    """Raise BrokerError SCHEMA_MISMATCH unless ``event_time`` is None or a column of timestamps or dates."""
     if event_time is None:
         return
     kind = _column_type(schema, event_time, "event-time column")
@@ -138,7 +142,7 @@ def check_event_time(schema: pa.Schema, event_time: str | None) -> None:
 
 
 def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
-    """Raises BrokerError SCHEMA_MISMATCH unless all ``key_columns`` exist once and are not nested."""
+    """Raise BrokerError SCHEMA_MISMATCH unless all ``key_columns`` exist once and are not nested."""
     for name in key_columns:
         kind = _column_type(schema, name, "key column")
         if types.is_nested(kind):
@@ -150,10 +154,11 @@ def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """``schema`` with types that cannot be stored replaced by their plain relatives.
+    """Return ``schema`` with the plain equivalents of types that cannot be stored.
 
-    Dictionaries become their values, extension types their storage, views and list views the types with offsets;
-    metadata go. For creating a topic from a data frame; what has no plain relative is left for ``check_schema``.
+    Dictionaries become their values, extension types their storage, and views and list views the types with offsets.
+    Metadata are removed. This is for creating a topic from a data frame. ``check_schema`` refuses types without a plain
+    equivalent.
     """
     return pa.schema([field.remove_metadata().with_type(_plain_type(field.type)) for field in schema])
 

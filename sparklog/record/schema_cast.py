@@ -1,8 +1,9 @@
-"""Making a producer's columns fit a topic: order, types, missing nullable columns.
+"""Casts of a producer's columns to a topic's schema: order, types, missing nullable columns.
 
-Data frames come with the types of their library: categoricals, views, large strings, nanoseconds. They are cast to
-the topic's types when that loses nothing, and refused naming every column that does not fit. A column never changes
-its nature: text is not parsed into numbers, numbers are not taken for times. Timestamps without a time zone are UTC.
+Data frames have the types of their library: categoricals, views, large strings, nanoseconds. They are cast to the
+topic's types if no value changes. Otherwise they are refused, and the error names every column that does not fit. A
+value is never converted to another kind: text is not parsed into numbers, and numbers are not times. Timestamps without
+a time zone are UTC.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.layout import is_list
 from sparklog.record.required_columns import misplaced_null
 
-#: Above this a column of large strings is cast in parts, because the offsets of ``string`` end at 2 GB.
+#: A larger column of large strings is cast in parts, because the offsets of ``string`` end at 2 GB.
 _CAST_AT_ONCE_BYTES = 1 << 30
 _MAX_NAMED = 20
 
 
 class _DoesNotFitError(Exception):
-    """A column cannot become what the topic asks for; the text says why."""
+    """A column that cannot become what the topic requires. The text gives the reason."""
 
 
-#: Arrow's own errors include ValueError, OverflowError and TypeError of values that its message cannot show.
+#: Arrow may also raise ValueError, OverflowError and TypeError, for values that its message cannot show.
 _DOES_NOT_FIT = (_DoesNotFitError, pa.ArrowException, ValueError, OverflowError, TypeError)
 
 
 def fit_table(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
-    """``table`` with exactly the columns of ``schema``: a table for a table, a batch for a batch.
+    """Return ``table`` with exactly the columns of ``schema``: a table for a table, a batch for a batch.
 
-    Columns are found by name; missing nullable ones are filled with nulls. Data that fit already are not copied.
+    Columns are found by name. Missing nullable columns are filled with nulls. Data that already fit are not copied.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming each column that is missing, unknown, twice there, of another type, or
-            holds values or nulls that the topic's column cannot.
+        BrokerError: SCHEMA_MISMATCH naming each column that is missing, unknown, duplicated or of another type, or that
+            holds values or nulls that the topic's column cannot hold.
     """
     problems = _name_problems(table.schema, schema)
     columns = []
@@ -97,11 +98,11 @@ def _fit_column(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array
 
 
 def _of_first_row(array: pa.Array, target: pa.DataType, rows_before: int, error: Exception) -> str:
-    """Return why ``array`` cannot become ``target``, with the first row that cannot where this depends on values."""
+    """Return why ``array`` cannot become ``target``, with the first unfitting row if the reason depends on values."""
 
     def refusal(part: pa.Array) -> Exception | None:
         try:
-            # A copy: a slice of lists has the values of all of them.
+            # A copy, because a slice of lists has the values of all lists.
             _convert(part.take(pa.array(np.arange(len(part)))), target)
         except _DOES_NOT_FIT as found:
             return found
@@ -114,7 +115,7 @@ def _of_first_row(array: pa.Array, target: pa.DataType, rows_before: int, error:
 
 
 def _first_row(array: pa.Array, refused: Callable[[pa.Array], bool]) -> int:
-    """Return the first row of ``array`` that is ``refused``; one of them is."""
+    """Return the first row of ``array`` that is ``refused``. There must be one."""
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
@@ -141,14 +142,14 @@ def _in_parts(array: pa.Array, target: pa.DataType) -> list[pa.Array]:
 
 
 def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """``array`` as ``target``, which is a type that topics may have; descends into nested types."""
+    """Return ``array`` as ``target``, a type that topics allow. Nested types are converted recursively."""
     source = array.type
     if source == target:
         return array
     if isinstance(source, pa.BaseExtensionType):
         return _convert(array.storage, target)
     if types.is_dictionary(source):
-        # The values first: pyarrow cannot decode dictionaries of views, which polars' categoricals are.
+        # Convert the values first: pyarrow cannot decode dictionaries of views, as in polars' categoricals.
         return _convert(array.dictionary, target).take(array.indices)
     if types.is_null(source):
         return _nulls(len(array), target)
@@ -194,7 +195,7 @@ def _convert_map(array: pa.Array, target: pa.DataType) -> pa.Array:
 def _convert_list(array: pa.Array, target: pa.DataType) -> pa.Array:
     source = array.type
     if types.is_list_view(source) or types.is_large_list_view(source):
-        # pyarrow 26's cast from a list view can drop the last list, so it is put together from its sizes.
+        # pyarrow 26's cast from a list view can drop the last list, so this rebuilds the list from its sizes.
         array = _list_of_view(array)
     elif not (is_list(source) or types.is_fixed_size_list(source)):
         raise _DoesNotFitError("it is not a list")
@@ -207,7 +208,7 @@ def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
     if not _same_nature(source, target):
         raise _DoesNotFitError("the types are not of one kind")
     if types.is_integer(source) and types.is_decimal(target):
-        # Directly, pyarrow asks for the precision of the integer's type instead of that of its values.
+        # A direct cast makes pyarrow require the precision of the integer's type instead of that of its values.
         array = array.cast(pa.decimal128(20, 0))
         source = array.type
     elif _is_half_float(source) and types.is_decimal(target):
@@ -217,7 +218,8 @@ def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
     fitted = array.cast(target)
     if _may_round(source, target):
         back = fitted.cast(source)
-        import pyarrow.compute as pc  # takes longer to load than most who import this module work
+        # imported here, because it takes longer to load than most importers of this module run
+        import pyarrow.compute as pc
 
         changed = pc.not_equal(back, array)
         if types.is_floating(source):
@@ -228,7 +230,7 @@ def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
-    """Tell whether Arrow's cast rounds in silence; it refuses what it loses between other types."""
+    """Return whether Arrow's cast may round silently. Between other types it refuses a loss."""
     if types.is_floating(source):
         return bool(types.is_decimal(target) or (types.is_floating(target) and target.bit_width < source.bit_width))
     if types.is_integer(source):
@@ -268,14 +270,14 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _same_kind(target: pa.DataType, value_field: pa.Field) -> pa.DataType:
-    """The list type of ``target``'s kind with the values of the source."""
+    """Return the list type of ``target``'s kind with the value type of the source."""
     if types.is_fixed_size_list(target):
         return pa.list_(value_field, target.list_size)
     return pa.large_list(value_field) if types.is_large_list(target) else pa.list_(value_field)
 
 
 def _with_children(array: pa.Array, target: pa.DataType, child: pa.Array) -> pa.Array:
-    """The lists or maps of ``array`` over other values of the same positions."""
+    """Return the lists or maps of ``array`` with other values at the same positions."""
     own = array.buffers()[: 1 if types.is_fixed_size_list(target) else 2]
     return pa.Array.from_buffers(target, len(array), own, array.null_count, array.offset, [child])
 
@@ -295,6 +297,9 @@ def _null_mask(array: pa.Array) -> pa.Array | None:
 
 
 def _nulls(count: int, kind: pa.DataType) -> pa.Array:
-    """``count`` nulls. Not ``pa.nulls``: its lists have children of no rows and ``count`` rows' bytes, and every slice
-    of such a column is written with all of them. None are there without ``take``, which loads ``pyarrow.compute``."""
+    """Return ``count`` nulls.
+
+    The lists of ``pa.nulls`` have children without rows and the bytes of ``count`` rows, and every slice of such a
+    column is written with all these bytes. For no rows ``take`` is avoided, because it loads ``pyarrow.compute``.
+    """
     return pa.nulls(0, kind).take(pa.nulls(count, pa.int64())) if count else pa.nulls(0, kind)

@@ -1,8 +1,9 @@
-"""Batches of a few records of the default schema, written by hand: making Arrow arrays of them, and having Arrow write
-them, costs more than everything else a producer does for one record, and up to some hundreds more than this.
+"""Encoder for batches of a few records of the default schema, without Arrow.
 
-Only records without headers. Columns and buffers are those that ``encode_batch`` would write, byte for byte; a test
-holds the two against each other. One record alone is put between bytes that all records of its sizes have around them.
+Making Arrow arrays of one record and serialising them costs more than everything else that a producer does for it. Up
+to some hundreds of records Arrow stays more expensive than this encoder. It supports only records without headers. Its
+columns and buffers equal those of ``encode_batch``, byte for byte; a test compares the two. A single record is placed
+between bytes that are the same for all records of its sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, header_times
 from sparklog.record.header import BatchHeader
 from sparklog.record.message import ALIGNMENT
 
-#: Key, value, no headers, timestamp in microseconds; text is stored as UTF-8.
+#: Key, value, no headers, timestamp in microseconds. Text is stored as UTF-8.
 SmallBatchRecord: TypeAlias = "tuple[bytes | str | None, bytes | str | None, Any, int]"
 
 _ZEROS = bytes(ALIGNMENT)
@@ -30,10 +31,12 @@ _TIME = struct.Struct("<q")
 
 
 def encode_few_records(records: Sequence[SmallBatchRecord], *, schema_id: int, timed: bool) -> EncodedBatch:
-    """As ``encode_batch`` without compression; ``timed``: the timestamp is the topic's event time.
+    """Encode like ``encode_batch`` without compression.
+
+    ``timed``: the timestamp is the topic's event time.
 
     Raises:
-        OverflowError: a timestamp of more than 64 bits.
+        OverflowError: a timestamp has more than 64 bits.
     """
     if len(records) == 1:
         key, value, _, time = records[0]
@@ -66,7 +69,7 @@ def encode_few_records(records: Sequence[SmallBatchRecord], *, schema_id: int, t
     return EncodedBatch(header, pa.py_buffer(encoded))
 
 
-# --- several ---
+# --- several records ---
 
 
 def _together(records: Sequence[SmallBatchRecord]) -> bytes:
@@ -91,8 +94,8 @@ def _together(records: Sequence[SmallBatchRecord]) -> bytes:
     return b"".join((metadata, *_in_places(buffers)))
 
 
-#: What is inside a headers column that has none: structs, their keys, their values, no one of each. Columns of variable
-#: length hold an offset even when they hold nothing.
+#: The buffers inside a headers column without headers: structs, their keys, their values, each empty. A column of
+#: variable length has one offset even if it has no values.
 _INSIDE_NO_HEADERS = (b"", b"", bytes(4), b"", b"", bytes(4), b"")
 
 
@@ -107,7 +110,7 @@ def _content(found: bytes | str | None) -> bytes | None:
 
 
 def _binary(values: Sequence[bytes | str | None]) -> tuple[int, tuple[bytes, bytes, bytes]]:
-    """How many values of a column of type binary are null; its validity, offsets and bytes."""
+    """Return the number of nulls of a binary column, and its validity, offsets and bytes."""
     nulls = values.count(None)
     if nulls == len(values):
         return nulls, (bytes(-(-nulls // 8)), bytes(4 * (nulls + 1)), b"")
@@ -115,7 +118,7 @@ def _binary(values: Sequence[bytes | str | None]) -> tuple[int, tuple[bytes, byt
     content = cast("Sequence[bytes]", given)
     try:
         joined = b"".join(content)
-    except TypeError:  # there is text among them
+    except TypeError:  # some values are text
         content = [_content(value) or b"" for value in given]
         joined = b"".join(content)
     offsets = struct.pack(f"<{len(values) + 1}i", *accumulate(map(len, content), initial=0))
@@ -123,16 +126,16 @@ def _binary(values: Sequence[bytes | str | None]) -> tuple[int, tuple[bytes, byt
 
 
 def _validity(values: Sequence[object]) -> bytes:
-    """One bit for each value, from the lowest bit of the first byte on: 0 where it is null."""
+    """Return one bit for each value, from the lowest bit of the first byte on: 0 for a null."""
     bits = sum(1 << place for place, value in enumerate(values) if value is not None)
     return bits.to_bytes(-(-len(values) // 8), "little")
 
 
-# --- one alone ---
+# --- a single record ---
 
 
 class _Frame(NamedTuple):
-    """What is around the key, the value and the time of one record."""
+    """The bytes around the key, the value and the time of one record."""
 
     before_key: bytes
     before_value: bytes
@@ -140,10 +143,10 @@ class _Frame(NamedTuple):
 
 
 def alone_body(key: bytes | str | None, value: bytes | str | None, time_us: int) -> bytes:
-    """The body of a batch of one record without headers.
+    """Return the body of a batch of one record without headers.
 
     Raises:
-        OverflowError: a timestamp of more than 64 bits.
+        OverflowError: the timestamp has more than 64 bits.
     """
     if isinstance(key, str):
         key = key.encode()
@@ -163,19 +166,19 @@ def alone_body(key: bytes | str | None, value: bytes | str | None, time_us: int)
 
 
 def alone_header(body: bytes, time_us: int, schema_id: int, timed: bool, number: tuple[int, int, int]) -> BatchHeader:
-    """The header of an ``alone_body``; ``number``: producer id, its epoch, and the sequence."""
+    """Return the header of an ``alone_body``. ``number`` has producer id, producer epoch and sequence."""
     earliest = latest = time_us if timed else NO_TIMESTAMP
     if timed and time_us == NO_TIMESTAMP:
         earliest, latest = header_times(time_us, time_us)
     producer_id, epoch, sequence = number
     size, crc = len(body), crc32c(body)
     fields = 0, 0, latest, 0, 0, producer_id, earliest, 1, 1, size, crc, -1, schema_id, sequence, 0, epoch, 0
-    return tuple.__new__(BatchHeader, fields)  # what the class itself does, without a call of Python's own
+    return tuple.__new__(BatchHeader, fields)  # as the class does it, but without a Python call
 
 
 @lru_cache(maxsize=256)
 def _frame(key_length: int | None, value_length: int | None) -> _Frame:
-    """Cut out of a message of one record of these sizes that is made like any other."""
+    """Return the frame for one record of these sizes, from an encoded message of such a record."""
     key = None if key_length is None else bytes(key_length)
     value = None if value_length is None else bytes(value_length)
     message = _together([(key, value, None, 0)])
@@ -189,8 +192,10 @@ def _frame(key_length: int | None, value_length: int | None) -> _Frame:
 
 
 def few_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[int, int]) -> tuple[int, ...]:
-    """Bytes of every buffer of a batch without headers: of key, value, headers, what is inside them, and timestamp.
-    ``nulls`` and ``lengths``: of key and value."""
+    """Return the size of every buffer of a batch without headers: key, value, headers, their content, timestamp.
+
+    ``nulls`` and ``lengths`` are those of key and value.
+    """
     bitmap, offsets = -(-rows // 8), 4 * (rows + 1)
     key, value = ((bitmap if found else 0, offsets, length) for found, length in zip(nulls, lengths, strict=True))
     return *key, *value, bitmap, offsets, *map(len, _INSIDE_NO_HEADERS), 0, _TIME.size * rows
@@ -198,7 +203,7 @@ def few_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[int, int]
 
 @lru_cache(maxsize=256)
 def few_metadata(rows: int, nulls: tuple[int, int], sizes: tuple[int, ...]) -> bytes:
-    """The metadata of a batch whose buffers have these sizes. No headers: each row's are null."""
+    """Return the metadata of a batch with buffers of these sizes. All its headers are null."""
     places = few_places(sizes)
     return record_batch_metadata(
         rows,
@@ -210,12 +215,12 @@ def few_metadata(rows: int, nulls: tuple[int, int], sizes: tuple[int, ...]) -> b
 
 @lru_cache(maxsize=1)
 def few_metadata_bytes() -> int:
-    """The same for all of them."""
+    """Return the size of the metadata, which is the same for all these batches."""
     return len(few_metadata(1, (1, 1), few_buffer_sizes(1, (1, 1), (0, 0))))
 
 
 def few_places(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """Offset and length of every buffer: one behind the other, each from a multiple of 8 on."""
+    """Return offset and length of every buffer. Each begins at the next multiple of 8 after the one before."""
     places, end = [], 0
     for size in sizes:
         places.append((end, size))

@@ -1,10 +1,9 @@
 """Full validation of a small batch of the default schema without Arrow.
 
-For one record, a leader spends more time on making and validating Arrow's objects than on everything else.
-
-This module only accepts batches whose metadata equal, byte for byte, what ``small_batch_encoder`` writes. The places of
-all offsets, bits and times are known then, and only a few numbers remain to be checked. Arrow validates every other
-batch. A test compares both validations on batches that are damaged in every place.
+For one record, a leader spends more time on making and validating Arrow's objects than on everything else. This module
+only accepts batches whose metadata equal, byte for byte, those of ``small_batch_encoder``. The positions of all
+offsets, bits and times are then known, and only a few numbers remain to be checked. Arrow validates every other batch.
+A test compares both validations on batches with damage at every position.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from typing import NamedTuple
 from sparklog.record.message import PREFIX_BYTES
 from sparklog.record.small_batch_encoder import few_buffer_sizes, few_metadata, few_metadata_bytes, few_places
 
-#: More records than this are Arrow's sooner than ours.
+#: With more records than this, Arrow is faster.
 MOST_RECORDS = 256
 METADATA_BYTES = few_metadata_bytes()
-#: The nodes and buffers of the default schema, and where ``batch_metadata`` puts them.
+#: The number of nodes and buffers of the default schema, and their position in the metadata of ``batch_metadata``.
 _NODES, _BUFFERS = 7, 17
 _NODES_AT = PREFIX_BYTES + 112
 _PAIRS = struct.Struct(f"<{2 * _NODES}q8x{2 * _BUFFERS}q")
@@ -29,31 +28,31 @@ _TIMES = [struct.Struct(f"<{count}q") for count in range(MOST_RECORDS + 1)]
 
 
 class _Binary(NamedTuple):
-    """A column of bytes in a batch of several records. Places are of the message."""
+    """A column of bytes in a batch of several records. Positions are relative to the message."""
 
     nulls: int
     validity_at: int
     offsets_at: int
-    #: of all its values
+    #: The bytes of all its values.
     length: int
 
 
 class _Shape(NamedTuple):
-    """Where things are in messages of these very metadata."""
+    """The positions in messages with these metadata."""
 
     rows: int
     message_bytes: int
-    #: takes the parts out of a message that can hold but one thing
+    #: Extracts the parts of a message that have only one valid content.
     fixed: struct.Struct
-    #: what they have to hold
+    #: That content.
     expected: tuple[bytes, ...]
-    #: what else there is to look at but for the times; of one record nothing
+    #: The columns that need further checks, besides the times. A batch of one record needs none.
     columns: tuple[_Binary, ...]
     times_at: int
 
 
 def times_of_few(message: bytes, record_count: int) -> tuple[int, int] | None:
-    """Smallest and greatest timestamp of a sound batch; None for one that Arrow has to look at, sound or not."""
+    """Return smallest and greatest timestamp of a sound batch, or None if Arrow must check it."""
     if len(message) < METADATA_BYTES:
         return None
     shape = _shape(message[:METADATA_BYTES])
@@ -69,7 +68,10 @@ def times_of_few(message: bytes, record_count: int) -> tuple[int, int] | None:
 
 
 def _sound(message: bytes, column: _Binary, rows: int) -> bool:
-    """Offsets that begin at 0, do not fall, and end with the values; as many nulls as are declared."""
+    """Return whether the offsets and the nulls of a column are sound.
+
+    Offsets begin at 0, never decrease and end with the values. The number of nulls is the declared one.
+    """
     offsets = _OFFSETS[rows].unpack_from(message, column.offsets_at)
     if offsets[0] != 0 or offsets[-1] != column.length or list(offsets) != sorted(offsets):
         return False
@@ -82,7 +84,7 @@ def _sound(message: bytes, column: _Binary, rows: int) -> bool:
 
 @lru_cache(maxsize=256)
 def _shape(metadata: bytes) -> _Shape | None:
-    """None where the metadata are not those that ``small_batch_encoder`` writes for as many rows, nulls and bytes."""
+    """Return None if ``small_batch_encoder`` does not write these metadata for their rows, nulls and bytes."""
     numbers = _PAIRS.unpack_from(metadata, _NODES_AT)
     rows, nulls = numbers[0], (numbers[1], numbers[3])
     lengths = numbers[2 * _NODES + 5], numbers[2 * _NODES + 11]
@@ -109,7 +111,7 @@ def _shape(metadata: bytes) -> _Shape | None:
 
 
 def _taking(parts: list[tuple[int, bytes]]) -> struct.Struct:
-    """Takes the parts at these places, which rise, out of a message."""
+    """Return a struct that extracts the parts at these rising positions of a message."""
     form, end = "<", 0
     for at, expected in parts:
         form += f"{at - end}x{len(expected)}s"
@@ -118,6 +120,6 @@ def _taking(parts: list[tuple[int, bytes]]) -> struct.Struct:
 
 
 def _of_one(column: _Binary) -> list[tuple[int, bytes]]:
-    """All there is to check of a column of one value."""
+    """Return the parts that a column with one value needs checked."""
     offsets = column.offsets_at, _OFFSETS[1].pack(0, column.length)
     return [offsets, (column.validity_at, b"\0")] if column.nulls else [offsets]

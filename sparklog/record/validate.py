@@ -1,9 +1,12 @@
-"""What a leader checks before it appends a producer's batch: after this no reader can be harmed by it.
+"""A leader's checks of a producer's batch before the append.
 
-The order matters. The checksum first, since most bad batches are accidents. Then the metadata, read by hand with bounds
-checks: how many rows, which buffers, how many bytes after decompression. Only then are the bytes given to Arrow, whose
-full validation looks at every offset and every character. Everything is per batch and column; no loop sees a record,
-but in batches so small that looking at each costs less than asking Arrow (``small_batch_validator``).
+A batch that passes cannot harm a reader.
+
+The order matters. The checksum comes first, because most bad batches are accidents. Then come the metadata, read
+without Arrow and with bounds checks: rows, buffers, bytes after decompression. Only then does Arrow receive the bytes.
+Its full validation checks every offset and every character. All checks work on batches and columns, without a loop over
+records. The exception are batches so small that checking each record costs less than calling Arrow
+(``small_batch_validator``).
 """
 
 from __future__ import annotations
@@ -41,15 +44,15 @@ from sparklog.record.required_columns import misplaced_null
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
 from sparklog.record.small_batch_validator import times_of_few
 
-#: What a producer may set; the rest is the leader's and the cleaner's.
+#: The flags that a producer may set. The leader and the cleaner set the others.
 _PRODUCER_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL)
-#: What a restore may set.
+#: The flags that a restore may set.
 _PLACED_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.OFFSET_ARRAY)
 _COMPRESSION_FLAGS = int(Flag.LZ4 | Flag.ZSTD)
 _CODEC_FLAGS = {NOT_COMPRESSED: 0, LZ4_FRAME: int(Flag.LZ4), ZSTD: int(Flag.ZSTD)}
-#: Up to here a copy costs less than what can be had from it.
+#: Up to this size a copy costs less than it saves.
 _SMALL_BYTES = 64 * 1024
-#: Event times of a topic of the default schema.
+#: The event-time settings of a topic with the default schema.
 _TIMES_OF_DEFAULT = frozenset({None, DEFAULT_EVENT_TIME})
 _CODEC_NAMES = {NOT_COMPRESSED: "no compression", LZ4_FRAME: "lz4", ZSTD: "zstd"}
 
@@ -64,17 +67,17 @@ def validate_batch(
     event_time: str | None,
     required_key: Sequence[str] = (),
 ) -> None:
-    """Check a batch as it came from a producer against the topic's newest schema and its limits.
+    """Check a producer's batch against the topic's newest schema and its limits.
 
-    Does not look at producer id, epoch and sequence: duplicates are found before this is called.
+    Producer id, epoch and sequence are not checked here: the caller finds duplicates before.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE for bytes that contradict themselves, the header or Arrow's format;
-            MESSAGE_TOO_LARGE when it takes, or would take once decompressed, more than ``max_message_bytes``;
-            SCHEMA_OUTDATED for another schema id than ``schema_id``, SCHEMA_MISMATCH for columns that are not the
-            schema's; INVALID_RECORD for nulls in columns that allow none, for timestamps that are not the
-            header's, for no records at all, for flags that a producer may not set, and for a record with nulls in all
-            columns of ``required_key``.
+            MESSAGE_TOO_LARGE if the batch takes more than ``max_message_bytes``, as sent or after decompression;
+            SCHEMA_OUTDATED for a schema id other than ``schema_id``; SCHEMA_MISMATCH for columns that differ from the
+            schema's; INVALID_RECORD for nulls in columns that are not nullable, for timestamps that differ from the
+            header's, for a batch without records, for flags that a producer may not set, and for a record with nulls in
+            all columns of ``required_key``.
     """
     _check_header(header, len(body), max_message_bytes)
     if len(body) <= _SMALL_BYTES:
@@ -99,14 +102,15 @@ def validate_placed_batch(
     event_time: str | None,
     required_key: Sequence[str] = (),
 ) -> None:
-    """As ``validate_batch``, for a batch whose records have offsets and times already: ``body`` is what is stored, with
-    the offset array, if there is one, behind the message. There may be no records at all, only offsets of none.
+    """Check a batch whose records already have offsets and times, as ``validate_batch`` does.
 
-    The header's times enclose those of ``event_time``: for records without one, the greatest is the time they had.
+    ``body`` is the stored form: the message, then the offset array if there is one. The batch may have no records, only
+    the offsets of removed ones. The header's times enclose those of ``event_time``. For records without an event time,
+    the greatest of them is the time that they had.
 
     Raises:
-        BrokerError: as ``validate_batch``; CORRUPT_MESSAGE as well for an offset array that does not fit,
-            INVALID_RECORD for times that a batch like this cannot have.
+        BrokerError: as ``validate_batch``; also CORRUPT_MESSAGE for a wrong offset array, and INVALID_RECORD for times
+            that such a batch cannot have.
     """
     _check_placed_header(header, len(body), max_message_bytes)
     whole = memoryview(body)
@@ -125,8 +129,12 @@ def validate_placed_batch(
 
 
 def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | None) -> bool:
-    """Whether there is nothing left to check. Raises BrokerError INVALID_RECORD for timestamps that are not the
-    header's."""
+    """Check the batch without Arrow.
+
+    Return False if Arrow must check it.
+
+    Raises BrokerError INVALID_RECORD for timestamps that differ from the header's.
+    """
     if header.flags & _COMPRESSION_FLAGS or event_time not in _TIMES_OF_DEFAULT:
         return False
     times = times_of_few(body, header.record_count)
@@ -139,14 +147,14 @@ def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | Non
 def _validate_by_arrow(
     header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, *, max_message_bytes: int, event_time: str | None
 ) -> pa.RecordBatch:
-    """The rest of it, but for keys, for whatever batch."""
+    """Run the remaining checks, except those of keys, for any batch."""
     records = _sound_records(header, buffer, schema, max_message_bytes)
     _check_times(event_time_range(records, event_time), header, event_time)
     return records
 
 
 def _sound_records(header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, max_message_bytes: int) -> pa.RecordBatch:
-    """The records, whose bytes, columns and nulls are as they should be."""
+    """Return the records after checking their bytes, columns and nulls."""
     source = memoryview(buffer)
     message = read_batch_message(source)
     _check_columns(message, schema, header.record_count)
@@ -212,12 +220,12 @@ def _check_placed_header(header: BatchHeader, found_bytes: int, max_message_byte
 def _check_schema_id(header: BatchHeader, schema_id: int) -> None:
     if header.schema_id == schema_id:
         return
-    # A later one may be what the producer was told sooner than this broker: it will be known here any moment.
+    # A later id may be one that the producer received before this broker. This broker will receive it soon.
     raise BrokerError(ErrorCode.SCHEMA_OUTDATED, f"schema id {header.schema_id} found, {schema_id} expected")
 
 
 def _check_columns(message: BatchMessage, schema: pa.Schema, record_count: int) -> None:
-    """Compare rows, nodes and buffers with those the schema has, without touching the body."""
+    """Compare rows, nodes and buffers with those of the schema, without reading the body."""
     if message.rows != record_count:
         raise _corrupt(f"{message.rows} records found, {record_count} declared in the header")
     nodes, buffers, _ = layout_of(schema)

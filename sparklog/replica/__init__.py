@@ -1,4 +1,4 @@
-"""One partition's replica, pure: roles, in-sync set, high watermark, waiting produces, fetch sessions.
+"""The replica of one partition, pure: roles, ISR, high watermark, waiting produces, fetch sessions.
 
-``replica.py`` is the door; ``events.py`` and ``effects.py`` are what goes through it.
+``replica.py`` has the state machine. ``events.py`` and ``effects.py`` have its input and output.
 """

@@ -1,6 +1,6 @@
-"""What a replica orders: carried out by the broker process (or the simulator) in the order given.
+"""The effects of a replica: orders that the broker process (or the simulator) carries out, in order.
 
-Each docstring says what must be true before, and which event brings back the result.
+Each docstring says what must be true before, and which event reports the result.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ from sparklog.model import UNKNOWN_LOSS
 
 
 class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
-    """Append the batches waiting under ``ticket`` with this leader epoch. At once: nothing may come between.
-    Then LeaderAppended or LeaderAppendFailed."""
+    """Append the batches that wait under ``ticket`` with this leader epoch, at once and before any other event.
+
+    Result: LeaderAppended or LeaderAppendFailed.
+    """
 
     ticket: int
     leader_epoch: int
 
 
 class AnswerProduce(msgspec.Struct, frozen=True, gc=False):
-    """Answer the produce under ``ticket``: an error, or success with its base offset. Only committed records are
-    answered for acks=all. Every ticket is answered exactly once; for acks=0 the performer only drops the ticket."""
+    """Answer the produce under ``ticket``: with an error, or with success and its base offset.
+
+    For acks=all only committed records are acknowledged. Every ticket is answered exactly once. For acks=0 the caller
+    only drops the ticket.
+    """
 
     ticket: int
     code: ErrorCode
@@ -30,31 +35,38 @@ class AnswerProduce(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppendAsFollower(msgspec.Struct, frozen=True, gc=False):
-    """Append the batches of the answer that caused this. Then FollowerAppended."""
+    """Append the batches of the response that caused this. Result: FollowerAppended."""
 
 
 class TruncateLog(msgspec.Struct, frozen=True, gc=False):
-    """Cut the log so that it ends at ``offset`` (or before, at a batch boundary). Then Truncated; the next fetch
-    starts at the new end.
+    """Truncate the log to ``offset``, or to a batch boundary below it.
 
-    It may be carried out later: the log stays as it is until then, and no answer of the leader counts. With the next
-    RoleChanged it is forgotten, as if the answer that led to it had not come. So it is where it cannot be done: then
-    TruncationFailed, after a pause, for the leader is asked again with that."""
+    Result: Truncated. The next fetch starts at the new end.
+
+    The caller may carry it out later. Until then the log stays unchanged, and no response of the leader counts. The
+    next RoleChanged withdraws the order. If the truncation is impossible, the result is TruncationFailed, after a
+    pause, because it sends the next fetch to the leader.
+    """
 
     offset: int
 
 
 class RestartLog(msgspec.Struct, frozen=True, gc=False):
-    """Throw the log away and start empty at ``offset`` (the leader's log start; the follower was out of range).
-    Then Truncated; the next fetch starts there."""
+    """Delete all records and start empty at ``offset``, the leader's log start: the follower was out of range.
+
+    Result: Truncated. The next fetch starts there.
+    """
 
     offset: int
 
 
 class RefuseCut(msgspec.Struct, frozen=True, gc=False):
-    """Tell the controller that the leader of ``leader_epoch`` lacks committed records from ``offset`` on, which this
-    replica holds and does not cut. The replica goes on to fetch after a pause, and each fetch says that it refuses
-    (``Replica.refuses_cut``). The refusal stands until the role changes or the leader answers without a divergence."""
+    """Report to the controller that the leader of ``leader_epoch`` lacks committed records from ``offset`` on.
+
+    This replica holds them and does not truncate them. It continues to fetch after a pause, and each fetch says that it
+    refuses (``Replica.refuses_cut``). The refusal lasts until the role changes or the leader responds without a
+    divergence.
+    """
 
     leader: int
     leader_epoch: int
@@ -63,12 +75,14 @@ class RefuseCut(msgspec.Struct, frozen=True, gc=False):
 
 
 class CutAccepted(msgspec.Struct, frozen=True, gc=False):
-    """Withdraw RefuseCut: what the leader lacked is there by now, or another leads."""
+    """Withdraw RefuseCut: the leader now has the records, or another replica leads."""
 
 
 class WriteIsr(msgspec.Struct, frozen=True, gc=False):
-    """Compare-and-set the partition's node from ``expected_version`` to ``isr`` under this leader and epoch, in a
-    multi that checks each (broker, incarnation) of ``added``. Then IsrWritten, IsrRefused or IsrWriteFailed."""
+    """Compare-and-set the partition's node from ``expected_version`` to ``isr`` under this leader and epoch.
+
+    The multi also checks each (broker, incarnation) of ``added``. Result: IsrWritten, IsrRefused or IsrWriteFailed.
+    """
 
     leader: int
     leader_epoch: int
@@ -80,19 +94,19 @@ class WriteIsr(msgspec.Struct, frozen=True, gc=False):
 
 
 class HighWatermarkMoved(msgspec.Struct, frozen=True, gc=False):
-    """The high watermark is now ``high_watermark``: wake waiting fetches, checkpoint at leisure, seal when due."""
+    """The high watermark is now ``high_watermark``: wake waiting fetches, checkpoint later, and seal when due."""
 
     high_watermark: int
 
 
 class LogEndMoved(msgspec.Struct, frozen=True, gc=False):
-    """The leader's log grew: wake followers that wait for records."""
+    """The leader's log grew: wake the followers that wait for records."""
 
     log_end_offset: int
 
 
 class ServeFetch(msgspec.Struct, frozen=True, gc=False):
-    """Answer the follower's fetch from ``offset`` on with what is there (it may wait for more)."""
+    """Answer the follower's fetch with the records from ``offset`` on. The fetch may wait for more."""
 
     offset: int
 
@@ -105,39 +119,44 @@ class RefuseFetch(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerDiverging(msgspec.Struct, frozen=True, gc=False):
-    """Answer the follower's fetch with the point of divergence; no records."""
+    """Answer the follower's fetch with the divergence point, without records."""
 
     epoch: int
     end_offset: int
 
 
 class StartFetching(msgspec.Struct, frozen=True, gc=False):
-    """Fetch from ``leader`` under ``leader_epoch``, from the log's current end on, until told otherwise. Replaces
-    any earlier StartFetching of this partition."""
+    """Fetch from ``leader`` under ``leader_epoch``, from the log's current end, until the next order.
+
+    This replaces any earlier StartFetching of this partition.
+    """
 
     leader: int
     leader_epoch: int
 
 
 class StopFetching(msgspec.Struct, frozen=True, gc=False):
-    """No further fetches for this partition; an answer under way will be ignored by its epoch."""
+    """Stop fetching for this partition. A response in flight is later ignored because of its epoch."""
 
 
 class RoleChanged(msgspec.Struct, frozen=True, gc=False):
-    """For logs, counters and waiting requests: consumers that wait here must be answered and ask for metadata."""
+    """The role changed.
+
+    Log and count it, and answer the consumers that wait here, so that they refresh their metadata.
+    """
 
     role: str
     leader_epoch: int
 
 
 class IsrChanged(msgspec.Struct, frozen=True, gc=False):
-    """The committed ISR changed by this leader's own write: tell the controller (a notification node)."""
+    """The committed ISR changed by this leader's own write. Notify the controller (a notification node)."""
 
     isr: tuple[int, ...]
 
 
 class ReportBadDecision(msgspec.Struct, frozen=True, gc=False):
-    """A decision contradicts itself and was not followed: count it, log it, tell whoever sent it."""
+    """A decision contradicts itself and was not followed. Count it, log it, and report it to its sender."""
 
     detail: str
 

@@ -1,7 +1,7 @@
-"""What can happen to one replica of one partition: facts, in the past tense.
+"""The events of one replica of one partition: facts, in the past tense.
 
-The performer (the broker process, or the simulator) hands them to ``Replica.step(event, now_ms)`` one at a time and
-carries out the returned effects in order before it hands over the next event.
+The caller (the broker process, or the simulator) passes them to ``Replica.step(event, now_ms)`` one at a time. It
+carries out the returned effects in order before it passes the next event.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from sparklog.model import LeaderAndIsr
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False):
-    """A newer state of the partition became known: from the controller, or read from ZooKeeper.
+    """A newer state of the partition, from the controller or read from ZooKeeper.
 
-    Older ``version``s are ignored; an equal one renews only what the node does not hold (everything but ``state``).
-    ``incarnations`` are the live brokers' current ones, broker id to incarnation; ``min_isr`` is min.insync.replicas
-    of the topic. Brokers in ``stopping`` are on their way out and are not added to an ISR. Replicas in ``leaving`` are
-    to be taken out of the ISR: the partition moves, and whoever stays is in sync at this ``version``. ``factor`` is
-    the replication factor that min_isr is measured against while the partition moves; 0: the number of replicas.
+    A lower ``version`` than the current one is ignored. An equal one updates only what the node does not have:
+    everything but ``state``. ``incarnations`` maps the ids of live brokers to their current incarnations. ``min_isr``
+    is the topic's min.insync.replicas. Brokers in ``stopping`` are about to stop and may not join an ISR. Replicas in
+    ``leaving`` must leave the ISR: a reassignment removes them, and the remaining replicas are in sync at this
+    ``version``. ``factor`` is the replication factor to compare min_isr with during a reassignment; 0: the number of
+    replicas.
     """
 
     state: LeaderAndIsr
@@ -34,9 +35,11 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
 
 
 class BrokersChanged(msgspec.Struct, frozen=True, gc=False):
-    """Brokers came, went or re-registered: id to incarnation of all that are live; ``stopping`` as in Decided.
+    """Brokers joined, left or registered again.
 
-    A map that does not name the replica's own broker is too old to judge others by: nobody is taken for dead then.
+    ``incarnations`` has all live ones; ``stopping`` is as in Decided.
+
+    A map without the replica's own broker is too old to judge other brokers by: no broker then counts as dead.
     """
 
     incarnations: Mapping[int, int]
@@ -44,7 +47,7 @@ class BrokersChanged(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProduceArrived(msgspec.Struct, frozen=True, gc=False):
-    """A checked produce for this partition is waiting under ``ticket``; acks is 0, 1 or -1 (all)."""
+    """A checked produce for this partition waits under ``ticket``. acks is 0, 1 or -1 (all)."""
 
     ticket: int
     acks: int
@@ -54,7 +57,7 @@ class ProduceArrived(msgspec.Struct, frozen=True, gc=False):
 class LeaderAppended(msgspec.Struct, frozen=True, gc=False):
     """The append ordered for ``ticket`` is in the log: records ``[base_offset, end_offset)``.
 
-    A duplicate of an earlier batch reports that batch's offsets; ``end_offset`` may then lie below the log end.
+    A duplicate of an earlier batch has that batch's offsets. ``end_offset`` may then be below the log end offset.
     """
 
     ticket: int
@@ -63,10 +66,10 @@ class LeaderAppended(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppendedAtOnce(msgspec.Struct, frozen=True, gc=False):
-    """A produce that nobody ordered to be appended is in the log: ProduceArrived, and LeaderAppended, in one.
+    """A produce is in the log without an order to append it: ProduceArrived and LeaderAppended in one.
 
-    Only where ``Replica.append_epoch`` had said, in the same turn and with nothing between, which epoch to append it
-    with: what AppendAsLeader would have said.
+    This is allowed only if ``Replica.append_epoch`` returned the epoch of the append, in the same turn and without
+    another event in between. It is the epoch that AppendAsLeader would have had.
     """
 
     ticket: int
@@ -77,19 +80,23 @@ class AppendedAtOnce(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderAppendFailed(msgspec.Struct, frozen=True, gc=False):
-    """The append ordered for ``ticket`` did not happen; nothing of it is in the log.
+    """The append ordered for ``ticket`` failed.
 
-    The performer knows why and answers the client itself: no AnswerProduce follows.
+    The log has no part of it.
+
+    The caller knows the reason and answers the client itself: no AnswerProduce follows.
     """
 
     ticket: int
 
 
 class FollowerFetched(msgspec.Struct, frozen=True, gc=False):
-    """A follower asked for records from ``offset`` on: everything below is on its log.
+    """A follower fetched from ``offset``.
+
+    Its log has everything below.
 
     ``last_epoch`` is the leader epoch of its last batch, -1 for an empty log. ``refuses``: it holds committed records
-    that this leader has said it lacks, and does not cut them.
+    that this leader lacks, and does not truncate them.
     """
 
     replica_id: int
@@ -101,17 +108,19 @@ class FollowerFetched(msgspec.Struct, frozen=True, gc=False):
 
 
 class IsrWritten(msgspec.Struct, frozen=True, gc=False):
-    """The WriteIsr with this ``isr`` is durable; the node now has ``version``."""
+    """The WriteIsr with this ``isr`` is durable. The node now has ``version``."""
 
     isr: tuple[int, ...]
     version: int
 
 
 class IsrRefused(msgspec.Struct, frozen=True, gc=False):
-    """The compare-and-set lost; this is what ZooKeeper holds now (Decided's fields apply).
+    """The compare-and-set lost.
 
-    ``expected_version`` echoes the WriteIsr's, so that the answer to an outlived write cannot settle a later one;
-    -1: the performer never has two writes of one partition under way.
+    The fields have the current content of the node, as in Decided.
+
+    ``expected_version`` repeats the WriteIsr's, so that the result of an earlier write cannot settle a later one. -1:
+    the caller never has two writes of one partition in flight.
     """
 
     state: LeaderAndIsr
@@ -120,29 +129,35 @@ class IsrRefused(msgspec.Struct, frozen=True, gc=False):
 
 
 class IsrWriteFailed(msgspec.Struct, frozen=True, gc=False):
-    """The write did not get through, or its fate is unknown (connection lost): the performer will re-read the node
-    and follow with IsrRefused, which carries whatever is true then. ``expected_version`` as there."""
+    """The write failed, or its result is unknown because the connection was lost.
+
+    The caller reads the node again and follows with IsrRefused, which has the current state. ``expected_version`` is as
+    there.
+    """
 
     expected_version: int = -1
 
 
 class FollowerConnectionLost(msgspec.Struct, frozen=True, gc=False):
-    """The last connection from that follower closed: it may be dead. The leader may shrink early; it never elects.
+    """The last connection from that follower closed, so it may be dead.
 
-    Not sent while another connection of the same follower is open, or its long poll there would look like silence.
+    The leader may shrink the ISR early; it never elects.
+
+    The event is not sent while another connection of the same follower is open. Its long poll there would count as
+    silence.
     """
 
     replica_id: int
 
 
 class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
-    """The leader answered this follower's fetch made at (``leader_epoch``, ``fetch_offset``, ``last_epoch``).
+    """The leader's response to this follower's fetch from (``leader_epoch``, ``fetch_offset``, ``last_epoch``).
 
-    ``last_epoch`` is what the fetch named as such: a doubled or late answer may find the log at the same end again,
-    yet with another history; -2: not told, for a performer whose connections bring no answer twice or late.
-    ``end_offset`` is where the log will end after appending the ``batch_count`` batches that came: for traces, -1: not
-    told. ``diverging`` is (epoch, end offset) or None. ``code`` is a wire error code. ``outdated``: the leader has what
-    follows, and this log is to be copied again as a whole.
+    ``last_epoch`` is the one in the request: when a repeated or late response arrives, the log may have the same end
+    again, but another history. -2: unknown, if the caller's connections deliver no response twice or late.
+    ``end_offset`` is the log end offset after the append of the ``batch_count`` received batches. It is for traces; -1:
+    unknown. ``diverging`` is (epoch, end offset) or None. ``code`` is a wire error code. ``outdated``: the leader has
+    the following records, but this log must be copied again as a whole.
     """
 
     leader_epoch: int
@@ -159,10 +174,12 @@ class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
 
 
 class FollowerAppended(msgspec.Struct, frozen=True, gc=False):
-    """The append ordered by AppendAsFollower is done; the log now ends at ``end_offset``.
+    """The append ordered by AppendAsFollower is done.
 
-    A batch that failed its checks leaves the log as it was: then this names the unchanged end, and the next fetch
-    asks for the same again.
+    The log now ends at ``end_offset``.
+
+    If a batch failed its checks the log is unchanged. ``end_offset`` is then the old end, and the next fetch requests
+    the same batches again.
     """
 
     end_offset: int
@@ -175,26 +192,30 @@ class Truncated(msgspec.Struct, frozen=True, gc=False):
 
 
 class TruncationFailed(msgspec.Struct, frozen=True, gc=False):
-    """What TruncateLog ordered cannot be done for now, for want of room perhaps: the log is as it was. Not after a
-    RoleChanged, which has that forgotten already."""
+    """The truncation that TruncateLog ordered is not possible now, perhaps for lack of disk space.
+
+    The log is unchanged.
+
+    Not sent after a RoleChanged, which has already withdrawn the order.
+    """
 
 
 class LogFailed(msgspec.Struct, frozen=True, gc=False):
-    """The log directory went offline; this replica can do nothing until the process is restarted."""
+    """The log directory went offline. This replica can do nothing until the process restarts."""
 
     detail: str
 
 
 class LogNamed(msgspec.Struct, frozen=True, gc=False):
-    """The log's name is durable (``LogView.named``): were the log lost, the next start would know."""
+    """The log's name is durable (``LogView.named``). If the log is lost, the next start detects it."""
 
 
 class Ticked(msgspec.Struct, frozen=True, gc=False):
-    """Time passed; sent when ``Replica.deadline_ms`` is reached or later."""
+    """Time passed. Sent when ``Replica.deadline_ms`` is reached or later."""
 
 
 class Stopped(msgspec.Struct, frozen=True, gc=False):
-    """The replica is not this broker's any more, or the broker stops."""
+    """The replica no longer belongs to this broker, or the broker stops."""
 
 
 Event = (

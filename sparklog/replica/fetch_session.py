@@ -1,18 +1,21 @@
-"""Incremental fetch sessions, both ends, pure. Source: KIP-227.
+"""Incremental fetch sessions, server side and fetcher side.
 
-A follower of a thousand partitions fetches from their leader in one long poll after the other. A session lets each
-request name only what changed on the fetcher's side, and each reply only what has something to say; what is idle
-costs neither bytes nor time on either side:
+Pure. Source: KIP-227.
 
-    request, session epoch 0      everything wanted                      -> a new session id
-    request, session epoch n > 0  partitions whose position moved, and those forgotten
-    reply                         partitions with records, errors, a divergence or moved marks
+A follower of a thousand partitions sends one long poll after the other to their leader. In a session each request names
+only what changed on the fetcher's side, and each reply has only partitions with news. An idle partition costs neither
+bytes nor time on either side:
 
-The epoch counts requests: a repeated or lost one is noticed, and the fetcher starts a new session. On the server a
-partition is *due* when a request named it or something moved (``SessionCache.wake``); only due ones are looked at.
+    request, session epoch 0      all wanted partitions               -> a new session id
+    request, session epoch n > 0  partitions whose position moved, and those to drop
+    reply                         partitions with records, errors, a divergence or moved offsets
 
-Belongs to the event loop of the broker; bounded by ``fetch.session.slots`` and by the partitions that all sessions
-together may hold.
+The session epoch counts requests. The server detects a repeated or lost request by it, and the fetcher then starts a
+new session. On the server a partition is *due* when a request named it or something moved (``SessionCache.wake``). A
+fetch reads only due partitions.
+
+The broker's event loop owns the sessions. ``fetch.session.slots`` bounds their number, and ``MAX_PARTITIONS`` the
+number of partitions in all of them.
 """
 
 from __future__ import annotations
@@ -32,12 +35,15 @@ NO_SESSION = 0
 FULL = 0  #: session epoch that asks for a new session
 SESSIONLESS = -1  #: session epoch of a single fetch
 
-#: Partitions held by all sessions of one broker: some hundred megabytes.
+#: The limit of partitions in all sessions of one broker: some hundred megabytes.
 MAX_PARTITIONS = 1_000_000
 
 
 class FetchSession:
-    """Server side: what one fetcher wants, and what it was last told. Mutable, owned by ``SessionCache``."""
+    """The server side of a session: what one fetcher wants, and what the last replies said.
+
+    Mutable; ``SessionCache`` owns it.
+    """
 
     __slots__ = ("due", "epoch", "incarnation", "line", "replica_id", "session_id", "told", "used_ms", "wanted")
 
@@ -45,20 +51,24 @@ class FetchSession:
         self.session_id = session_id
         self.replica_id = fetch.replica_id
         self.incarnation = fetch.incarnation
-        #: of the next request
+        #: The session epoch of the next request.
         self.epoch = 1
         self.wanted: dict[Key, FetchPartition] = {}
-        #: high watermark and log start in the last reply that named the partition
+        #: High watermark and log start offset in the last reply that named the partition.
         self.told: dict[Key, tuple[int, int]] = {}
-        #: partitions to look at, the longest unserved first
+        #: The partitions to read, the longest unserved first.
         self.due: dict[Key, None] = {}
         self.used_ms = now_ms
-        #: the connection that the last request came by
+        #: The connection of the last request.
         self.line: object = None
 
     def take(self, key: Key, partition: FetchPartition) -> bool:
-        """Note what a request names; another topic or leader epoch makes what was told worthless. Returns whether the
-        partition is new here."""
+        """Record what a request wants of a partition.
+
+        Return whether the partition is new in this session.
+
+        Another topic id or leader epoch invalidates what earlier replies said.
+        """
         before = self.wanted.get(key)
         self.wanted[key] = partition
         self.due[key] = None
@@ -78,32 +88,35 @@ class FetchSession:
 
 
 class FetchContext(msgspec.Struct, frozen=True):
-    """One request being served. ``session`` None: sessionless, then ``named`` is all there is."""
+    """One request that is being served. Without a ``session``, ``named`` has all its partitions."""
 
     session: FetchSession | None
-    #: partitions of this request: the fetcher's position is news
+    #: The partitions in this request. The fetcher's position in them is new.
     named: tuple[FetchPartition, ...]
 
     def due(self) -> dict[Key, FetchPartition]:
-        """Partitions to look at now, the longest unserved first. Ask again after a wake-up."""
+        """Return the partitions to read now, the longest unserved first. Call it again after a wake-up."""
         session = self.session
         if session is None:
             return {(wanted.topic, wanted.partition): wanted for wanted in self.named}
         return {key: session.wanted[key] for key in session.due}
 
     def has_news(self, result: FetchedPartition) -> bool:
-        """Whether the fetcher must be told ``result``."""
+        """Return whether the fetcher needs ``result``."""
         if self.session is None or result.batch_count or result.code or result.diverging is not None:
             return True
         marks = (result.high_watermark, result.log_start_offset)
         return self.session.told.get((result.topic, result.partition)) != marks
 
     def marks_moved(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
-        """As ``has_news``, of a partition that has nothing else to say."""
+        """Return the same as ``has_news`` for a partition without records, error or divergence."""
         return self.session is None or self.session.told.get(key) != (high_watermark, log_start_offset)
 
     def weigh(self, result: FetchedPartition) -> bool:
-        """As ``has_news``, for a request that will go on waiting: a partition without news is due no longer."""
+        """Return the same as ``has_news`` for a request that continues to wait.
+
+        A partition without news is no longer due.
+        """
         if self.has_news(result):
             return True
         if self.session is not None:
@@ -111,10 +124,12 @@ class FetchContext(msgspec.Struct, frozen=True):
         return False
 
     def reply(self, results: Iterable[FetchedPartition], cid: int = 0) -> FetchReply:
-        """Choose what is said and what stays due. ``results`` are of partitions that were due; others stay so.
+        """Build the reply and update which partitions are due.
 
-        A partition answered with records or an error stays due until the fetcher names it again or nothing is left
-        to say, for it may not have used the answer. It goes to the end of the line.
+        ``results`` are those of due partitions; others stay due.
+
+        A partition with records or an error stays due until the fetcher names it again or a reply has no news of it,
+        because the fetcher may not have used the reply. It moves to the end of the order.
         """
         if self.session is None:
             return FetchReply(cid, ErrorCode.NONE, NO_SESSION, tuple(results))
@@ -132,7 +147,8 @@ class FetchContext(msgspec.Struct, frozen=True):
             said.append(result)
             session.told[key] = marks
         if not session.due:
-            session.due.clear()  # what was taken out one by one leaves gaps, and each request would go through them all
+            # Removed items leave gaps in the dict, and each request would iterate over all of them.
+            session.due.clear()
         return FetchReply(cid, ErrorCode.NONE, session.session_id, tuple(said))
 
 
@@ -145,37 +161,43 @@ def _wanted_after(fetch: Fetch, session: FetchSession) -> int:
 
 
 class SessionCache:
-    """All sessions of one broker. Followers' are never given up for consumers'. ``first_id`` should differ from one
-    process to the next, so that a session of an earlier one is not mistaken for a new one."""
+    """All sessions of one broker.
+
+    A follower's session is never closed to make room for a consumer's.
+
+    ``first_id`` should differ between processes, so that a session id of an earlier process matches no new session.
+    """
 
     def __init__(
         self, *, slots: int, first_id: int = 1, keep_ms: int = 120_000, max_partitions: int = MAX_PARTITIONS
     ) -> None:
         self._slots = slots
         self._max_partitions = max_partitions
-        #: in all sessions
+        #: The number of partitions in all sessions.
         self._partitions = 0
         self._next_id = max(first_id, 1)
         self._keep_ms = keep_ms
-        #: by id, the longest unused first
+        #: Sessions by id, the longest unused first.
         self._followers: OrderedDict[int, FetchSession] = OrderedDict()
         self._consumers: OrderedDict[int, FetchSession] = OrderedDict()
-        #: sessions that want a partition, by their ids
+        #: The sessions that want a partition, by their ids.
         self.holders: dict[Key, dict[int, FetchSession]] = {}
-        #: told of each session that is closed, whatever for
+        #: Called with the id of each session that is closed, whatever the reason.
         self.on_close: Callable[[int], None] = lambda session_id: None
-        #: sessions by the connection they were last used on
+        #: Sessions by the connection of their last request.
         self._by_line: dict[object, dict[int, FetchSession]] = {}
 
     def __len__(self) -> int:
         return len(self._followers) + len(self._consumers)
 
     def begin(self, fetch: Fetch, now_ms: int, *, line: object = None) -> FetchContext:
-        """Find or make the request's session and bring it up to date. ``line`` is the connection it came by.
+        """Find or make the request's session and update it.
+
+        ``line`` is the request's connection.
 
         Raises:
             BrokerError: FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH; the fetcher starts a new session.
-                THROTTLING_QUOTA_EXCEEDED when all sessions together would hold too many partitions.
+                THROTTLING_QUOTA_EXCEEDED if all sessions together would have too many partitions.
         """
         session = self._gone_on(fetch, now_ms, line)
         if session is not None:
@@ -218,7 +240,7 @@ class SessionCache:
         return FetchContext(session, fetch.partitions)
 
     def wake(self, key: Key) -> Collection[FetchSession]:
-        """Records came or a mark moved: make the partition due. Returns the sessions whose long poll may end now."""
+        """Make the partition due after an append or a moved offset. Return the sessions whose long poll may end now."""
         holders = self.holders.get(key)
         if holders is None:
             return ()
@@ -227,7 +249,7 @@ class SessionCache:
         return holders.values()
 
     def line_lost(self, line: object) -> list[int]:
-        """The connection closed: nobody comes back to the sessions it was used for. Returns the ids that they had."""
+        """Close the sessions of a closed connection, because no request will use them again. Return their ids."""
         lost = list(self._by_line.get(line, ()))
         for session_id in lost:
             self.close(session_id)
@@ -243,7 +265,10 @@ class SessionCache:
             self.on_close(session_id)
 
     def _has_room(self, fetch: Fetch, session: FetchSession | None) -> bool:
-        """Whether what the request adds to its session (None: to a new one) fits, if consumers make room for it."""
+        """Return whether the partitions that the request adds to its session (None: a new one) fit into the limit.
+
+        For a follower this closes consumers' sessions to make room.
+        """
         added = len(fetch.partitions)
         if self._partitions + added <= self._max_partitions:
             return True
@@ -254,8 +279,10 @@ class SessionCache:
         return self._partitions + added <= self._max_partitions
 
     def _close_own(self, fetch: Fetch) -> None:
-        """Close the session that the request gives up, also one of its earlier incarnation; of another fetcher's it has
-        only guessed the number."""
+        """Close the session that the request replaces, even one of its earlier incarnation.
+
+        A session of another fetcher stays open: the request has only guessed its id.
+        """
         session = self._sessions_of(fetch).get(fetch.session_id)
         if session is not None and session.replica_id == fetch.replica_id and session.incarnation <= fetch.incarnation:
             self.close(session.session_id)
@@ -264,8 +291,11 @@ class SessionCache:
         return self._consumers if fetch.replica_id == CONSUMER else self._followers
 
     def _gone_on(self, fetch: Fetch, now_ms: int, line: object) -> FetchSession | None:
-        """The session of a request that names one partition, of those that it has, anew: as the rest of ``begin`` does
-        it. None for any other, and for one that is to be refused: nothing was done."""
+        """Return the session of a request that names one partition which the session already has, after updating both.
+
+        The effect is that of the rest of ``begin``. For any other request, and for one to be refused, return None and
+        change nothing.
+        """
         sessions = self._consumers if fetch.replica_id == CONSUMER else self._followers
         session = sessions.get(fetch.session_id)
         partitions = fetch.partitions
@@ -305,7 +335,7 @@ class SessionCache:
         return session
 
     def _open(self, fetch: Fetch, now_ms: int) -> FetchSession | None:
-        """A new session, or None when every slot is taken by someone who deserves it more."""
+        """Return a new session, or None if no slot is free and no session may be closed for it."""
         follower = fetch.replica_id != CONSUMER
         if len(self) >= self._slots and not self._make_room(follower, now_ms):
             return None
@@ -330,7 +360,7 @@ class SessionCache:
                 del self.holders[key]
 
     def _move(self, session: FetchSession, line: object) -> None:
-        """Note the other connection a session is used on, None for none."""
+        """Record the connection that a session now uses. None: no connection."""
         earlier = self._by_line.get(session.line)
         if earlier is not None:
             del earlier[session.session_id]
@@ -351,18 +381,18 @@ class SessionRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionBuilder:
-    """Fetcher side, one per leader connection: turns what is wanted into requests.
+    """The fetcher side of a session, one for each leader connection: it turns wanted partitions into requests.
 
-    ``want`` and ``forget`` may be called at any time; what they change goes into the next request. Once a session is
-    ``established`` the next request may be sent before the last one is answered: it ends that one's long poll, so that
-    what changed does not wait for it. Answers are reported in order.
+    ``want`` and ``forget`` may be called at any time; the next request carries the changes. Once a session is
+    ``established``, the next request may be sent before the reply to the last one. It ends that request's long poll, so
+    that changes do not wait for it. Replies are reported in order.
     """
 
     def __init__(self) -> None:
         self._wanted: dict[Key, FetchPartition] = {}
         self._changed: dict[Key, None] = {}
         self._forgotten: dict[Key, None] = {}
-        #: as the server has told it last
+        #: The session id in the server's last reply.
         self.session_id = NO_SESSION
         self._epoch = FULL
 
@@ -370,8 +400,10 @@ class SessionBuilder:
         return len(self._wanted)
 
     def want(self, partition: FetchPartition, *, again: bool = False) -> None:
-        """Fetch this partition from this position. The same position again is no change, unless it is to be named
-        ``again``: its answer was not used."""
+        """Fetch this partition from this position.
+
+        A repeated position is no change, unless ``again`` requires to name it: the fetcher did not use the reply.
+        """
         key = (partition.topic, partition.partition)
         if again or self._wanted.get(key) != partition:
             self._wanted[key] = partition
@@ -387,12 +419,12 @@ class SessionBuilder:
 
     @property
     def established(self) -> bool:
-        """The server has told the session's id, and the session is not lost since."""
+        """Return whether the server has sent the session's id and the session was not lost since."""
         return self._epoch != FULL
 
     @property
     def changed(self) -> bool:
-        """There is something to say that the server does not know yet."""
+        """Return whether there is a change that the server does not know yet."""
         return bool(self._changed or self._forgotten)
 
     def next_request(self) -> SessionRequest:
@@ -408,8 +440,10 @@ class SessionBuilder:
         return request
 
     def answered(self, reply: FetchReply) -> None:
-        """The reply to the oldest request under way came. A session error starts a new session; so does a server
-        without a slot."""
+        """Handle the reply to the oldest request in flight.
+
+        A session error starts a new session. So does a reply from a server without a free slot.
+        """
         if reply.code != ErrorCode.NONE or reply.session_id == NO_SESSION:
             self.lost()
         elif self._epoch == FULL:
@@ -417,8 +451,10 @@ class SessionBuilder:
             self._epoch = 1
 
     def lost(self) -> None:
-        """The connection or the session is gone: the next request names everything, and the old session, so that the
-        server need not keep it until it is too old."""
+        """Start a new session after the connection or the session was lost.
+
+        The next request names all partitions and the old session, so that the server can close that session at once.
+        """
         self._epoch = FULL
         self._changed.clear()
         self._forgotten.clear()

@@ -1,17 +1,18 @@
-"""A replica while it follows: its log is brought to equal the leader's, batch by batch.
+"""The follower role of a replica: it makes its log equal to the leader's, batch by batch.
 
-Lives for one leader epoch; ``replica.py`` makes and drops it. The rules, each with the loss it prevents:
+A ``Follower`` lives for one leader epoch; ``replica.py`` makes and drops it. Its rules, each with the loss that the
+rule prevents:
 
-- Never truncate to the high watermark: it lags behind what is committed. The leader compares histories by epoch and
-  names the point of divergence; only what lies behind that goes. Source: KIP-101, KIP-279.
-- Truncate before raising the high watermark: an answer that names a divergence raises nothing.
-- The high watermark never passes the log's own end.
-- Never cut below the own high watermark what the log holds of the epochs since the last lossy election, unless the
-  leader's log start has passed it: these records are committed, and a leader that lacks them has lost its log, or was
-  given an old copy of it. The follower refuses, and the controller decides which copy counts.
-- An answer counts only when it is for this epoch and for the log as it is now, by its end and last epoch: others
-  were overtaken. (The simulator found the last epoch necessary: an answer delivered twice cut the log where it had
-  once diverged, after it had grown to the same end again with committed records.)
+- Never truncate to the high watermark: records above it may be committed. The leader compares histories by epoch and
+  names the divergence point. Only records after that point are removed. Source: KIP-101, KIP-279.
+- Truncate before raising the high watermark: a response with a divergence raises nothing.
+- The high watermark never exceeds the log's own end.
+- Never truncate below the own high watermark records of the epochs since the last lossy election, unless the leader's
+  log start is above them. These records are committed. A leader that lacks them has lost its log, or has an old copy of
+  it. The follower refuses, and the controller decides which copy counts.
+- A response counts only if it is for this epoch and for the current log, by its end and last epoch. Others are
+  outdated. (The simulator showed that the last epoch is necessary. A response that was delivered twice truncated the
+  log at its old divergence, after the log had grown to the same end again with committed records.)
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ from sparklog.replica.effects import (
 from sparklog.replica.events import LeaderAnswered
 from sparklog.replica.view import PartitionView
 
-#: ``LeaderAnswered.last_epoch`` of a performer that does not tell it
+#: ``LeaderAnswered.last_epoch`` of a caller that does not know it.
 NOT_TOLD = -2
 
 
 class Follower:
-    """Mutable, owned by one ``Replica``. ``leader`` is NO_LEADER while the partition has none."""
+    """The follower role of one epoch.
+
+    Mutable; one ``Replica`` owns it. ``leader`` is NO_LEADER while the partition has none.
+    """
 
     name = "follower"
 
@@ -47,12 +51,12 @@ class Follower:
         self.view = view
         self.leader = state.leader
         self.epoch = state.leader_epoch
-        #: the leader's high watermark that came with batches now being appended, else None
+        #: The leader's high watermark of the batches that are being appended, or None.
         self._append_to: int | None = None
         self._truncating = False
-        #: a cut that this leader's history asked for has failed, and was not made since
+        #: A truncation that this leader's history requires has failed and was not repeated.
         self._parted = False
-        #: this leader lacks committed records that are here
+        #: This leader lacks committed records that this log holds.
         self.refuses = False
 
     def start(self) -> Effect:
@@ -75,11 +79,12 @@ class Follower:
             return []
         if event.diverging is not None:
             return self._truncate(event.diverging, event)
-        if self.refuses:  # the histories agree by now
+        if self.refuses:  # the histories now agree
             self.refuses = False
             return [CutAccepted(), *self.answered(event)]
         if self._parted:
-            # It had another history up to our end. By now its log begins there, and it has nothing to compare.
+            # The leader had another history up to this log's end. Its log now begins there, so it has nothing to
+            # compare.
             return self._restart(log.log_end_offset, event)
         if event.batch_count:
             self._append_to = event.high_watermark
@@ -91,24 +96,32 @@ class Follower:
         return [] if mark is None else self._raise_to(mark)
 
     def truncated(self) -> None:
-        """The ordered truncation is done; ``Replica`` fits the high watermark to the log."""
+        """Note that the ordered truncation is done. ``Replica`` adjusts the high watermark."""
         self._truncating = self._parted = False
 
     def truncation_failed(self) -> list[Effect]:
-        """The log is as it was, and so is this leader's answer, unless its log start has moved meanwhile: from our end
-        on there is nothing to cut any more, and the log begins anew."""
+        """Fetch again after a failed truncation.
+
+        The log is unchanged, so the leader's next response will be the same, unless its log start has moved. If that
+        has reached this log's end, there is nothing to truncate, and the log restarts there.
+        """
         self._truncating, self._parted = False, True
         return [self.start()]
 
     def _truncate(self, diverging: tuple[int, int], event: LeaderAnswered) -> list[Effect]:
-        """Cut where the histories part: at the leader's end of ``epoch`` or at our own end of the largest epoch up to
-        it, whichever comes first. What remains ends in an epoch the next fetch names, so this converges. That may lie
-        below the log start, which is no batch's end: what is left up to there would diverge again, for ever.
+        """Truncate to the divergence point.
 
-        A leader that has no epoch up to ours leaves nothing to keep: it begins with a later one than any here, and has
-        let go of what lay below. A cut to where it begins would spare no copying.
+        It is the leader's end of ``epoch``, or this log's end of its largest epoch up to that, whichever is lower.
 
-        Records of the present epoch are its leader's own, which it cannot disown: such an answer is an old one."""
+        The log then ends in an epoch that the next fetch names, so this converges. The offset may be below the log
+        start, which is not the end of a batch. If records remained up to the log start, they would diverge again,
+        forever.
+
+        If the leader has no epoch up to this log's, nothing is kept: its log begins with a later epoch, and it has
+        deleted the records below. Truncating to its start would save no copying.
+
+        The records of the current epoch come from its leader, which cannot disown them. So such a response is outdated.
+        """
         epoch, end_offset = diverging
         log = self.view.log
         if log.last_epoch == self.epoch:
@@ -123,7 +136,7 @@ class Follower:
         return self._cut(offset, RestartLog(offset), event)
 
     def _loses_committed(self, offset: int, event: LeaderAnswered) -> bool:
-        """Whether a cut to ``offset`` takes committed records that no leader since has let go of."""
+        """Return whether a truncation to ``offset`` removes committed records that no later leader has given up."""
         view, log = self.view, self.view.log
         lossy = UNKNOWN_LOSS if view.state is None else view.state.lossy_epoch
         if event.outdated or lossy == UNKNOWN_LOSS or log.last_epoch == NO_EPOCH or log.last_epoch < lossy:
@@ -131,8 +144,11 @@ class Follower:
         return max(offset, event.log_start_offset) < view.high_watermark
 
     def _cut(self, offset: int, order: Effect, event: LeaderAnswered) -> list[Effect]:
-        """Lower the high watermark first, where it must be lowered (after an unclean election): no reader may be
-        shown what is about to go. Not below the log start: nobody reads there, and the cut may be forgotten."""
+        """Lower the high watermark if necessary (after an unclean election), then truncate.
+
+        No reader may see records that are about to be removed. The high watermark does not go below the log start: no
+        reader reads there, and the truncation may be withdrawn.
+        """
         view = self.view
         if self._loses_committed(offset, event):
             if self.refuses:
@@ -145,7 +161,10 @@ class Follower:
         return [*accepted, *self._set_mark(max(view.log.log_start_offset, min(view.high_watermark, offset))), order]
 
     def _raise_to(self, leader_mark: int) -> list[Effect]:
-        """A new leader's mark may lag behind ours; what was committed stays committed."""
+        """Raise the high watermark to the leader's.
+
+        A new leader's may be lower, but committed records stay committed.
+        """
         view = self.view
         end = view.log.log_end_offset
         mark = leader_mark if leader_mark < end else end

@@ -1,13 +1,13 @@
-"""The in-sync set of one partition as its leader holds it: committed, or with one change under way.
+"""The ISR of one partition as its leader holds it: committed, or with one change in flight.
 
     CommittedIsr --expand--> PendingExpand --written--> CommittedIsr
     CommittedIsr --shrink--> PendingShrink --written--> CommittedIsr
                              (either)      --refused--> CommittedIsr as before
 
-While a change is under way nobody knows which of the two sets ZooKeeper holds, and the next leader may come from
-either. So commits count on the *maximal* set, the union of both: an addition counts at once, a removal only when it
-is written. What cannot be built cannot happen: a set without its leader, an empty or a doubled set, two changes at a
-time. Source: KIP-497 (maximal ISR).
+While a change is in flight, the leader does not know which of the two sets ZooKeeper has, and the next leader may come
+from either. So the *maximal* set, the union of both, decides what is committed: an addition counts at once, a removal
+only after it is written. Illegal states cannot be built: an ISR without its leader, an empty ISR, a broker named twice,
+two changes at a time. Source: KIP-497 (maximal ISR).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 
 class CommittedIsr(msgspec.Struct, frozen=True, gc=False):
-    """What ZooKeeper holds, as far as this leader knows, and no change is under way."""
+    """The last content of ZooKeeper that this leader knows, without a change in flight."""
 
     leader: int
     committed: tuple[int, ...]
@@ -32,7 +32,7 @@ class CommittedIsr(msgspec.Struct, frozen=True, gc=False):
         return self.committed
 
     def expand(self, added: tuple[tuple[int, int], ...], *, expected_version: int) -> PendingExpand:
-        """Propose to add (broker, incarnation) pairs; the node is expected to be at that version."""
+        """Propose to add (broker, incarnation) pairs, if the node has ``expected_version``."""
         return PendingExpand(self, added, expected_version)
 
     def shrink(self, removed: tuple[int, ...], *, expected_version: int) -> PendingShrink:
@@ -41,12 +41,12 @@ class CommittedIsr(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingExpand(msgspec.Struct, frozen=True, gc=False):
-    """An addition is on its way to ZooKeeper. Each added broker is bound to the incarnation its fetch came from."""
+    """An addition that is being written to ZooKeeper. Each added broker must have the incarnation of its fetch."""
 
     before: CommittedIsr
     added: tuple[tuple[int, int], ...]
     expected_version: int
-    #: the write's answer was lost: it may or may not have been applied
+    #: The write got no response: it may or may not have been applied.
     fate_unknown: bool = False
 
     def __post_init__(self) -> None:
@@ -76,18 +76,18 @@ class PendingExpand(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingShrink(msgspec.Struct, frozen=True, gc=False):
-    """A removal is on its way to ZooKeeper; whom it removes still counts until it is written."""
+    """A removal that is being written to ZooKeeper. The removed brokers count until it is written."""
 
     before: CommittedIsr
     removed: tuple[int, ...]
     expected_version: int
-    #: the write's answer was lost: it may or may not have been applied
+    #: The write got no response: it may or may not have been applied.
     fate_unknown: bool = False
     added: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         removed, committed = self.removed, self.before.committed
-        # A loop: thousands are made when a broker goes, and sets cost more than all the rest.
+        # A loop: thousands of these are made when a broker fails, and sets would cost more than everything else.
         proper = 0 < len(removed) < len(committed)
         for broker in removed:
             proper = proper and broker in committed
@@ -96,7 +96,7 @@ class PendingShrink(msgspec.Struct, frozen=True, gc=False):
         if self.before.leader in self.removed:
             raise ValueError(f"removal {self.removed} names the leader {self.before.leader}")
         if self.added:
-            raise ValueError("a removal adds nobody")
+            raise ValueError("a removal adds no broker")
 
     @property
     def committed(self) -> tuple[int, ...]:

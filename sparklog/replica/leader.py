@@ -1,19 +1,22 @@
-"""A replica while it leads: appends, follower progress, high watermark, in-sync set, waiting produces.
+"""The leader role of a replica: appends, follower progress, high watermark, ISR, waiting produces.
 
-Lives for exactly one leader epoch; ``replica.py`` makes and drops it. The rules, each with the loss it prevents:
+A ``Leader`` lives for exactly one leader epoch; ``replica.py`` makes and drops it. Its rules, each with the loss that
+the rule prevents:
 
-- The high watermark is the smallest log end in the *maximal* ISR, and moves only while the *committed* ISR has
+- The high watermark is the smallest log end offset in the *maximal* ISR. It moves only while the *committed* ISR has
   min(min.insync.replicas, replication factor) members.
-- A follower enters the ISR when its log end, as fetched in this epoch by its current incarnation, has reached
-  max(high watermark, epoch start): what earlier leaders committed lies below the epoch start, though this leader's
-  own high watermark may lag behind it. Source: KAFKA-7128.
-- An ISR change acts only once it is written; until then both the old and the new set count (see ``isr.py``).
-- Replicas that leave because the partition moves go when nobody who stays has to; if one who stays falls out first,
-  the order to let them go lapses, for it was given on the strength of an ISR that is no more.
-- The leader's own log counts once its name is durable: a leader that restarts without its log must be able to tell that
-  from a log that never held anything.
-- A leader whose follower holds committed records that its log lacks acknowledges nothing, whatever the acks.
-- The lag clock of every follower starts with the epoch: nobody is shrunk for what an earlier leader had not seen.
+- A follower may join the ISR when its log end offset reaches max(high watermark, epoch start). The offset counts only
+  if the follower's current incarnation fetched from it in this epoch. Records of earlier leaders that are committed lie
+  below the epoch start, but this leader's own high watermark may lag. Source: KAFKA-7128.
+- An ISR change takes effect once it is written. Until then both the old and the new ISR count (see ``isr.py``).
+- Replicas that a reassignment removes leave the ISR when no remaining replica has to leave. If a remaining replica
+  falls out first, the order to remove the others expires, because the controller gave it for an ISR that no longer
+  exists.
+- The leader's own log counts once its name is durable. A leader that restarts without its log must be able to
+  distinguish that from a log that never held records.
+- A leader acknowledges nothing, whatever the acks, while a follower holds committed records that its log lacks.
+- The lag clock of every follower starts with the epoch. No follower is removed for records that an earlier leader had
+  not sent.
 """
 
 from __future__ import annotations
@@ -50,13 +53,18 @@ from sparklog.replica.progress import UNKNOWN_END, Progress
 from sparklog.replica.purgatory import NEVER, Purgatory, Waiting
 from sparklog.replica.view import PartitionView, parted
 
-#: With ``replica.lag.max.messages`` set, lag in records is looked at this often at least.
+#: With ``replica.lag.max.messages`` set, the leader checks the lag in records at least this often.
 LAG_MESSAGES_CHECK_MS = 500
 _NOT_ALL = frozenset({0, 1})
 
 
 class Leader:
-    """Mutable, owned by one ``Replica``. Methods are told facts and return effects; every queue is the purgatory's."""
+    """The leader of one epoch.
+
+    Mutable; one ``Replica`` owns it.
+
+    Its methods receive facts and return effects. Its only queue is the purgatory.
+    """
 
     name = "leader"
 
@@ -66,15 +74,15 @@ class Leader:
     def __init__(self, view: PartitionView, state: LeaderAndIsr, now_ms: int, *, purgatory: Purgatory) -> None:
         self.view = view
         self.epoch = state.leader_epoch
-        #: log end when the epoch began: what earlier leaders may have committed lies below
+        #: The log end offset at the start of the epoch. All records that earlier leaders committed are below it.
         self.epoch_start = view.log.log_end_offset
         self._end = self.epoch_start
         self.purgatory = purgatory
         self.isr: IsrState = CommittedIsr(view.broker_id, state.isr)
         self.progress: dict[int, Progress] = {}
-        #: replicas that hold committed records which this log lacks: while there is one, nothing is acknowledged
+        #: Replicas with committed records that this log lacks. While there is one, the leader acknowledges nothing.
         self.contested_by: set[int] = set()
-        #: when to look for followers that fell behind
+        #: The time of the next check for followers that fell out of sync.
         self.check_ms = NEVER
         self.follow_assignment(now_ms)
         self._isr_became(self.isr)
@@ -104,14 +112,17 @@ class Leader:
         )
 
     def append_epoch(self, acks: int) -> int:
-        """As ``Replica.append_epoch``."""
+        """Return the leader epoch for a produce with ``acks``, as ``Replica.append_epoch`` does."""
         if acks in _NOT_ALL:
             return NO_EPOCH if self.contested_by else self.epoch
         return self.epoch if acks == -1 and self._may_commit else NO_EPOCH
 
     def appended_at_once(self, event: AppendedAtOnce, now_ms: int) -> list[Effect]:
-        """Followers that held the whole log until now were caught up until now, however long ago they fetched: the
-        followers of an idle partition are not late. A duplicate leaves the end where it was."""
+        """Handle a batch that is already in the log.
+
+        A follower that had the whole log until now was caught up until now, however long ago it fetched. So the
+        followers of an idle partition do not count as lagging. A duplicate does not move the log end offset.
+        """
         end = self.view.log.log_end_offset
         effects: list[Effect] = []
         if end > self._end:
@@ -131,21 +142,24 @@ class Leader:
         return effects
 
     def append_failed(self, event: LeaderAppendFailed) -> list[Effect]:
-        """The performer answers the client, for it knows the reason; here only the ticket ends."""
+        """Drop the ticket. The caller answers the client, because it knows the reason."""
         self.purgatory.ordered.pop(event.ticket, None)
         return []
 
     # --- followers ----------------------------------------------------------------------------------------------
 
     def fetched(self, event: FollowerFetched, now_ms: int) -> list[Effect]:
-        """A follower's fetch: fence it, compare histories, and only then believe its offset."""
+        """Handle a follower's fetch.
+
+        Check its epoch and incarnation, compare histories, and only then trust its offset.
+        """
         peer = self.progress.get(event.replica_id)
         if event.leader_epoch != self.epoch or peer is None or event.incarnation != peer.incarnation:
             refusal = self._fence(event, peer)
             if refusal is not None:
                 return [refusal]
             assert peer is not None
-            self._check_in_time(now_ms)  # what it has is unknown
+            self._check_in_time(now_ms)  # the end of the new incarnation's log is unknown
         view = self.view
         log, offset = view.log, event.offset
         end = log.log_end_offset
@@ -179,12 +193,15 @@ class Leader:
         )
 
     def _contested(self, replica_id: int) -> None:
-        """A replica keeps committed records that this log lacks. What is acknowledged here may have to go."""
+        """Stop acknowledging: a replica keeps committed records that this log lacks.
+
+        Records that were acknowledged here may have to be truncated.
+        """
         self.contested_by.add(replica_id)
         self._may_commit = False
 
     def _agreed(self, event: FollowerFetched, now_ms: int) -> list[Effect]:
-        """The replica has cut them, or their histories agree by now."""
+        """Count the replica again: it has truncated its records, or the histories now agree."""
         self.contested_by.discard(event.replica_id)
         self._isr_became(self.isr)
         effects = self.fetched(event, now_ms)
@@ -192,7 +209,7 @@ class Leader:
         return effects
 
     def _fence(self, event: FollowerFetched, peer: Progress | None) -> RefuseFetch | None:
-        """Why the fetch is refused, or None after taking note of a newer incarnation."""
+        """Return why the fetch is refused. Return None, after noting a newer incarnation, if it is accepted."""
         if event.leader_epoch != self.epoch:
             code = ErrorCode.FENCED_LEADER_EPOCH if event.leader_epoch < self.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
             return RefuseFetch(code, f"fetch of leader epoch {event.leader_epoch}, this is {self.epoch}")
@@ -207,17 +224,22 @@ class Leader:
         return None
 
     def _compare(self, event: FollowerFetched, end: int) -> Effect | None:
-        """Whether the follower's history is ours up to its offset. Source: KIP-101, KIP-279, KIP-595."""
+        """Return the objection if the follower's history differs from this log's up to its offset, else None.
+
+        Source: KIP-101, KIP-279, KIP-595.
+        """
         offset = event.offset
         log = self.view.log
-        # Not the log start: it may lie inside the first segment, and whoever begins anew begins with that.
+        # Not the log start offset: it may lie inside the first segment, and a follower that starts again begins with
+        # that segment.
         first = log.first_segment_offset
         if offset < first or (event.last_epoch < 0 and offset > end):
             detail = f"offset {offset} is outside [{first}, {end}]"
             return RefuseFetch(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
         if event.last_epoch < 0:
             if offset != first and end > first:
-                # what it lost of a segment cannot be gone on with in the middle: its file would not be ours
+                # The follower lost part of a segment. It cannot continue in the middle, or its file would differ from
+                # this one.
                 return RefuseFetch(ErrorCode.OFFSET_OUT_OF_RANGE, f"an empty log begins at {first}, not at {offset}")
             return None
         parting = parted(log, offset, event.last_epoch)
@@ -227,7 +249,7 @@ class Leader:
         peer = self.progress.get(event.replica_id)
         if peer is not None and peer.disconnected_ms is None:
             peer.disconnected_ms = now_ms
-            if event.replica_id in self._members:  # else nothing changes when its grace is over
+            if event.replica_id in self._members:  # without membership nothing changes at the end of the grace time
                 self.check_ms = min(self.check_ms, now_ms + self.view.settings.connection_grace_ms)
         return []
 
@@ -235,11 +257,14 @@ class Leader:
 
     @property
     def replicated_end(self) -> int:
-        """Up to here all in-sync replicas have the log, whether or not they are enough for it to be committed."""
+        """Return the offset up to which all in-sync replicas have the log, even if they are too few to commit."""
         return min([self.view.log.log_end_offset, *(peer.log_end for peer in self._peers)])
 
     def advance(self, effects: list[Effect]) -> None:
-        """Raise the high watermark as far as the maximal ISR's log ends allow, and answer whom it releases."""
+        """Raise the high watermark as far as the maximal ISR's log end offsets allow.
+
+        Complete the produces that it releases.
+        """
         if not self._may_commit:
             return
         view = self.view
@@ -267,12 +292,15 @@ class Leader:
         enough = len(isr.committed) >= view.min_committed
         self._may_commit = enough and view.log.named and not self.contested_by
 
-    # --- in-sync set --------------------------------------------------------------------------------------------
+    # --- in-sync replicas ---------------------------------------------------------------------------------------
 
     def reconsider(self, effects: list[Effect], now_ms: int) -> None:
-        """Propose the change the ISR needs now, if none is under way: removals first, they free commits."""
+        """Propose the change that the ISR needs now, unless one is in flight.
+
+        Removals come first: they allow commits.
+        """
         if type(self.isr) is CommittedIsr:
-            # Lists, and no more than is needed: thousands do this at once when a broker goes.
+            # Build lists, and only those needed: when a broker fails, thousands of partitions do this at the same time.
             out = [broker for broker in self.isr.committed if self._out_of_sync(broker, now_ms)]
             removed = tuple(out) or self._leaving_members()
             if removed:
@@ -291,13 +319,14 @@ class Leader:
             ]
         )
         if added:
-            for broker, _ in added:  # a fresh lag clock, or who was away for long would be removed at once
+            # Restart the lag clock. Otherwise the next check would remove a follower that was away for long.
+            for broker, _ in added:
                 self.progress[broker].caught_up_ms = now_ms
             assert isinstance(self.isr, CommittedIsr)
             self._propose(self.isr.expand(added, expected_version=self.view.version), effects)
 
     def _leaving_members(self) -> tuple[int, ...]:
-        """Members to be let go. The leader itself stays, until another one is decided on."""
+        """Return the members that a reassignment removes. The leader itself stays until another leader is decided."""
         leaving = self.view.leaving
         return tuple(b for b in self.isr.committed if b in leaving and b != self.view.broker_id) if leaving else ()
 
@@ -319,9 +348,13 @@ class Leader:
         )
 
     def _may_join(self, broker: int, peer: Progress, now_ms: int) -> bool:
-        """Live, of the incarnation that fetched, not on its way out, and holding all that may be committed. One that
-        lags must have fetched lately: who just left for its silence would come back on what is known of old. Nobody
-        before the controller has told who the replicas of this epoch are: a move may have ended with it."""
+        """Return whether the leader may add ``broker`` to the ISR.
+
+        The broker must be alive in the incarnation that fetched, not about to stop or leave, and hold all records that
+        may be committed. If it lags it must also have fetched recently. Otherwise a broker that was just removed for
+        its silence would return because of its old progress. No broker joins before the controller has sent the
+        replicas of this epoch: a reassignment may have ended with it.
+        """
         view = self.view
         settings = view.settings
         lag = view.log.log_end_offset - peer.log_end
@@ -355,20 +388,22 @@ class Leader:
         return peer.log_end != UNKNOWN_END and 0 < settings.lag_max_messages < lag
 
     def _check_in_time(self, now_ms: int) -> None:
-        """Somebody may not have everything."""
+        """Schedule a check for a follower that may lag."""
         self.check_ms = min(self.check_ms, now_ms + self._patience_ms)
 
     @property
     def _patience_ms(self) -> int:
-        """For how long somebody who has not everything need not be looked at."""
+        """Return how long a follower that lags may stay unchecked."""
         settings = self.view.settings
         lag_ms = settings.lag_time_max_ms
         return min(lag_ms, LAG_MESSAGES_CHECK_MS) if settings.lag_max_messages else lag_ms
 
     def _schedule_check(self, now_ms: int) -> None:
-        """The earliest time a member could fall behind. Members that hold everything now can only do so after the next
-        append, which sees to that: an idle partition is not looked at. A pending change is reconsidered when it is
-        settled."""
+        """Set the earliest time at which a member could fall out of sync.
+
+        A member that has everything can do so only after the next append, and that append schedules the check. So an
+        idle partition is never checked. A pending change is reconsidered when its result is known.
+        """
         settings = self.view.settings
         end = self.view.log.log_end_offset
         check_ms = NEVER
@@ -387,7 +422,7 @@ class Leader:
             check_ms = max(check_ms, now_ms + settings.isr_retry_ms)
         self.check_ms = check_ms
 
-    # --- answers from ZooKeeper ---------------------------------------------------------------------------------
+    # --- results from ZooKeeper ---------------------------------------------------------------------------------
 
     def isr_written(self, event: IsrWritten, now_ms: int) -> list[Effect]:
         pending = self.isr
@@ -406,10 +441,12 @@ class Leader:
         return self.isr_known(event.isr, now_ms, announce=True)
 
     def isr_refused(self, event: IsrRefused, now_ms: int) -> list[Effect]:
-        """The node has not moved: the addition's incarnation check failed, or a lost write has not arrived.
+        """Handle a refused ISR write.
 
-        A write whose answer was lost may still be on its way, so a re-read that shows the old version proves nothing:
-        only another compare-and-set of the same version does, for the two cannot both succeed.
+        The node did not change: the incarnation check of an addition failed, or a lost write has not arrived.
+
+        A write without a response may still arrive, so a read of the old version proves nothing. Only another
+        compare-and-set of the same version does, because the two cannot both succeed.
         """
         pending = self.isr
         if isinstance(pending, CommittedIsr) or event.expected_version not in {-1, pending.expected_version}:
@@ -430,14 +467,17 @@ class Leader:
         return effects
 
     def isr_write_failed(self, event: IsrWriteFailed) -> list[Effect]:
-        """Whatever the node holds now, the maximal ISR covers it; it stays until a re-read settles it."""
+        """Keep the maximal ISR until a read settles the write. It covers both possible contents of the node."""
         pending = self.isr
         if not isinstance(pending, CommittedIsr) and event.expected_version in {-1, pending.expected_version}:
             self._isr_became(pending.lost_answer(unknown=True))
         return []
 
     def isr_known(self, isr: tuple[int, ...], now_ms: int, *, announce: bool) -> list[Effect]:
-        """``isr`` is durable at the view's version: act on it. ``announce`` where the controller cannot know yet."""
+        """Act on ``isr``, which is durable at the view's version.
+
+        ``announce``: the controller may not know it yet.
+        """
         effects: list[Effect] = []
         if announce and self.isr.committed != isr:
             effects.append(IsrChanged(isr))
@@ -448,10 +488,10 @@ class Leader:
         self.reconsider(effects, now_ms)
         return effects
 
-    # --- other news ---------------------------------------------------------------------------------------------
+    # --- other events -------------------------------------------------------------------------------------------
 
     def follow_assignment(self, now_ms: int) -> None:
-        """Keep one ``Progress`` for each other replica and member; new ones get a fresh lag clock."""
+        """Keep one ``Progress`` for each other replica and member. A new one gets a new lag clock."""
         others = dict.fromkeys((*self.view.replicas, *self.isr.maximal))
         others.pop(self.view.broker_id, None)
         if list(others) == list(self.progress):
@@ -463,7 +503,7 @@ class Leader:
         self.contested_by &= self.progress.keys()
 
     def cluster_changed(self, now_ms: int) -> list[Effect]:
-        """Assignment, live brokers or min.insync.replicas may have changed: look at everything again."""
+        """Check everything again: the assignment, the live brokers or min.insync.replicas may have changed."""
         self.follow_assignment(now_ms)
         self._take_incarnations()
         self._isr_became(self.isr)
@@ -480,7 +520,10 @@ class Leader:
         return effects
 
     def brokers_changed(self, now_ms: int) -> list[Effect]:
-        """Who is alive has changed, and nothing else. Nobody has more records by that: nothing is committed."""
+        """Reconsider the ISR after a change of the live brokers.
+
+        No replica has more records, so nothing is committed.
+        """
         self._take_incarnations()
         effects: list[Effect] = []
         self.reconsider(effects, now_ms)

@@ -1,38 +1,44 @@
-"""How far one follower is, as its leader sees it within one leader epoch.
+"""The progress of one follower, as its leader sees it within one leader epoch.
 
-A fetch from offset X says that everything below X is on the follower's log, for the incarnation that made the fetch.
-A new incarnation may have lost its page cache: what the old one held counts no more until the new one has fetched.
+A fetch from offset X proves that the follower's log has everything below X, for the incarnation that sent the fetch. A
+new incarnation may have lost its page cache. So the old progress does not count before the new incarnation has fetched.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: ``Progress.log_end`` while nothing is known: below every offset, so that it holds the high watermark.
+#: ``Progress.log_end`` before the first fetch. It is below every offset, so it holds the high watermark back.
 UNKNOWN_END = -1
 
 
 @dataclass(slots=True)
 class Progress:
-    """Mutable, owned by one ``Leader``; made anew for each epoch, with a fresh lag clock."""
+    """The progress of one follower.
 
-    #: of the process that fetches; -1 before the first fetch unless the table of live brokers told
+    Mutable; one ``Leader`` owns it. Each epoch makes a new one with a new lag clock.
+    """
+
+    #: The incarnation that fetches. -1 before the first fetch if the table of live brokers lacks the broker.
     incarnation: int
-    #: when this follower was last known to hold all the leader held
+    #: The last time at which this follower had all records of the leader.
     caught_up_ms: int
-    #: next offset it will fetch, UNKNOWN_END before the first fetch in this epoch
+    #: The next offset that it will fetch. UNKNOWN_END before the first fetch in this epoch.
     log_end: int = UNKNOWN_END
-    #: the leader's log end when the last fetch came, and when that was
+    #: The leader's log end offset at the last fetch, and the time of that fetch.
     leader_end_at_fetch: int = 0
     fetched_ms: int = 0
-    #: when its connection was lost, None while it is there
+    #: The time at which its connection was lost. None: it is connected.
     disconnected_ms: int | None = None
-    #: not to be proposed for the ISR before this time
+    #: The earliest time to propose it for the ISR.
     retry_ms: int = 0
 
     def fetched(self, offset: int, leader_end: int, *, now_ms: int) -> None:
-        """Note a fetch. Who reaches what the leader held at the fetch before was caught up then: a follower under
-        steady load never sees the very end. Source: Kafka ``Replica.updateFetchStateOrThrow``."""
+        """Record a fetch.
+
+        A follower that reaches the log end of the fetch before was caught up at that fetch: under steady load it never
+        sees the current end. Source: Kafka ``Replica.updateFetchStateOrThrow``.
+        """
         if offset >= leader_end:
             self.caught_up_ms = now_ms
         elif offset >= self.leader_end_at_fetch and self.fetched_ms > self.caught_up_ms:
@@ -43,7 +49,10 @@ class Progress:
         self.disconnected_ms = None
 
     def reincarnated(self, incarnation: int) -> None:
-        """Another process took over the broker id: forget what the old one held. The lag clock runs on."""
+        """Drop the progress of the old process, because another one has taken the broker id.
+
+        The lag clock continues.
+        """
         self.incarnation = incarnation
         self.log_end = UNKNOWN_END
         self.leader_end_at_fetch = 0

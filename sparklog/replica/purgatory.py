@@ -1,7 +1,7 @@
-"""Produces that wait on a leader: between arrival and append, and for acks=all until the high watermark passes them.
+"""Produces that wait on a leader: between arrival and append, and for acks=all until they are committed.
 
-Pure and per partition. Holds tickets, never records. Ordered by end offset, so that a moved high watermark touches
-only what it releases.
+Pure, one for each partition. It holds tickets, never records. Entries are ordered by end offset, so that a higher high
+watermark touches only the entries that it releases.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NEVER = 2**63 - 1
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
-    """An appended acks=all produce; done when the high watermark reaches ``end_offset``."""
+    """An appended acks=all produce. It is done when the high watermark reaches ``end_offset``."""
 
     end_offset: int
     ticket: int
@@ -26,12 +26,15 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Purgatory:
-    """Mutable, owned by one ``Leader``; handed on when the same replica is elected again, for its log stays."""
+    """The waiting produces of one ``Leader``.
 
-    #: ticket to (acks, deadline) of produces whose append was ordered and has not been reported
+    Mutable. It passes to the next ``Leader`` if the same replica is elected again.
+    """
+
+    #: Ticket to (acks, deadline) of produces whose append was ordered and has no result yet.
     ordered: dict[int, tuple[int, int]] = field(default_factory=dict)
     _queue: deque[Waiting] = field(default_factory=deque)
-    #: a lower bound of all deadlines: exact after ``expire``
+    #: A lower bound of all deadlines, exact after ``expire``.
     earliest_ms: int = NEVER
 
     def __len__(self) -> int:
@@ -39,11 +42,14 @@ class Purgatory:
 
     @property
     def first_end(self) -> int:
-        """Smallest awaited end offset; NEVER when nothing waits."""
+        """Return the smallest awaited end offset, or NEVER if there is no entry."""
         return self._queue[0].end_offset if self._queue else NEVER
 
     def wait(self, entry: Waiting) -> None:
-        """Ends come in rising order but for duplicates of an earlier batch, which look for their place from behind."""
+        """Add an entry.
+
+        Ends rise, except for duplicates of an earlier batch, which are inserted at their place from the end.
+        """
         queue = self._queue
         if not queue or queue[-1].end_offset <= entry.end_offset:
             queue.append(entry)
@@ -56,7 +62,7 @@ class Purgatory:
             self.earliest_ms = entry.deadline_ms
 
     def complete(self, high_watermark: int) -> list[Waiting]:
-        """Take out everything the high watermark has reached, in offset order."""
+        """Remove and return the entries that the high watermark has reached, in offset order."""
         queue = self._queue
         done: list[Waiting] = []
         while queue and queue[0].end_offset <= high_watermark:
@@ -66,7 +72,10 @@ class Purgatory:
         return done
 
     def expire(self, now_ms: int) -> list[Waiting]:
-        """Take out everything whose deadline has come. Looks at all entries, so only when ``earliest_ms`` says so."""
+        """Remove and return the entries whose deadline has passed.
+
+        It reads all entries, so ``earliest_ms`` is checked first.
+        """
         if now_ms < self.earliest_ms:
             return []
         expired = [entry for entry in self._queue if entry.deadline_ms <= now_ms]
@@ -76,7 +85,7 @@ class Purgatory:
         return expired
 
     def drain(self) -> list[int]:
-        """Take out all tickets: this replica leads no more."""
+        """Remove and return all tickets, because this replica leads no more."""
         tickets = [*self.ordered, *(entry.ticket for entry in self._queue)]
         self.ordered.clear()
         self._queue.clear()

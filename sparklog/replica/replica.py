@@ -1,17 +1,20 @@
-"""One replica of one partition: events in, effects out. No I/O, no clock.
+"""The state machine of one replica of one partition: events in, effects out.
 
-``Replica.step(event, now_ms)`` is the only door for what changes it; ``append_epoch`` only says what a step would. A
-replica is offline (until told, or for good), leader of one epoch, or follower in one epoch; ``TRANSITIONS`` lists every
-change between these, and ``_follow_decision`` makes them. What a role does meanwhile stands in ``leader.py`` and
-``follower.py``.
+No I/O, no clock.
 
-Who may tell it what: decisions come from the controller or from reading ZooKeeper, ordered by the version of the
-partition's node whichever way they arrive. A started broker leads nothing until told, so that no incarnation resumes
-an epoch that an earlier one led with a longer log.
+Only ``Replica.step(event, now_ms)`` changes a replica. ``append_epoch`` only predicts what a step would answer. A
+replica is offline (until the first decision, or permanently), the leader of one epoch, or a follower in one epoch.
+``TRANSITIONS`` lists every change between these roles, and ``_follow_decision`` makes them. ``leader.py`` and
+``follower.py`` define what each role does.
 
-The performer carries out the effects of one step, in order, before it hands over the next event; so the ``LogView``
-always shows the log as ordered so far. A batch appended at once is in it before its event (``AppendedAtOnce``), and a
-cut may come later, or not at all where it fails or the role has changed by then (``TruncateLog``).
+Decisions come from the controller or from reading ZooKeeper. The version of the partition's node orders them, whichever
+way they arrive. A started broker leads nothing before a decision, so that no incarnation resumes an epoch in which an
+earlier incarnation led with a longer log.
+
+The caller carries out the effects of one step, in order, before it passes the next event. So ``LogView`` shows the log
+as the effects have left it. There are two exceptions. A batch that was appended at once is in the log before its event
+(``AppendedAtOnce``). A truncation may come later, or never, if it fails or the role has changed by then
+(``TruncateLog``).
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class Transition(NamedTuple):
     effects: str
 
 
-#: Every change of role; the documentation's state diagram is drawn from it. What is not listed changes no role.
+#: Every change of role. The documentation draws its state diagram from this table. Other events change no role.
 TRANSITIONS: tuple[Transition, ...] = (
     Transition("offline", "Decided", "this broker leads", "leader", "RoleChanged"),
     Transition("offline", "Decided", "another leads, or none", "follower", "Start- or StopFetching, RoleChanged"),
@@ -65,32 +68,35 @@ TRANSITIONS: tuple[Transition, ...] = (
         "Decided, IsrRefused",
         "new epoch, another leads or none",
         "follower",
-        "AnswerProduce for all that wait, Start- or StopFetching, RoleChanged",
+        "AnswerProduce for all waiting, Start- or StopFetching, RoleChanged",
     ),
     Transition(
         "leader",
         "Decided, IsrRefused",
         "new epoch, this broker leads",
         "leader",
-        "RoleChanged; ISR change in flight forgotten, lag clocks afresh, waiting produces kept",
+        "RoleChanged; drops the ISR change in flight, restarts lag clocks, keeps waiting produces",
     ),
     Transition(
         "leader",
         "Decided, IsrRefused",
         "the decision contradicts itself",
         "follower",
-        "ReportBadDecision, AnswerProduce for all that wait, StopFetching, RoleChanged",
+        "ReportBadDecision, AnswerProduce for all waiting, StopFetching, RoleChanged",
     ),
-    Transition("leader", "Decided", "this broker is no replica", "offline", "AnswerProduce for all that wait, ..."),
-    Transition("follower", "Decided", "this broker is no replica", "offline", "StopFetching, RoleChanged"),
-    Transition("leader", "LogFailed, Stopped", "", "offline", "for good: AnswerProduce for all that wait, ..."),
-    Transition("follower", "LogFailed, Stopped", "", "offline", "for good: StopFetching, RoleChanged"),
-    Transition("offline", "LogFailed, Stopped", "", "offline", "for good: StopFetching, RoleChanged"),
+    Transition("leader", "Decided", "this broker is not a replica", "offline", "AnswerProduce for all waiting, ..."),
+    Transition("follower", "Decided", "this broker is not a replica", "offline", "StopFetching, RoleChanged"),
+    Transition("leader", "LogFailed, Stopped", "", "offline", "permanently: AnswerProduce for all waiting, ..."),
+    Transition("follower", "LogFailed, Stopped", "", "offline", "permanently: StopFetching, RoleChanged"),
+    Transition("offline", "LogFailed, Stopped", "", "offline", "permanently: StopFetching, RoleChanged"),
 )
 
 
 class Offline:
-    """Does nothing and refuses everything with ``code``. ``final``: no decision brings it back in this process."""
+    """The role that does nothing and refuses every request with ``code``.
+
+    ``final``: no decision ends it in this process.
+    """
 
     name = "offline"
 
@@ -107,13 +113,18 @@ Role = Leader | Follower | Offline
 
 
 class Replica:
-    """Mutable, owned by one thread: the broker's event loop, or the simulator. Lives from the opening of the
-    partition's log until Stopped or LogFailed."""
+    """One replica of one partition.
 
-    #: seams for variants that the simulator must catch
+    Mutable.
+
+    One thread owns it: the broker's event loop, or the simulator. It lives from the opening of the partition's log
+    until Stopped or LogFailed.
+    """
+
+    #: The simulator replaces these classes by faulty variants that its checks must detect.
     leader_type: ClassVar[type[Leader]] = Leader
     follower_type: ClassVar[type[Follower]] = Follower
-    #: What takes an event, by its type: the hot ones cost one look-up.
+    #: The handler of each event type. A frequent event costs one lookup.
     _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[Effect]]]] = {}
 
     __slots__ = ("_role", "_view")
@@ -121,26 +132,34 @@ class Replica:
     def __init__(
         self, broker_id: int, log: LogView, *, high_watermark: int = 0, settings: ReplicaSettings | None = None
     ) -> None:
-        """``high_watermark`` is the checkpointed one; it may lag or, after a lost tail, lead."""
+        """Create the replica.
+
+        ``high_watermark`` is the checkpointed one.
+
+        It may lag, or exceed the log end if the log lost its tail.
+        """
         mark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
         self._view = PartitionView(broker_id, log, settings or ReplicaSettings(), mark)
-        self._role: Role = Offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, "started, and not told its role yet", final=False)
+        self._role: Role = Offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, "started, and has no role yet", final=False)
 
     def step(self, event: events.Event, now_ms: int) -> list[Effect]:
-        """Take note of one fact and return what is to be done, in order. ``now_ms`` never goes back."""
+        """Handle one event and return the effects to carry out, in order. ``now_ms`` never decreases."""
         return self._DISPATCH[type(event)](self, event, now_ms)
 
     # --- queries ------------------------------------------------------------------------------------------------
 
     def append_epoch(self, acks: int) -> int:
-        """The leader epoch that AppendAsLeader would say for a produce that arrives now, NO_EPOCH where it would be
-        refused. Whoever appends it in this turn says so with AppendedAtOnce."""
+        """Return the leader epoch that AppendAsLeader would have for a produce that arrives now.
+
+        Return NO_EPOCH if the replica would refuse it. A caller that appends without a further await must then step
+        with AppendedAtOnce.
+        """
         role = self._role
         return role.append_epoch(acks) if isinstance(role, Leader) else NO_EPOCH
 
     @property
     def role(self) -> str:
-        """Name of the role: leader, follower or offline."""
+        """Return the name of the role: leader, follower or offline."""
         return self._role.name
 
     @property
@@ -149,7 +168,7 @@ class Replica:
 
     @property
     def leader(self) -> int:
-        """The leader as last decided; NO_LEADER when there is none or nothing was decided."""
+        """Return the last decided leader, or NO_LEADER if there is none or no decision came yet."""
         state = self._view.state
         return NO_LEADER if state is None else state.leader
 
@@ -163,65 +182,73 @@ class Replica:
 
     @property
     def version(self) -> int:
-        """Version of the ZooKeeper node this replica acts on; -1 before the first decision."""
+        """Return the version of the ZooKeeper node that this replica follows, or -1 before the first decision."""
         return self._view.version
 
     @property
     def replicated_end(self) -> int:
-        """Up to here every replica that may lead next has the log of this one, which leads; else its own end."""
+        """Return the offset up to which every replica that may lead next has this leader's log.
+
+        A replica that does not lead returns its own log end offset.
+        """
         return self._role.replicated_end if isinstance(self._role, Leader) else self._view.log.log_end_offset
 
     @property
     def isr(self) -> tuple[int, ...]:
-        """The committed in-sync set as last known."""
+        """Return the last known committed ISR."""
         state = self._view.state
         return () if state is None else state.isr
 
     @property
     def isr_state(self) -> IsrState | None:
-        """The leader's in-sync set with the change in flight; None unless this replica leads."""
+        """Return the leader's ISR with the change in flight, or None if this replica does not lead."""
         return self._role.isr if isinstance(self._role, Leader) else None
 
     @property
     def in_flight(self) -> bool:
-        """An ISR change was ordered and is not settled."""
+        """Return whether an ISR change was ordered and has no result yet."""
         return isinstance(self._role, Leader) and not isinstance(self._role.isr, CommittedIsr)
 
     @property
     def dismissed(self) -> bool:
-        """Whether the controller removed this broker from the partition's replicas, so that its log is not needed."""
+        """Return whether the controller removed this broker from the partition's replicas.
+
+        Its log is then not needed.
+        """
         role, view = self._role, self._view
         return isinstance(role, Offline) and not role.final and view.version >= 0 and self._dismissed(view.state)
 
     @property
     def refuses_cut(self) -> bool:
-        """Whether this follower holds committed records that its leader lacks, and does not cut them."""
+        """Return whether this follower holds committed records that its leader lacks, and refuses to truncate them."""
         return isinstance(self._role, Follower) and self._role.refuses
 
     @property
     def epoch_start(self) -> int | None:
-        """The log end when this leader's epoch began; None unless this replica leads."""
+        """Return the log end offset at the start of this leader's epoch, or None if this replica does not lead."""
         return self._role.epoch_start if isinstance(self._role, Leader) else None
 
     @property
     def hw_settled(self) -> bool:
-        """False while a new leader's high watermark may lag behind what its predecessors committed: then list-offsets
-        is answered with OFFSET_NOT_AVAILABLE. Source: KIP-207."""
+        """Return whether a leader's high watermark covers all that its predecessors committed.
+
+        While it may not, list-offsets is answered with OFFSET_NOT_AVAILABLE. Source: KIP-207.
+        """
         return isinstance(self._role, Leader) and self._view.high_watermark >= self._role.epoch_start
 
     @property
     def waiting(self) -> int:
-        """acks=all produces that wait for the high watermark."""
+        """Return the number of acks=all produces that wait for the high watermark."""
         return len(self._role.purgatory) if isinstance(self._role, Leader) else 0
 
     @property
     def deadline_ms(self) -> int:
-        """When Ticked is due at the latest; NEVER: no need."""
+        """Return the latest time for the next Ticked, or NEVER."""
         role = self._role
         if not isinstance(role, Leader):
             return NEVER
         check_ms, earliest_ms = role.check_ms, role.purgatory.earliest_ms
-        return check_ms if check_ms < earliest_ms else earliest_ms  # min() costs more, and this is hot
+        return check_ms if check_ms < earliest_ms else earliest_ms  # min() is slower, and this runs for every event.
 
     @property
     def settings(self) -> ReplicaSettings:
@@ -229,18 +256,21 @@ class Replica:
 
     @settings.setter
     def settings(self, settings: ReplicaSettings) -> None:
-        """The topic's configuration changed; the next step goes by it."""
+        """Set the topic's new settings. They apply from the next step on."""
         if settings != self._view.settings and isinstance(self._role, Leader):
-            self._role.check_ms = 0  # others may be out of sync by these
+            self._role.check_ms = 0  # other members may be out of sync under the new settings
         self._view.settings = settings
 
     def readable_end(self, isolation: int = 0) -> int:
-        """Consumers read below this offset: with ``isolation`` 1 (read committed) the last stable offset."""
+        """Return the offset below which consumers may read.
+
+        With ``isolation`` 1 (read committed) it is the last stable offset.
+        """
         view = self._view
         return view.log.last_stable_offset(view.high_watermark) if isolation else view.high_watermark
 
     def check_epoch(self, leader_epoch: int) -> ErrorCode | None:
-        """Why a request that names this leader epoch (-1: none) is refused here, or None."""
+        """Return the error for a request with this leader epoch (-1: none), or None if the epoch is right."""
         if isinstance(self._role, Offline):
             return self._role.code
         if leader_epoch in {NO_EPOCH, self._role.epoch}:
@@ -249,16 +279,21 @@ class Replica:
         return ErrorCode.FENCED_LEADER_EPOCH if behind else ErrorCode.UNKNOWN_LEADER_EPOCH
 
     def check_offset(self, offset: int) -> ErrorCode | None:
-        """Why a consumer cannot read from ``offset`` now, or None. Above the high watermark records may exist that
-        another replica has shown already, so only a leader's log end is a proof that an offset is out of range."""
+        """Return why a consumer cannot read from ``offset`` now, or None if it can.
+
+        Records above the high watermark may exist on another replica, which may have served them already. So only a
+        leader's log end offset proves that an offset is out of range.
+        """
         log = self._view.log
         if offset < log.log_start_offset or (offset > log.log_end_offset and isinstance(self._role, Leader)):
             return ErrorCode.OFFSET_OUT_OF_RANGE
         return ErrorCode.OFFSET_NOT_AVAILABLE if offset > self._view.high_watermark else None
 
     def check_invariants(self) -> None:
-        """Raise AssertionError when this replica's state contradicts itself. For tests; not between an effect and
-        its carrying out."""
+        """Raise AssertionError if this replica's state contradicts itself.
+
+        For tests. Do not call it between an effect and its execution.
+        """
         view, role = self._view, self._role
         log = view.log
         mark, end = view.high_watermark, log.log_end_offset
@@ -293,7 +328,7 @@ class Replica:
                 return self._dismiss()
             if self._awaits_word(event.state):
                 return self._become_follower(event.state)
-            if same:  # a leader hears of each of its own writes
+            if same:  # a leader also receives each of its own writes as a decision
                 return []
             return self._role.cluster_changed(now_ms) if isinstance(self._role, Leader) else []
         old = self._role
@@ -303,10 +338,11 @@ class Replica:
         return effects
 
     def _overtaken(self, event: events.Decided, now_ms: int) -> list[Effect]:
-        """A leader has written an ISR since: what else is said of its epoch is news, and is not said again.
+        """Handle a decision that is older than an ISR that this leader has written since.
 
-        The decision can withdraw the order to let a replica go. It cannot give that order, which holds for its own
-        version only.
+        The rest of a decision about this epoch is still news, and no later decision repeats it. The decision can
+        withdraw the order to remove a leaving replica. It cannot give that order, which is valid for its own version
+        only.
         """
         if isinstance(role := self._role, Leader) and event.state.leader_epoch == role.epoch:
             self._view.take(event)
@@ -319,7 +355,7 @@ class Replica:
         return []
 
     def _follow_decision(self, state: LeaderAndIsr, version: int, now_ms: int, *, announce: bool) -> list[Effect]:
-        """The one place where roles change; ``version`` is newer than the view's."""
+        """Change the role as ``state`` asks. Only this method changes roles. ``version`` is newer than the view's."""
         view, old = self._view, self._role
         contradiction = self._contradiction(state)
         view.version = version
@@ -343,14 +379,14 @@ class Replica:
             view.state = state
             return []
         if announce and view.broker_id not in state.isr and view.told_epoch != state.leader_epoch:
-            # Read from ZooKeeper. A move may have ended with that epoch, which is to fence whoever is no replica since.
-            # If this broker followed all the same, a later move could have it added to the ISR while it deletes its
-            # log, for it hears of the end of the earlier move late.
+            # This state was read from ZooKeeper. Its epoch may be the end of a reassignment, and then it fences brokers
+            # that are no longer replicas. This broker learns late that the reassignment has ended. If it followed now,
+            # a later reassignment could add it to the ISR while it deletes its log.
             return self._become_follower(structs.replace(state, leader=NO_LEADER))
         return self._become_follower(state)
 
     def _awaits_word(self, state: LeaderAndIsr) -> bool:
-        """Return whether this broker knows the state's epoch from ZooKeeper alone, and follows nobody for that."""
+        """Return whether this broker knows the state's epoch only from ZooKeeper, and so follows no leader yet."""
         role = self._role
         return (
             isinstance(role, Follower)
@@ -360,8 +396,10 @@ class Replica:
         )
 
     def _dismissed(self, state: LeaderAndIsr | None) -> bool:
-        """Whether the partition goes on without this broker. A member of the ISR is never dismissed, whatever the
-        replicas are said to be: others may count on its log."""
+        """Return whether the partition no longer needs this broker.
+
+        A member of the ISR is always needed, whatever the list of replicas is: others may count on its log.
+        """
         kept = (*self._view.replicas, *(state.isr if state else ()))
         return self._view.broker_id not in kept
 
@@ -370,7 +408,7 @@ class Replica:
         return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail, final=False)
 
     def _contradiction(self, state: LeaderAndIsr) -> str:
-        """What is wrong with a decision, or the empty string."""
+        """Return what is wrong with a decision, or the empty string."""
         known = self._view.state
         if not state.isr:
             return f"empty ISR in leader epoch {state.leader_epoch}"
@@ -425,7 +463,7 @@ class Replica:
     def _final(self) -> bool:
         return isinstance(self._role, Offline) and self._role.final
 
-    # --- handlers: each hands its event to the role it is meant for -----------------------------------------------
+    # --- handlers: each passes its event to the role that handles it ----------------------------------------------
 
     def _produce_arrived(self, event: events.ProduceArrived, now_ms: int) -> list[Effect]:
         if isinstance(self._role, Leader):
@@ -460,7 +498,10 @@ class Replica:
         return self._role.appended() if isinstance(self._role, Follower) else []
 
     def _truncated(self, event: events.Truncated, now_ms: int) -> list[Effect]:
-        """Fit the high watermark to the log, which may begin above it now, or end below what was ordered."""
+        """Move the high watermark into the bounds of the log.
+
+        The truncated log may begin above the high watermark, or end below the ordered offset.
+        """
         if isinstance(self._role, Follower):
             self._role.truncated()
         log = self._view.log
@@ -482,7 +523,7 @@ class Replica:
         if self._final:
             return []
         if event.version > self._view.version:
-            self._view.leaving = frozenset()  # told for an ISR that is no more
+            self._view.leaving = frozenset()  # The order belongs to an ISR that no longer exists.
             return self._follow_decision(event.state, event.version, now_ms, announce=True)
         return self._role.isr_refused(event, now_ms) if isinstance(self._role, Leader) else []
 
@@ -510,7 +551,7 @@ class Replica:
         return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, "stopped on this broker", final=True)
 
 
-# Behind the class, as a compiler of Python knows no methods as values within it.
+# Outside the class body, because the compiler for Python accepts no methods as values inside it.
 Replica._DISPATCH.update(
     {
         events.ProduceArrived: Replica._produce_arrived,

@@ -1,7 +1,7 @@
-"""What a replica knows of its partition whatever its role, and the log it looks at.
+"""The state of a partition that a replica needs in every role, and its view of the log.
 
-No decisions here: ``replica.py`` decides roles, ``leader.py`` and ``follower.py`` act in them, and all three share the
-one ``PartitionView`` that the ``Replica`` owns.
+This module decides nothing. ``replica.py`` decides roles, and ``leader.py`` and ``follower.py`` act in them. All three
+share the one ``PartitionView`` that the ``Replica`` owns.
 """
 
 from __future__ import annotations
@@ -15,83 +15,96 @@ from sparklog.replica.events import Decided
 
 
 class LogView(Protocol):
-    """The replica's window on its log: read only, and as the effects so far have left it; only a batch
-    appended at once is in it before ``AppendedAtOnce`` says so."""
+    """The replica's read-only view of its log, as the effects have left it so far.
+
+    The one exception: a batch that was appended at once is in it before ``AppendedAtOnce``.
+    """
 
     @property
     def log_start_offset(self) -> int: ...
 
     @property
     def first_segment_offset(self) -> int:
-        """Where followers begin, at or below the log start: they hold the leader's first segment as a whole."""
+        """Return the offset at which a new follower begins, at or below the log start.
+
+        Followers copy the leader's first segment whole.
+        """
 
     @property
     def log_end_offset(self) -> int: ...
 
     @property
     def last_epoch(self) -> int:
-        """Leader epoch of the last batch; -1 when the log is empty."""
+        """Return the leader epoch of the last batch, -1 if the log is empty."""
 
     @property
     def named(self) -> bool:
-        """Whether the log directory would miss this log if it were lost. A leader commits nothing before."""
+        """Return whether a start would notice the loss of this log. A leader commits nothing before."""
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """First offset whose transaction is open, at most ``high_watermark``."""
+        """Return the first offset of an open transaction, at most ``high_watermark``."""
 
     def end_of_epoch(self, epoch: int) -> EpochEnd:
-        """The largest epoch in the log <= ``epoch`` and its exclusive end; (-1, log start) if there is none."""
+        """Return the largest epoch in the log <= ``epoch`` and its exclusive end; (-1, log start) if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """The topic's settings a replica lives by (``replica.lag.*``), and pacing of ISR changes."""
+    """The topic's settings for a replica (``replica.lag.*``), and the pauses between ISR changes."""
 
-    #: a follower not caught up for so long leaves the ISR
+    #: A follower that was not caught up for this long leaves the ISR.
     lag_time_max_ms: int = 10_000
-    #: records a follower may lag; 0: no limit
+    #: The number of records that a follower may lag. 0: no limit.
     lag_max_messages: int = 0
-    #: a follower whose connection was lost may come back within this time before the ISR shrinks
+    #: A follower that lost its connection may reconnect within this time before the ISR shrinks.
     connection_grace_ms: int = 200
-    #: pause before an ISR change that ZooKeeper refused is proposed again
+    #: The pause before an ISR change that ZooKeeper refused is proposed again.
     isr_retry_ms: int = 1_000
 
 
 @dataclass(slots=True)
 class PartitionView:
-    """Mutable, owned by one ``Replica``; on the thread that steps it."""
+    """The shared state of one replica. Mutable; one ``Replica`` owns it, on the thread that steps it."""
 
     broker_id: int
     log: LogView
     settings: ReplicaSettings
-    #: first offset not known to be committed; never outside the log, also where a cut that was ordered will leave less
+    #: The first offset that is not known to be committed. Never outside the log, even if an ordered truncation will
+    #: leave less.
     high_watermark: int
-    #: of the partition's ZooKeeper node as last seen; orders decisions
+    #: The last known version of the partition's ZooKeeper node. It orders decisions.
     version: int = -1
     state: LeaderAndIsr | None = None
     replicas: tuple[int, ...] = ()
     min_isr: int = 1
-    #: live brokers and their current incarnations, as last told
+    #: The live brokers and their current incarnations in the last event that had them.
     incarnations: Mapping[int, int] = field(default_factory=dict)
-    #: live brokers on their way out: they keep their place in an ISR until they are removed, and are not added
+    #: Live brokers that are about to stop. They stay in an ISR until they are removed, and may not join one.
     stopping: frozenset[int] = frozenset()
-    #: replicas to be taken out of the ISR, as told for ``version``; a later ISR is theirs only as long as nobody who
-    #: stays has fallen out of it. A later decision withdraws the order, even one that is made for an older version.
+    #: Replicas that must leave the ISR, according to the decision for ``version``. The order also holds for a later
+    #: ISR, as long as no remaining replica has fallen out. A later decision withdraws it, even one for an older
+    #: version.
     leaving: frozenset[int] = frozenset()
-    #: leader epoch that ``replicas`` were told with; a newer one, found by a refused write, may have others
+    #: The leader epoch of the decision that set ``replicas``. A newer epoch, found by a refused write, may have other
+    #: replicas.
     told_epoch: int = -1
-    #: replication factor while the partition moves; 0: it does not
+    #: The replication factor during a reassignment, else 0.
     factor: int = 0
 
     @property
     def min_committed(self) -> int:
-        """Members the committed ISR needs for the high watermark to move and for acks=all to be accepted. A partition
-        that moves from one broker to three has three replicas long before the others have anything."""
+        """Return the number of members that the committed ISR needs to commit and to accept acks=all.
+
+        A partition that is reassigned from one broker to three has three replicas long before the new ones have any
+        record.
+        """
         return min(self.min_isr, self.factor or len(self.replicas))
 
     def take(self, event: Decided) -> None:
-        """Take over what a decision says besides the node's state and who is to leave: versions order only these, all
-        else is as new as the decision is late."""
+        """Copy the fields of a decision except the node's state and the leaving replicas.
+
+        Versions order only those two. All other fields are current when the decision arrives.
+        """
         self.replicas = event.replicas
         self.incarnations = event.incarnations
         self.stopping = event.stopping
@@ -100,7 +113,7 @@ class PartitionView:
         self.factor = event.factor
 
     def as_told(self, event: Decided) -> bool:
-        """The decision says nothing that is not known, but for what the node holds."""
+        """Return whether the decision changes no field except those of the node."""
         return (
             self.incarnations == event.incarnations
             and self.replicas == event.replicas
@@ -112,16 +125,20 @@ class PartitionView:
         )
 
     def known_dead(self, broker_id: int) -> bool:
-        """True only on evidence: a table of live brokers that names this broker but not that one."""
+        """Return whether the table of live brokers has this broker but not ``broker_id``.
+
+        Without evidence no broker is dead.
+        """
         return broker_id not in self.incarnations and self.broker_id in self.incarnations
 
 
 def parted(log: LogView, offset: int, last_epoch: int) -> EpochEnd | None:
-    """Where a log that ends at ``offset`` with a record of ``last_epoch`` stopped being ``log``, which begins at or
-    below ``offset``; None: it has not. Source: KIP-101, KIP-279.
+    """Return where the history of a log that ends at ``offset`` with ``last_epoch`` diverges from ``log``, or None.
 
-    Where ``log`` begins and has none of that epoch it has let go of all that could be compared: whoever has everything
-    up to there may be in sync, and is to go on, not to throw that away.
+    ``log`` begins at or below ``offset``. Source: KIP-101, KIP-279.
+
+    If ``log`` begins at ``offset`` and has no batch of that epoch, it has deleted everything that could be compared. A
+    follower that has everything up to there may be in sync, so it continues and deletes nothing.
     """
     ours = log.end_of_epoch(last_epoch)
     if ours.epoch == NO_EPOCH and offset == log.first_segment_offset:

@@ -1,1 +1,1 @@
-"""One disk: batches in segments, segments in logs, logs in a log directory; recovery, sealing, retention."""
+"""The storage of one disk: batches in segments, segments in logs, logs in a log directory."""

@@ -1,8 +1,10 @@
-"""Where aborted transactions lie in one log, found without looking at all of them. Pure.
+"""The ranges of aborted transactions in one log, searchable without a full scan.
 
-A log that nobody trims may have a hundred thousand of them, and every fetch asks for those that it reaches into. They
-stand in the order of their markers, so those that end inside the asked range stand together. Those that end behind it
-and begin before its end are few, but may stand anywhere behind: blocks in which none begins so early are passed over.
+Pure.
+
+A log without retention may have a hundred thousand of them, and every fetch needs those that overlap its offsets. They
+are ordered by their markers, so the ranges that end inside the fetch are adjacent. Few ranges end after it and begin
+before its end, but these may be anywhere later. The search skips blocks in which no range begins early enough.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ _BLOCK = 256
 
 
 class EndedTransaction(NamedTuple):
-    """Batches of ``producer_id`` between ``first_offset`` and ``last_offset``, its marker's, belong to it."""
+    """An ended transaction: the batches of ``producer_id`` from ``first_offset`` to its marker at ``last_offset``."""
 
     producer_id: int
     first_offset: int
@@ -27,11 +29,11 @@ last_offset_of = attrgetter("last_offset")
 
 
 class AbortedRanges:
-    """In order of the markers' offsets. Owned by a ``TransactionTable``."""
+    """The ranges in order of the markers' offsets. Owned by a ``TransactionTable``."""
 
     def __init__(self, ranges: Iterable[EndedTransaction] = ()) -> None:
         self._ranges: list[EndedTransaction] = []
-        #: By block of ``_BLOCK`` ranges: the smallest first offset.
+        #: The smallest first offset in each block of ``_BLOCK`` ranges.
         self._first: list[int] = []
         self._take(ranges)
 
@@ -44,7 +46,7 @@ class AbortedRanges:
         return len(self._ranges)
 
     def append(self, over: EndedTransaction) -> None:
-        """``over`` ends at or behind all others."""
+        """Add a range that ends at or after all others."""
         if len(self._ranges) % _BLOCK == 0:
             self._first.append(over.first_offset)
         else:
@@ -52,7 +54,7 @@ class AbortedRanges:
         self._ranges.append(over)
 
     def between(self, start: int, end: int) -> Iterator[EndedTransaction]:
-        """Those with an offset in ``[start, end)``."""
+        """Yield the ranges with an offset in ``[start, end)``."""
         if start >= end:
             return
         ranges = self._ranges
@@ -65,7 +67,7 @@ class AbortedRanges:
             at = block_end
 
     def forget_below(self, offset: int) -> None:
-        """Those that end below are of no interest any more."""
+        """Drop the ranges that end below ``offset``."""
         gone = bisect_left(self._ranges, offset, key=last_offset_of)
         if gone:
             self._take(self._ranges[gone:])

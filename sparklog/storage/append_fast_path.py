@@ -1,9 +1,9 @@
-"""The append of one batch on its own behind the last one of its segment, as nearly all are where latency counts.
+"""The append of a single plain batch after the last one of its segment: the usual case when latency matters.
 
-Nothing has to be decided for it: no roll, no new epoch, no marker and no transaction, no time that the leader sets: of
-a topic without an event-time column it sets every batch's (``NO_TIMESTAMP``), so only followers come here. What is
-different in any way is left to ``append_plan`` and ``log_appends``, which would do with this one what is done here; a
-test holds the two against each other. A plan and its lists would be most of what such an append costs.
+Such a batch needs no decision: no roll, no new epoch, no marker and no transaction. It also needs no time from the
+leader. In a topic without an event-time column the leader sets each batch's time (``NO_TIMESTAMP``), so there only
+followers use this path. Every other batch is left to ``append_plan`` and ``log_appends``. They would do the same with a
+plain batch; a test compares the two. The plan and its lists would be most of the cost of such an append.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from sparklog.storage.log_appends import failed
 from sparklog.storage.log_state import LogState
 from sparklog.storage.segment import Segment
 
-#: A batch with any other flag is not a plain one.
+#: A batch with any other flag is not plain.
 _PLAIN = int(Flag.LZ4 | Flag.ZSTD)
 
 
 def append_as_leader(log: LogState, header: BatchHeader, body: Buffer, *, leader_epoch: int, now_us: int) -> bool:
-    """Append a checked batch, which is not in the log yet. False: nothing was done, it is not such a one.
+    """Append a checked batch that is not in the log yet.
+
+    Return False, without any effect, if it is not plain.
 
     Raises:
         BrokerError, StorageError: as ``log_appends.carry_out``.
@@ -60,8 +62,9 @@ def append_as_leader(log: LogState, header: BatchHeader, body: Buffer, *, leader
 
 
 def append_as_follower(log: LogState, packed: bytes | memoryview, body: memoryview) -> BatchHeader | None:
-    """Append a batch that the leader sent, verbatim; return its header. None: nothing was done; it is not such a one,
-    or not sound.
+    """Append a batch from the leader unchanged and return its header.
+
+    Return None, without any effect, if it is not plain or not sound.
 
     Raises:
         BrokerError, StorageError: as ``log_appends.carry_out``; BrokerError as ``unpack_header``.
@@ -90,7 +93,7 @@ def append_as_follower(log: LogState, packed: bytes | memoryview, body: memoryvi
 
 
 def _growing(log: LogState) -> Segment | None:
-    """The segment that such a batch would go to."""
+    """Return the segment that a plain batch is appended to, or None."""
     segments = log.chain.segments
     if not segments or log.closed:
         return None
@@ -108,7 +111,7 @@ def _append(
     running_max: int,
     append_us: int,
 ) -> None:
-    """``packed`` is final, of ``header`` only what a leader does not set."""
+    """Append the batch. ``packed`` is final; of ``header`` this reads only fields that the leader does not set."""
     base_offset = log.log_end_offset
     end_offset = base_offset + header.offset_span
     try:

@@ -1,8 +1,8 @@
-"""What an append will write, decided before a byte is written: final headers, and where segments roll.
+"""Plans of appends, decided before a byte is written: final headers, and the places where segments roll.
 
-Pure. The leader's plan fills in the leader's header fields and decides about rolls; the follower's plan checks what the
-leader sent against the end of its own log and takes it verbatim, rolls included. Either plan is carried out whole or
-not at all.
+Pure. The leader's plan sets the leader's header fields and decides about rolls. The follower's plan checks the leader's
+batches against the end of its own log and keeps them unchanged, rolls included. A plan is carried out completely or not
+at all.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_heade
 from sparklog.record.marker import Marker, decode_marker
 from sparklog.storage.disk import Buffer
 
-#: Running maximum timestamp before the first batch of a segment.
+#: The running maximum timestamp before the first batch of a segment.
 NO_MAXIMUM = -(2**63)
 
-#: Plain numbers: every batch is asked, and ``&`` of an enum makes a new member each time.
+#: Plain ints, because these are tested for every batch, and ``&`` of an enum makes a new member each time.
 _FIRST, _PROJECTED, _CONTROL = int(Flag.FIRST_OF_SEGMENT), int(Flag.PROJECTED), int(Flag.CONTROL)
 _CLEANED = int(Flag.CLEANED)
 
-#: Bytes in front of the first batch of a segment, by schema id. BrokerError when the id is not known here.
+#: Returns the bytes before the first batch of a segment, by schema id. Raises BrokerError for an unknown id.
 PreludeLength = Callable[[int], int]
-#: What a stored batch holds from an offset inside it on.
+#: Returns the part of a stored batch from an offset inside it on.
 CutFront = Callable[[BatchHeader, memoryview, int], tuple[BatchHeader, Buffer]]
 
 
@@ -38,17 +38,17 @@ class LogTail(NamedTuple):
 
     log_end_offset: int
     last_epoch: int
-    #: of the last segment: -1 when there is none, or when it is sealed and only a new one can be appended to
+    #: The end of the last segment: -1 if there is none, or if it is sealed and the append needs a new one.
     position: int
     running_max: int
     first_append_us: int
     schema_id: int
-    #: the last batch has a place of this replica's own: what follows in the segment has, too
+    #: The last batch's position differs from the leader's, and so do those of later batches in the segment.
     cleaned: bool = False
 
 
 class SegmentWrite(msgspec.Struct, frozen=True):
-    """Batches for one segment. ``packed`` and ``data`` are what to write; together, not item by item."""
+    """Batches for one segment. ``packed`` and ``data`` are the bytes to write, as two sequences without pairing."""
 
     new_segment: bool
     headers: list[BatchHeader]
@@ -66,20 +66,21 @@ def plan_leader_append(
     prelude_length: PreludeLength,
     placed: bool = False,
 ) -> list[SegmentWrite]:
-    """Assign offsets and positions to checked batches. ``placed``: they have offsets and times already, from the log
-    they were archived from; the first has to begin where this log ends, and each of the others where one ends.
+    """Assign offsets and positions to checked batches.
 
-    A segment rolls when the next batch would take it over ``segment.bytes``, when its first batch is older than
-    ``segment.ms``, when the schema id changes (an Arrow file has one schema), and after a sealed one.
+    ``placed``: they already have offsets and times, from the log that they were archived from. The first must begin at
+    this log's end, and each other one at its predecessor's end. A segment rolls when the next batch would exceed
+    ``segment.bytes``, when its first batch is older than ``segment.ms``, when the schema id changes (an Arrow file has
+    one schema), and after a sealed segment.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE when a body is not as long as its header says; SCHEMA_OUTDATED for an unknown id;
-            OFFSET_OUT_OF_RANGE for a placed batch that begins elsewhere than at the end.
+        BrokerError: CORRUPT_MESSAGE if a body's length differs from its header; SCHEMA_OUTDATED for an unknown id;
+            OFFSET_OUT_OF_RANGE for a placed batch that does not begin at the end.
     """
     end, _, position, running_max, first_append_us, schema_id, _ = tail
     log_append_time = config.timestamp_type == "LogAppendTime"
     segment_ms = config.segment_ms
-    if config.compacted:  # what does not roll is not compacted
+    if config.compacted:  # compaction skips the active segment, so it must roll in time
         segment_ms = min(segment_ms, config.max_compaction_lag_ms)
     runs: list[SegmentWrite] = []
     for header, body in batches:
@@ -143,12 +144,11 @@ def plan_follower_append(
 ) -> list[SegmentWrite]:
     """Check a leader's batches against the end of this log: CRCs, offsets, epochs, positions, rolls.
 
-    What a cleaner wrote (``Flag.CLEANED``) may begin below the end of this log, which was copied before the leader
-    cleaned; and its place in the leader's segment need not be free in ours. Then it is cut (``cut_front``) and takes
-    the next place here; so does what the leader has in the rest of its segment.
-
-    An empty log takes any first batch that begins a segment at or below its end offset: the leader's first segment
-    may begin below its log start offset.
+    A cleaned batch (``Flag.CLEANED``) may begin below the end of this log, which was copied before the leader cleaned.
+    Its position in the leader's segment need not be free in this one. Then its front is removed (``cut_front``) and it
+    gets the next position here. The same applies to the rest of that segment of the leader. An empty log accepts any
+    first batch that begins a segment at or below its end offset, because the leader's first segment may begin below its
+    log start offset.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE naming found and expected; SCHEMA_OUTDATED for an unknown schema id.
@@ -229,13 +229,13 @@ def _placed_here(
     prelude_length: PreludeLength,
     cut_front: CutFront | None,
 ) -> tuple[BatchHeader, memoryview]:
-    """A cleaned batch in the next place of this log; as it was where that is the leader's place as well."""
+    """Return a cleaned batch for the next position of this log, unchanged if the leader's position is the same."""
     first = bool(header.flags & _FIRST)
     if header.base_offset < end < header.next_offset and cut_front is not None:
         header, cut = cut_front(header, body, end)
         body = memoryview(cut)
         first = False
-    # a roll that the leader had before this log's end has to be made up for where columns differ
+    # If the leader rolled below this log's end, roll here when the columns differ.
     if not first and (position < 0 or header.schema_id != schema_id):
         first = True
     if first:
@@ -246,10 +246,12 @@ def _placed_here(
 
 
 def markers_of(runs: Sequence[SegmentWrite]) -> dict[int, Marker]:
-    """What the markers among these batches say, by base offset; to be read before anything is written.
+    """Return the content of the markers among these batches, by base offset.
+
+    Call it before anything is written.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE for a marker that cannot be read.
+        BrokerError: CORRUPT_MESSAGE for an unreadable marker.
     """
     markers = {}
     for run in runs:

@@ -1,7 +1,9 @@
-"""The newest batches in memory, as the buffers they arrived in: tailing readers never touch the file.
+"""The newest batches in memory, in the buffers that they arrived in.
 
-One budget for all logs of a directory; the oldest appended goes first, whichever log it is in. Within one log the hot
-batches are therefore always a suffix of the log.
+Readers at the end of a log never touch the file.
+
+All logs of a directory share one budget. The oldest batch is dropped first, whichever log it belongs to. So within one
+log the cached batches are always a suffix of the log.
 """
 
 from __future__ import annotations
@@ -12,24 +14,24 @@ import msgspec
 
 from sparklog.storage.disk import Buffer
 
-#: What the bookkeeping of a batch costs besides its bytes, roughly.
+#: The approximate overhead of a batch, in bytes.
 _OVERHEAD = 600
 
 
 class CachedBatch(msgspec.Struct, frozen=True, gc=False):
-    """A batch as it arrived: packed header, the bytes stored for it, and the offset behind its last record."""
+    """A batch as it arrived: packed header, the stored bytes, and the offset after its last record."""
 
     header: Buffer
     body: Buffer
     next_offset: int
 
 
-#: by base offset
+#: By base offset.
 HotLog = dict[int, CachedBatch]
 
 
 class BatchCache:
-    """Owned by the event loop."""
+    """The cache of all logs of a directory. Owned by the event loop."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -37,25 +39,28 @@ class BatchCache:
         self._arrivals: deque[tuple[HotLog, int, CachedBatch]] = deque()
 
     def add(self, log: HotLog, base_offset: int, batch: CachedBatch) -> None:
-        """Keep a batch just appended to ``log``. A buffer into a larger frame keeps that frame alive with it."""
+        """Add a batch that was just appended to ``log``. A buffer inside a larger frame keeps that frame alive."""
         log[base_offset] = batch
         self._arrivals.append((log, base_offset, batch))
         self.size_bytes += len(batch.body) + _OVERHEAD
         while self.size_bytes > self.limit_bytes:
             oldest, offset, leaving = self._arrivals.popleft()
             self.size_bytes -= len(leaving.body) + _OVERHEAD
-            # a truncation may have put another batch in its place, whose turn is later
+            # a truncation may have replaced it by another batch, which is dropped later
             if oldest.get(offset) is leaving:
                 del oldest[offset]
 
 
 def forget_below(log: HotLog, offset: int) -> None:
-    """What lies below was written anew."""
+    """Drop the batches below ``offset``, which a cleaner has rewritten."""
     for base_offset in [base for base in log if base < offset]:
         del log[base_offset]
 
 
 def forget_from(log: HotLog, offset: int) -> None:
-    """The log was cut at ``offset``. Arrivals stay counted until their turn comes."""
+    """Drop the batches at or above ``offset``, where the log was truncated.
+
+    Their size stays counted until their turn.
+    """
     for base_offset in [base for base in log if base >= offset]:
         del log[base_offset]

@@ -1,27 +1,29 @@
-"""The checkpoint of a log directory and the marks by which the next start knows how the last one ended.
+"""The checkpoint of a log directory, and the marks that describe how the last process ended.
 
-``checkpoint``: for each partition the high watermark, the recovery point (everything below is fsynced) and the log
-start offset; replaced atomically, durable on return. Old segments are deleted only once their going is in it, so beside
-it lies ``checkpoint.reserve``, room for one more checkpoint: on a full disk that is what retention frees space with.
+``checkpoint`` has for each partition the high watermark, the recovery point (everything below is fsynced) and the log
+start offset. It is replaced atomically and durable on return. Old segments are deleted only after a checkpoint has the
+new log start. So ``checkpoint.reserve`` keeps room for one more checkpoint: with it, retention can free space on a full
+disk.
 
-``running`` is written when a directory is opened and names the host's boot id; ``clean-stop`` when it is closed after
-everything was fsynced. From them follows what may be believed on the next open:
+``running`` is written when a directory is opened and has the host's boot id. ``clean-stop`` is written when it is
+closed after everything was fsynced. The next open concludes from them:
 
-- clean-stop present: nothing was lost;
-- none, same boot id: the process died, the page cache did not: every completed write is there (trusted);
-- none, another boot id: the page cache was lost: whatever was not fsynced may be missing (untrusted).
+- clean-stop exists: nothing was lost;
+- no clean-stop, same boot id: the process died, but not the page cache. Every completed write exists (trusted);
+- no clean-stop, another boot id: the page cache was lost. Writes without an fsync may be missing (untrusted).
 
-``running`` names the incarnation, too, that the directory's broker had last. The number is written before ZooKeeper
-counts it, so a directory that is behind ZooKeeper's count is not the one its broker wrote in last: emptied, or put back
-from an older copy (``zk/broker_registry``). And doubt stays in it until it is registered: a process that found its logs
-wanting may end before it could tell. Doubt is about all logs, or about those that ``running`` names.
+``running`` also has the last incarnation of the directory's broker. The number is written before ZooKeeper counts it.
+So a directory whose number is below ZooKeeper's count is not the one that its broker wrote last: it was emptied, or
+restored from an older copy (``zk/broker_registry``). A doubt stays in ``running`` until the broker's registration
+reports it, because a process that found damaged logs may end before it registers. A doubt covers all logs, or those
+that ``running`` names.
 
-The same doubt is noted when the disk fails. After a failed fsync the kernel takes the pages for written and still shows
-them to the next process, but the disk may not have them: the boot id alone would make them trusted.
+The same doubt is recorded when the disk fails. After a failed fsync the kernel counts the pages as written and shows
+them to the next process, but the disk may not have them. By the boot id alone they would be trusted.
 
-A broker writes the name of each new log to the checkpoint before its replica counts for anything
-(``LogDirectory.name_logs``). ``running`` says so once the first checkpoint exists. From then on a log that the
-checkpoint names and the disk lacks is lost, and a checkpoint that cannot be read makes all logs doubtful.
+A broker writes the name of each new log to the checkpoint before its replica counts (``LogDirectory.name_logs``).
+``running`` records that once the first checkpoint exists. From then on a log that the checkpoint names and the disk
+lacks is lost, and an unreadable checkpoint makes all logs doubtful.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ CHECKPOINT_FILE = "checkpoint"
 RESERVE_FILE = "checkpoint.reserve"
 RUNNING_FILE = "running"
 CLEAN_STOP_FILE = "clean-stop"
-#: A reserve is this large at least, and twice the checkpoint it is made after.
+#: The minimum size of the reserve. A new reserve has at least twice the size of the checkpoint.
 _RESERVE_BYTES = 64 * 1024
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class DoubtedLog(msgspec.Struct, frozen=True, array_like=True):
-    """A log that may lack acknowledged records. ``topic_id`` is empty where the directory does not tell it."""
+    """A log that may lack acknowledged records. ``topic_id`` is empty if the directory does not have it."""
 
     topic: str
     partition: int
@@ -75,14 +77,14 @@ class DoubtedLog(msgspec.Struct, frozen=True, array_like=True):
 
 class BootMark(msgspec.Struct, frozen=True):
     boot_id: str
-    #: the broker's last one; None: by a release that did not note it
+    #: The broker's last incarnation. None: an older release wrote the mark without it.
     incarnation: int | None = None
-    #: logs may lack what they held, and no registration has said so yet
+    #: Logs may lack records, and no registration has reported that yet.
     doubted: bool = False
     version: int = 1
-    #: the logs that ``doubted`` is about; empty: all of them
+    #: The logs that ``doubted`` covers. Empty: all of them.
     logs: tuple[DoubtedLog, ...] = ()
-    #: the checkpoint exists, and names each log whose replica has counted
+    #: The checkpoint exists, and names each log whose replica may have confirmed or committed records.
     named: bool = False
 
 
@@ -90,36 +92,37 @@ _DAMAGED = BootMark("")
 
 
 class LastStop(NamedTuple):
-    """How the last process that had this directory ended."""
+    """How the last process with this directory ended."""
 
     clean: bool
-    #: every write that process completed is there
+    #: Every write that the process completed exists.
     trusted: bool
-    #: its last incarnation; 0 for a directory without a past, None when it did not say
+    #: Its last incarnation: 0 for a new directory, None if the mark does not have it.
     incarnation: int | None
-    #: the page cache may show what the disk does not have
+    #: The page cache may show data that the disk does not have.
     failed: bool
-    #: logs in doubt that no registration has named yet, where the others are trusted
+    #: Doubted logs that no registration has reported yet, if the others are trusted.
     doubted: tuple[DoubtedLog, ...] = ()
-    #: the checkpoint names each log whose replica has counted
+    #: The checkpoint names each log whose replica may have confirmed or committed records.
     named: bool = False
 
 
 def read_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, PartitionCheckpoint]:
-    """Return the entries of the checkpoint. A missing or damaged checkpoint is an empty one: recovery then checks every
-    batch.
+    """Return the entries of the checkpoint.
+
+    A missing or damaged checkpoint counts as empty: recovery then checks every batch.
 
     Raises:
-        NewerFormatError: it was written by a newer release.
+        NewerFormatError: a newer release wrote it.
     """
     return find_checkpoint(disk, log_dir) or {}
 
 
 def find_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, PartitionCheckpoint] | None:
-    """Return the entries of the checkpoint, or None where it is missing or damaged.
+    """Return the entries of the checkpoint, or None if it is missing or damaged.
 
     Raises:
-        NewerFormatError: it was written by a newer release.
+        NewerFormatError: a newer release wrote it.
     """
     path = log_dir / CHECKPOINT_FILE
     try:
@@ -135,7 +138,7 @@ def find_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, Partition
 
 
 def write_checkpoint(disk: Disk, log_dir: Path, checkpoint: Checkpoint) -> None:
-    """Raises OSError: what is on disk is the checkpoint of before."""
+    """Write the checkpoint, durably. Raises OSError; the previous checkpoint then stays."""
     content = encode_state(checkpoint)
     try:
         replace_file(disk, log_dir / CHECKPOINT_FILE, content)
@@ -147,7 +150,10 @@ def write_checkpoint(disk: Disk, log_dir: Path, checkpoint: Checkpoint) -> None:
 
 
 def _use_reserve(disk: Disk, log_dir: Path, content: bytes) -> bool:
-    """Overwrite the reserve, which takes no room, and put it in the checkpoint's place. False: none is large enough."""
+    """Overwrite the reserve, which needs no room, and rename it to the checkpoint.
+
+    Return False if it is too small or absent.
+    """
     reserve = log_dir / RESERVE_FILE
     if not disk.exists(reserve):
         return False
@@ -166,7 +172,7 @@ def _use_reserve(disk: Disk, log_dir: Path, content: bytes) -> bool:
 
 
 def _keep_reserve(disk: Disk, log_dir: Path, checkpoint_bytes: int) -> None:
-    """Make the reserve if it is missing or has become too small, as far as there is room. Its content means nothing."""
+    """Make or extend the reserve if there is room. Its content has no meaning."""
     handle = disk.open(log_dir / RESERVE_FILE, create=True)
     try:
         size = disk.size(handle)
@@ -180,7 +186,7 @@ def _keep_reserve(disk: Disk, log_dir: Path, checkpoint_bytes: int) -> None:
 
 
 def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:
-    """Find out how the last process ended and mark the directory as in use by this one."""
+    """Find out how the last process ended, and mark the directory as in use by this process."""
     clean = _read_mark(disk, log_dir / CLEAN_STOP_FILE) not in (None, _DAMAGED)
     earlier = _read_mark(disk, log_dir / RUNNING_FILE)
     in_doubt = earlier.logs if earlier is not None else ()
@@ -191,7 +197,8 @@ def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:
     incarnation = 0 if earlier is None else earlier.incarnation
     named = earlier is not None and earlier.named
     mark = BootMark(boot_id, incarnation, doubted=not trusted or bool(doubted), logs=doubted, named=named)
-    if mark != earlier:  # a killed process comes back also where there is no room: retention may free the disk
+    # Write only a changed mark: a killed process must start again on a full disk, so that retention can free space.
+    if mark != earlier:
         mark_running(disk, log_dir, mark)
     if clean:
         disk.remove(log_dir / CLEAN_STOP_FILE)
@@ -200,14 +207,16 @@ def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:
 
 
 def mark_running(disk: Disk, log_dir: Path, mark: BootMark) -> None:
-    """Durable on return. Raises OSError."""
+    """Write ``running``. Durable on return. Raises OSError."""
     replace_file(disk, log_dir / RUNNING_FILE, encode_state(mark))
 
 
 def mark_failed(disk: Disk, log_dir: Path, mark: BootMark) -> None:
-    """Put ``mark``, which doubts, on a disk that fails or is full: in place of the old one or, where nothing new can be
-    made, over it. A mark that is written in part doubts as well. Not durable: another boot doubts by itself, and an
-    fsync would fail or hang. Raises OSError when the disk takes neither."""
+    """Write a doubting ``mark`` to a disk that fails or is full: as a new file or, if that fails, over the old one.
+
+    A partly written mark also counts as doubt. It is not durable: after a reboot the directory is in doubt anyway, and
+    an fsync would fail or hang. Raises OSError if the disk accepts neither.
+    """
     path, content = log_dir / RUNNING_FILE, encode_state(mark)
     try:
         replace_file(disk, path, content, sync=False)
@@ -221,12 +230,12 @@ def mark_failed(disk: Disk, log_dir: Path, mark: BootMark) -> None:
 
 
 def mark_clean_stop(disk: Disk, log_dir: Path, *, boot_id: str) -> None:
-    """Everything in the directory is fsynced and nothing will be written any more."""
+    """Write the mark of a clean stop: everything in the directory is fsynced, and nothing more will be written."""
     replace_file(disk, log_dir / CLEAN_STOP_FILE, encode_state(BootMark(boot_id)))
 
 
 def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
-    """Changes whenever the host's kernel, and with it the page cache, starts anew."""
+    """Return the boot id. It changes when the host's kernel starts, with an empty page cache."""
     return path.read_text(encoding="ascii").strip()
 
 
@@ -238,5 +247,5 @@ def _read_mark(disk: Disk, path: Path) -> BootMark | None:
     except NewerFormatError:
         raise
     except StorageError as failure:
-        logger.warning("%s; taken for the mark of a lost page cache", failure)
+        logger.warning("%s; treating the page cache as lost", failure)
         return _DAMAGED

@@ -1,7 +1,7 @@
-"""What a clean stop makes durable, and what of it can be done while there is still work.
+"""The fsyncs of a clean stop, and a first round of them while the broker still serves.
 
-Few logs are fsynced file by file, some at a time: a disk's cache flush serves all that wait for one. Of thousands that
-would be tens of thousands of flushes: the file system is told to write all it has, where it can be.
+Few logs are fsynced file by file, some in parallel, because one flush of the disk's cache serves all waiting fsyncs.
+For thousands of logs that would be tens of thousands of flushes. If possible, the whole file system is synced instead.
 """
 
 from __future__ import annotations
@@ -12,19 +12,28 @@ from concurrent.futures import ThreadPoolExecutor
 from sparklog.storage.disk import Disk
 from sparklog.storage.log import Log
 
-#: fsyncs under way on a clean stop. Measured: 8 take a twentieth of the time of one, 32 are hardly better.
+#: The number of parallel fsyncs on a clean stop. Measured: 8 take a twentieth of the time of one, and 32 are hardly
+#: faster.
 _SYNC_THREADS = 8
-#: As many logs are made durable with their whole file system.
+#: From this number of logs on, the whole file system is synced.
 _MANY_LOGS = 64
 
 
 class SyncAhead:
-    """One round before the stop: what is durable by then, and not written to since, the stop finds done. Made on the
-    event loop; then ``run`` in a thread, then ``finished`` on the loop."""
+    """One round of fsyncs before the stop.
+
+    Logs that it makes durable and that do not change later need no work in the stop.
+
+    Made on the event loop; then ``run`` in a thread, then ``finished`` on the loop.
+    """
 
     def __init__(self, logs: Collection[Log], *, disk: Disk, handle: int, failed: Callable[[str], None]) -> None:
-        """``handle`` as for ``sync_file_system``; ``failed`` takes the directory offline: a disk tells once that it has
-        lost something."""
+        """Select the logs.
+
+        ``handle`` is for ``sync_file_system``.
+
+        ``failed`` takes the directory offline, because a disk reports a lost write only once.
+        """
         self._disk = disk
         self._handle = handle
         self._failed = failed
@@ -32,11 +41,11 @@ class SyncAhead:
         self._done = False
 
     def run(self) -> None:
-        """Blocks."""
+        """Sync the file system. Block."""
         try:
             self._disk.sync_file_system(self._handle)
         except OSError as failure:
-            self._failed(f"making it durable: {failure}")
+            self._failed(f"syncing the file system: {failure}")
         else:
             self._done = True
 
@@ -47,12 +56,16 @@ class SyncAhead:
 
 
 def at_once(logs: Sized, disk: Disk, handle: int) -> bool:
-    """Whether these are made durable with the whole file system of ``handle``."""
+    """Return whether the logs are made durable by a sync of the whole file system of ``handle``."""
     return len(logs) >= _MANY_LOGS and disk.can_sync_file_system(handle)
 
 
 def make_durable(logs: Collection[Log], disk: Disk, handle: int, *, in_threads: bool) -> None:
-    """Blocks. ``handle`` was opened before anything was written: no failed write since then escapes it.
+    """Make all logs durable.
+
+    Block.
+
+    ``handle`` was opened before anything was written, so that the sync reports every failed write since then.
 
     Raises:
         OSError, StorageError: the disk failed.

@@ -1,4 +1,7 @@
-"""The files of a segment that a cleaner writes: sealed from the start, beside the segments it takes the place of."""
+"""Writer of the files of a cleaner's new segment, next to the segments that it replaces.
+
+The segment is sealed from the start.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,12 @@ _WRITE_BYTES = 4 << 20
 
 
 class CleanedSegmentWriter:
-    """Used by one thread: ``add`` each batch, then ``complete``; ``close`` in any case. Raises OSError as the disk."""
+    """Writer of one segment: ``add`` each batch, then ``complete``; ``close`` in any case.
+
+    One thread uses it.
+
+    Raises OSError like the disk.
+    """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, schema_message: bytes) -> None:
         self.count = 0
@@ -27,7 +35,7 @@ class CleanedSegmentWriter:
         self._running_max = NO_MAXIMUM
         self._waiting: list[Buffer] = [arrow_prelude(schema_message)]
         self._waiting_headers: list[Buffer] = []
-        #: bytes handed over, and bytes written
+        #: The bytes that were added, and the bytes that were written.
         self._position = len(self._waiting[0])
         self._written = 0
         self._handles: list[int] = []
@@ -41,7 +49,7 @@ class CleanedSegmentWriter:
 
     @property
     def size(self) -> int:
-        """Bytes as ``Segment.size_bytes`` counts them."""
+        """Return the size as ``Segment.size_bytes`` counts it."""
         return self._position + self.count * HEADER_BYTES
 
     def add(self, batch: CompactedBatch) -> None:
@@ -68,7 +76,7 @@ class CleanedSegmentWriter:
         self._waiting, self._waiting_headers = [], []
 
     def complete(self) -> None:
-        """Footer and fsync: durable on return but for the names."""
+        """Write the footer and fsync. Everything except the names is durable on return."""
         self._write()
         write_all(self._disk, self._handles[0], [arrow_footer(self._schema_message, self._blocks)], self._position)
         for handle in self._handles:

@@ -1,14 +1,14 @@
-"""Cleaning one log, in a thread: which key was written last where, then new segments with the newest records alone.
+"""Compaction of one log, in a thread: find the last record of each key, then write segments with only these records.
 
-``CleanJob`` reads sealed segments, which do not change, by descriptors of its own. First the dirty part: hash and
-offset of each key into a table that takes bounded memory and spills the rest (``key_table``). Then group by group from
-the log's front: what is still the newest of its key is copied into a new segment, which the log puts in the place of
-the old ones (``LogCleaning.replace_segments``, on the event loop). Readers in the middle of an old segment keep the
-file.
+``CleanJob`` reads sealed segments, which do not change, through its own descriptors. First it reads the dirty part: it
+puts hash and offset of each key into a table with bounded memory, which spills to disk (``key_table``). Then it goes
+through groups of segments from the log's front. It copies the newest record of each key into a new segment, and the log
+replaces the old segments by it (``LogCleaning.replace_segments``, on the event loop). Readers in the middle of an old
+segment keep its file.
 
-What a batch says is verified by its checksum before it is written anew: damage must not get a new checksum.
+The job verifies each batch's checksum before it writes the batch again: damage must not receive a new checksum.
 
-The log may be cut, shortened or deleted meanwhile: after ``cancel`` nothing is written by path any more.
+The log may be truncated, shortened or deleted in the meantime. After ``cancel`` the job writes nothing by path.
 """
 
 from __future__ import annotations
@@ -43,30 +43,33 @@ from sparklog.storage.key_table import SPILL_FILE, KeyTable, SpillFile
 from sparklog.storage.rate_limiter import RateLimiter
 from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
 
-#: Uncompressed bytes of a batch that is put together of several.
+#: Uncompressed bytes of a batch that is merged from several.
 _BATCH_BYTES = 1 << 20
-#: Read of an index: they take 96 bytes each, and a Python object one by one.
+#: The headers that are read from an index at a time. They take 96 bytes each, and a Python object only one by one.
 _HEADERS_AT_ONCE = 8192
 _NOTHING = np.empty(0, np.int64)
 
 
 class CleaningRules(NamedTuple):
-    """What the topic and the broker say. ``seed``: of the hash of keys; a secret number, another one each time."""
+    """The topic's and the broker's settings.
+
+    ``seed`` is that of the hash of keys: a secret number, different in each cleaning.
+    """
 
     key_columns: tuple[str, ...]
-    #: column that times are taken from, None where the stored times count
+    #: The column of event times. None: the stored times count.
     event_time: str | None
     config: TopicConfig
     buffer_bytes: int
-    #: read and written together
+    #: The limit of bytes read and written together.
     bytes_per_second: int
     seed: int
-    #: see ``BatchMerger``
+    #: See ``BatchMerger``.
     keep_times: bool = True
 
 
 class Replacement(NamedTuple):
-    """A new segment, decided on (``swap``), for the old ones that begin at ``bases``."""
+    """A new segment that is decided (``segment_swap``) to replace the old ones that begin at ``bases``."""
 
     bases: tuple[int, ...]
     end_offset: int
@@ -76,7 +79,7 @@ class Replacement(NamedTuple):
 
 
 class CleaningTally:
-    """What a cleaning did, for counters."""
+    """The counts of one cleaning, for metrics."""
 
     __slots__ = (
         "bytes_after", "bytes_before", "bytes_read", "bytes_spilled", "deletes", "kept", "keys", "records", "segments",
@@ -84,22 +87,26 @@ class CleaningTally:
 
     def __init__(self) -> None:
         self.bytes_read = 0
-        #: of the segments that were rewritten
+        #: Bytes of the segments that were rewritten.
         self.bytes_before = 0
         self.bytes_after = 0
-        #: of keys, to disk
+        #: Bytes of keys that were written to disk.
         self.bytes_spilled = 0
         self.segments = 0
         self.records = 0
         self.kept = 0
         self.keys = 0
-        #: tombstones and markers still there
+        #: Tombstones and markers that remain.
         self.deletes = 0
 
 
 class CleanJob:
-    """Made on the event loop by ``LogCleaning.begin``; its methods run in one thread, one after the other, except
-    ``cancel``."""
+    """One cleaning.
+
+    ``LogCleaning.begin`` makes it on the event loop.
+
+    One thread calls its methods, one after the other, except ``cancel``.
+    """
 
     def __init__(
         self,
@@ -118,9 +125,9 @@ class CleanJob:
         self.tally = CleaningTally()
         self.due = due
         self.cancelled = False
-        #: there was no room for a new segment
+        #: The disk had no room for a new segment.
         self.out_of_room = False
-        #: keys below are in the table
+        #: The table has the keys of all records below this offset.
         self.map_end = state.end
         self.segments = segments
         self._disk = disk
@@ -130,7 +137,7 @@ class CleanJob:
         self._aborted: dict[int, list[EndedTransaction]] = {}
         for one in aborted:
             self._aborted.setdefault(one.producer_id, []).append(one)
-        #: base offsets of the last batch of each producer that is remembered
+        #: Base offsets of the last batch of each producer that the log remembers.
         self._last_batches = last_batches
         self._rules = rules
         self._hash = KeyHash(rules.seed)
@@ -142,8 +149,9 @@ class CleanJob:
         self._swapped = False
 
     def cancel(self) -> None:
-        """Nothing is written by this job after this returns; a swap that was begun is finished, one that was only
-        decided on is forgotten. Harmless when it has ended.
+        """Stop the job: after the return it writes nothing.
+
+        A swap that was begun is finished; one that was only decided is undone. Harmless after the end of the job.
 
         Raises:
             OSError: the disk failed.
@@ -168,7 +176,7 @@ class CleanJob:
         """Fill the table with the keys of the dirty part: all of them, unless the disk has no room to spill.
 
         Raises:
-            OSError, StorageError, BrokerError: as the disk and what is on it; also when cancelled.
+            OSError, StorageError, BrokerError: the disk failed, its content is damaged, or the job was cancelled.
         """
         try:
             for segment in self.segments:
@@ -181,7 +189,7 @@ class CleanJob:
 
     def _spill_file(self) -> SpillFile:
         if not self._may_spill:
-            raise OSError(errno.ENOSPC, "what room there is left to new segments")
+            raise OSError(errno.ENOSPC, "the remaining room is reserved for new segments")
         with self._by_path:
             self._check_wanted()
             return SpillFile(self._disk, self._directory / SPILL_FILE)
@@ -218,17 +226,18 @@ class CleanJob:
     # --- new segments ---------------------------------------------------------------------------------------------
 
     def groups(self) -> list[list[SegmentFacts]]:
-        """What to ``rewrite``, in this order: segments that begin below the end of the keys."""
+        """Return the groups of segments to ``rewrite``, in this order: those that begin below the end of the keys."""
         reached = [segment for segment in self.segments if segment.base_offset < max(self.map_end, self.due.horizon)]
         return groups(reached, segment_bytes=self._rules.config.segment_bytes)
 
     def rewrite(self, group: Sequence[SegmentFacts]) -> Replacement | None:
-        """Write the segment that takes the place of ``group``, and decide on it; None when nothing is to be changed or
-        the job is cancelled.
+        """Write the segment that replaces ``group``, and decide the swap.
+
+        Return None if nothing changes or the job is cancelled.
 
         Raises:
-            OSError: also when the disk is full.
-            StorageError, BrokerError: what is on the disk is damaged.
+            OSError: the disk failed or is full.
+            StorageError, BrokerError: the data on disk are damaged.
         """
         base = group[0].base_offset
         try:
@@ -253,8 +262,10 @@ class CleanJob:
             raise
 
     def _discard(self, base: int) -> None:
-        """What was written goes; a decision that was only half made first, or the next start would carry it out on a
-        log that went on without."""
+        """Remove what was written, and undo a decision that was only half made.
+
+        Otherwise the next start would carry the decision out, on a log that has changed since.
+        """
         with self._by_path, contextlib.suppress(OSError):
             if self.cancelled:
                 return
@@ -264,7 +275,7 @@ class CleanJob:
                 segment_swap.remove_cleaned(self._disk, self._directory, base)
 
     def _copy(self, group: Sequence[SegmentFacts], writer: CleanedSegmentWriter) -> bool:
-        """Returns whether anything is other than it was."""
+        """Copy the remaining records of ``group``. Return whether anything differs from the old segments."""
         first = group[0]
         schema = parse_schema(self._schemas[first.schema_id])
         target = min(_BATCH_BYTES, self._rules.config.max_message_bytes)
@@ -301,13 +312,13 @@ class CleanJob:
             self._pace.spend(batch.header.stored_bytes)
 
     def _left(self, header: BatchHeader, body: memoryview, schema: pa.Schema) -> Source:
-        """What stays of a batch."""
+        """Return the part of a batch that stays."""
         if not self._has_records(header):
             return Source(header, body, empty_batch(schema), _NOTHING)
         records, offsets = self._decoded(header, body)
         keys = encode_keys(records, self._rules.key_columns)
         stays = self._keys.newest(self._hash.of(keys)) <= offsets
-        if keys.null_count:  # written before the topic was compacted: no cleaner's business
+        if keys.null_count:  # Records without a key were written before the topic was compacted. A cleaner keeps them.
             stays |= keys.is_null().to_numpy(zero_copy_only=False)
         deletes = tombstones(records, self._rules.key_columns)
         if deletes is not None:
@@ -341,14 +352,14 @@ class CleanJob:
             return found
 
     def swap_in(self) -> None:
-        """On the event loop: the decided segment's files come under their names. Raises OSError."""
+        """Rename the decided segment's files into their place, on the event loop. Raises OSError."""
         with self._by_path:
             assert self._decided is not None and not self.cancelled
             segment_swap.rename(self._disk, self._directory, self._decided.bases[0])
             self._swapped = True
 
     def settle(self) -> None:
-        """In the thread, once the log has the new segment: the old files go. Raises OSError."""
+        """Delete the old files, in the thread, once the log has the new segment. Raises OSError."""
         with self._by_path:
             self._settle()
             self._swapped = False
@@ -356,7 +367,7 @@ class CleanJob:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def finish(self, now_ms: int) -> CleanerState | None:
-        """All groups are swapped: note it durably. None when cancelled. Raises OSError."""
+        """Record durably that all groups are swapped, and return the new state. None: cancelled. Raises OSError."""
         state = self._state.cleaned(self.map_end, now_ms, horizon=self.due.horizon, deletes=self.tally.deletes)
         with self._by_path:
             if self.cancelled:
@@ -367,7 +378,7 @@ class CleanJob:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def _batches(self, segment: SegmentFacts) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Headers and stored bytes; views of the mapped file."""
+        """Yield headers and stored bytes of all batches. The bytes are views of the mapped file."""
         stem = self._directory / file_stem(segment.base_offset)
         index = stem.with_name(stem.name + INDEX_SUFFIX)
         count = self._headers_in(index)
@@ -380,7 +391,7 @@ class CleanJob:
             data = self._disk.map(handle, size)
         finally:
             self._disk.close(handle)
-        # some at a time, and one by one: a segment of small records has millions
+        # A segment of small records has millions of headers: read some at a time and yield one by one.
         for first in range(0, count, _HEADERS_AT_ONCE):
             packed = self._read(index, first, min(_HEADERS_AT_ONCE, count - first))
             for at in range(0, len(packed), HEADER_BYTES):

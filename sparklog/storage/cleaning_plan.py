@@ -1,12 +1,16 @@
-"""When a compacted log is due for cleaning, how far it may go, and which segments become one. Pure.
+"""The plan of a cleaning: when a compacted log is due, how far the cleaning may go, and which segments become one.
 
-A log is cleaned from its front. Below ``CleanerState.end`` it was cleaned before; from there to the limit it is dirty.
-The limit: sealed segments whose transactions are decided, so never the active segment, and nothing above the high
-watermark or the last stable offset; and none with records younger than ``min.compaction.lag.ms``.
+Pure.
 
-Tombstones and markers go in two steps, for readers and replicas that are on their way through the log: what they
-delete goes at once, they themselves when a cleaning has passed them ``delete.retention.ms`` ago. Source: Kafka's
-``LogCleanerManager`` and ``Cleaner``; ages are by the leader's clock at append, not by event time, which may be old.
+A log is cleaned from its front. Below ``CleanerState.end`` an earlier cleaning has cleaned it. From there to the limit
+it is dirty. Only sealed segments without open transactions are below the limit: never the active segment, and nothing
+above the high watermark or the last stable offset. Records younger than ``min.compaction.lag.ms`` are above the limit
+too.
+
+Tombstones and markers are removed in two steps, because readers and replicas may be in the middle of the log. The
+records that they delete are removed at once. They themselves are removed when a cleaning passed them
+``delete.retention.ms`` ago. Source: Kafka's ``LogCleanerManager`` and ``Cleaner``. Ages are by the leader's clock at
+append, not by event time, which may be old.
 """
 
 from __future__ import annotations
@@ -22,10 +26,11 @@ CLEANER_FILE = "cleaned"
 
 
 class CleanerState(msgspec.Struct, frozen=True):
-    """What earlier cleanings of one log have done; the content of its file ``cleaned``.
+    """The result of earlier cleanings of one log, stored in its file ``cleaned``.
 
-    ``end``: below it no key has an older record. ``passes``: (offset, ms since the epoch): when a cleaning first came
-    so far; both rise. ``deletes_end``: tombstones and markers below are gone. ``deletes``: how many there are still.
+    ``end``: below it no key has an older record. ``passes``: (offset, ms since the epoch) of the first cleaning that
+    reached that offset; both rise. ``deletes_end``: tombstones and markers below it are removed. ``deletes``: the
+    number that remain.
     """
 
     end: int = 0
@@ -35,19 +40,19 @@ class CleanerState(msgspec.Struct, frozen=True):
     version: int = 1
 
     def horizon(self, now_ms: int, delete_retention_ms: int) -> int:
-        """Tombstones and markers below this offset may go."""
+        """Return the offset below which tombstones and markers may be removed."""
         passed = [offset for offset, at_ms in self.passes if at_ms + delete_retention_ms <= now_ms]
         return max(passed, default=0)
 
     def cleaned(self, end: int, now_ms: int, *, horizon: int, deletes: int) -> CleanerState:
-        """After a cleaning that knew all keys below ``end`` and let tombstones below ``horizon`` go."""
-        # of the passes whose time has come only the last one matters
+        """Return the state after a cleaning with all keys below ``end`` that removed tombstones below ``horizon``."""
+        # of the passes that are old enough only the last one matters
         kept = tuple(one for one in self.passes if one[0] >= horizon)
         passes = (*kept, (end, now_ms)) if end > self.end else kept
         return CleanerState(max(end, self.end), passes, max(horizon, self.deletes_end), deletes)
 
     def cut(self, log_end: int) -> CleanerState:
-        """The log was cut: what is appended there again was never cleaned."""
+        """Return the state after a truncation to ``log_end``. Batches that are appended there later are dirty."""
         if self.end <= log_end and self.deletes_end <= log_end:
             return self
         passes = tuple((min(offset, log_end), at_ms) for offset, at_ms in self.passes if offset <= log_end)
@@ -55,34 +60,36 @@ class CleanerState(msgspec.Struct, frozen=True):
 
 
 class SegmentFacts(NamedTuple):
-    """What the plan has to know of a segment."""
+    """The facts of a segment that the plan needs."""
 
     base_offset: int
     end_offset: int
     size_bytes: int
     schema_id: int
-    #: of its first batch, us
+    #: The append time of its first batch, us.
     first_append_us: int
-    #: of its last batch, us
+    #: The append time of its last batch, us.
     last_append_us: int
 
 
 class CleaningCandidate(NamedTuple):
-    """A log to be cleaned: the first ``segment_count`` segments, of which ``dirty_bytes`` are dirty."""
+    """A log to be cleaned: its first ``segment_count`` segments, of which ``dirty_bytes`` are dirty."""
 
     segment_count: int
     dirty_ratio: float
     dirty_bytes: int
-    #: tombstones and markers below may go
+    #: Tombstones and markers below this offset may be removed.
     horizon: int
 
 
 def due(
     segments: Sequence[SegmentFacts], state: CleanerState, *, now_us: int, config: TopicConfig, at_once: bool = False
 ) -> CleaningCandidate | None:
-    """Whether the log is to be cleaned now. ``segments``: sealed and decided, from the log's front.
+    """Return the cleaning that is due now, or None.
 
-    ``at_once``: whatever the dirty ratio.
+    ``segments`` are the cleanable ones from the log's front.
+
+    ``at_once`` ignores the dirty ratio.
     """
     count = len(segments)
     min_lag_us = config.min_compaction_lag_ms * 1000
@@ -108,8 +115,10 @@ def due(
 def due_again_us(
     segments: Sequence[SegmentFacts], state: CleanerState, *, now_us: int, config: TopicConfig
 ) -> int | None:
-    """Of a log that is not ``due`` at ``now_us``: the first time at which it may be, while it stays as it is; None:
-    never. Microseconds since the epoch."""
+    """Return the first time at which a log that is not ``due`` may be due without a change, or None for never.
+
+    The time is in microseconds since the epoch.
+    """
     dirty = [segment for segment in segments if segment.end_offset > state.end]
     times = [segment.last_append_us + config.min_compaction_lag_ms * 1000 for segment in dirty]
     times += [segment.first_append_us + config.max_compaction_lag_ms * 1000 + 1 for segment in dirty[:1]]
@@ -119,7 +128,10 @@ def due_again_us(
 
 
 def groups(segments: Sequence[SegmentFacts], *, segment_bytes: int) -> list[list[SegmentFacts]]:
-    """Segments that become one: neighbours of one schema that fit ``segment_bytes`` together, as they are now."""
+    """Return the groups of segments that become one.
+
+    They are neighbours of one schema that fit ``segment_bytes`` before the cleaning.
+    """
     found: list[list[SegmentFacts]] = []
     size = 0
     for segment in segments:

@@ -1,7 +1,8 @@
-"""The highest numbers that a broker has seen its cluster count to: ``cluster-seen`` in the root of a log directory.
+"""The highest numbers that a broker has seen in its cluster: ``cluster-seen`` in the root of a log directory.
 
-ZooKeeper holds these counters. When ZooKeeper is put back from an older copy, they go back, and only a log directory
-can tell. The file is replaced atomically and durable on return. A missing or damaged one proves nothing.
+ZooKeeper has these counters. If ZooKeeper is restored from an older copy, the counters decrease, and only a log
+directory can show that. The file is replaced atomically and durable on return. A missing or damaged file proves
+nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterSeen(msgspec.Struct, frozen=True):
-    """``controller_id`` is the controller of ``controller_epoch``; ``incarnation`` this broker's last one that
-    ZooKeeper has counted; ``producer_ids`` the end of the highest block of producer ids that this broker was given."""
+    """The content of ``cluster-seen``.
+
+    ``controller_id`` is the controller of ``controller_epoch``. ``incarnation`` is this broker's last one that
+    ZooKeeper has counted. ``producer_ids`` is the end of the highest block of producer ids that this broker received.
+    """
 
     controller_epoch: int = -1
     controller_id: str = ""
@@ -33,8 +37,10 @@ class ClusterSeen(msgspec.Struct, frozen=True):
 
 
 class SeenFile:
-    """The file of one log directory. ``note_*`` may be called in any thread, and block for an fsync where a number is
-    higher than the one on disk."""
+    """The file of one log directory.
+
+    Any thread may call ``note_*``. They block for an fsync if a number is higher than the one on disk.
+    """
 
     def __init__(self, disk: Disk, log_dir: Path) -> None:
         self._disk = disk
@@ -43,22 +49,22 @@ class SeenFile:
         self.seen = read_seen(disk, log_dir)
 
     def note_controller(self, epoch: int, controller_id: str) -> None:
-        """Raises OSError: it is not noted."""
+        """Record a controller epoch. Raises OSError if that fails."""
         if epoch > self.seen.controller_epoch:
             self._raise("controller_epoch", epoch, controller_id=controller_id)
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Raises OSError: it is not noted."""
+        """Record an incarnation. Raises OSError if that fails."""
         if incarnation > self.seen.incarnation:
             self._raise("incarnation", incarnation)
 
     def note_producer_ids(self, end: int) -> None:
-        """Raises OSError: it is not noted."""
+        """Record the end of a block of producer ids. Raises OSError if that fails."""
         if end > self.seen.producer_ids:
             self._raise("producer_ids", end)
 
     def _raise(self, name: str, number: int, **others: str) -> None:
-        """Raise one number, unless another thread has written a higher one meanwhile."""
+        """Raise one number, unless another thread has already written a higher one."""
         with self._lock:
             if number <= getattr(self.seen, name):
                 return
@@ -68,7 +74,7 @@ class SeenFile:
 
 
 def read_seen(disk: Disk, log_dir: Path) -> ClusterSeen:
-    """Raises NewerFormatError: it was written by a newer release."""
+    """Return the content of the file. Raises NewerFormatError if a newer release wrote it."""
     path = log_dir / SEEN_FILE
     try:
         return decode_state(read_file(disk, path), ClusterSeen, path=path)
@@ -77,5 +83,5 @@ def read_seen(disk: Disk, log_dir: Path) -> ClusterSeen:
     except NewerFormatError:
         raise
     except StorageError as failure:
-        logger.warning("%s; it says nothing of what the cluster has counted to", failure)
+        logger.warning("%s; the numbers that this directory has seen are unknown", failure)
         return ClusterSeen()

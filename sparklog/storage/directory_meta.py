@@ -1,12 +1,13 @@
-"""Whose log directory this is: ``meta.json``, the locks on it, and how a supervisor claims one.
+"""The owner of a log directory: ``meta.json``, the locks, and how a supervisor claims a directory.
 
-A log directory is one broker slot: cluster id, broker id and port belong to it, not to a process. Two locks keep it to
-one owner each: ``broker.lock`` is held by the broker process that writes in it, ``supervisor.lock`` by the barrier task
-that watches over that broker. They are apart because a broker outlives its supervisor and is adopted by the next one.
+A log directory is one broker slot: cluster id, broker id and port belong to it, not to a process. Two locks ensure one
+owner each. The broker process that writes to the directory holds ``broker.lock``. The barrier task that supervises that
+broker holds ``supervisor.lock``. They are separate because a broker outlives its supervisor, and the next supervisor
+adopts it.
 
-The directory is for the user that its broker runs as: modes 0700 and 0600. Any user who may open a lock file may hold
-the lock, even one who may only read it. A directory of an earlier release, which had 0755 and 0644, loses the other
-rights when it is claimed or opened.
+Only the broker's user has rights on the directory: modes 0700 and 0600. A user who may open a lock file, even for
+reading only, may also hold the lock. An earlier release used 0755 and 0644. Such a directory loses the other rights
+when it is claimed or opened.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ META_FILE = "meta.json"
 BROKER_LOCK = "broker.lock"
 SUPERVISOR_LOCK = "supervisor.lock"
 
-#: File systems whose locks may lapse without a word.
+#: File systems that may lose locks silently.
 _REFUSED_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "fuse")
 
 logger = logging.getLogger(__name__)
 
 
 class DirectoryMeta(msgspec.Struct, frozen=True):
-    """``port`` is the one its broker listens on, 0 until it has chosen one."""
+    """The content of ``meta.json``. ``port`` is the broker's port, or 0 until the broker has chosen one."""
 
     cluster_id: str
     broker_id: int
@@ -42,11 +43,11 @@ class DirectoryMeta(msgspec.Struct, frozen=True):
 
 
 class Claim:
-    """A log directory this process supervises, until ``release`` or the end of the process."""
+    """The claim of a supervising process on a log directory, until ``release`` or the end of the process."""
 
     def __init__(self, path: Path, *, disk: Disk, handle: int, meta: DirectoryMeta | None) -> None:
         self.path = path
-        #: None for a new directory: it gets a broker id, then ``write_meta``
+        #: None for a new directory. ``write_meta`` sets it after the directory gets a broker id.
         self.meta = meta
         self._disk = disk
         self._handle = handle
@@ -56,11 +57,11 @@ class Claim:
 
     @property
     def broker_running(self) -> bool:
-        """Whether a broker process has this directory open: to be adopted, not started."""
+        """Return whether a broker process has this directory open. It is then adopted, not started."""
         return is_locked(self._disk, self.path / BROKER_LOCK)
 
     def write_meta(self, meta: DirectoryMeta) -> None:
-        """Give a new directory its broker, or a broker its port. Durable on return."""
+        """Write the broker id or port of the directory. Durable on return."""
         try:
             write_meta(self._disk, self.path, meta)
         except OSError as failure:
@@ -74,12 +75,12 @@ class Claim:
 
 
 def claim_directory(log_dirs: Sequence[Path], *, cluster_id: str, disk: Disk | None = None) -> Claim | None:
-    """Claim a directory of ``log_dirs`` that no supervisor has; one with a broker id first, then a new one.
+    """Claim a directory of ``log_dirs`` without a supervisor: first one with a broker id, then a new one.
 
-    Made if absent. None when all are claimed.
+    Make the directory if absent. Return None if all are claimed.
 
     Raises:
-        StorageError: a directory belongs to another cluster, is of a newer format, on NFS or FUSE, or not writable.
+        StorageError: a directory belongs to another cluster, has a newer format, is on NFS or FUSE, or is not writable.
     """
     disk = disk or RealDisk()
     new: Claim | None = None
@@ -116,10 +117,10 @@ def _try_claim(disk: Disk, path: Path, *, cluster_id: str) -> Claim | None:
 
 
 def read_meta(disk: Disk, path: Path, *, cluster_id: str) -> DirectoryMeta | None:
-    """The directory's meta.json, None when it is new.
+    """Return the directory's meta.json, or None if the directory is new.
 
     Raises:
-        StorageError: it names another cluster, is damaged or of a newer format.
+        StorageError: it names another cluster, is damaged, or has a newer format.
     """
     file = path / META_FILE
     try:
@@ -141,10 +142,12 @@ def write_meta(disk: Disk, path: Path, meta: DirectoryMeta) -> None:
 
 
 def lock_for_broker(disk: Disk, path: Path) -> int:
-    """Take the broker's lock; closing the handle frees it. Then take what rights other users have in the directory.
+    """Take the broker's lock, then remove other users' rights on the directory.
+
+    Closing the returned handle frees the lock.
 
     Raises:
-        StorageError: another process has it, or the directory cannot be written.
+        StorageError: another process has the lock, or the directory is not writable.
     """
     refuse_remote(path)
     try:
@@ -161,7 +164,7 @@ def lock_for_broker(disk: Disk, path: Path) -> int:
 
 
 def _make_private(disk: Disk, path: Path) -> None:
-    """Close the directory to other users."""
+    """Remove other users' rights on the directory."""
     try:
         if disk.make_private(path):
             logger.warning("%s: other users had rights on this log directory: its mode is 0700 from now on", path)
@@ -174,8 +177,10 @@ def _make_private(disk: Disk, path: Path) -> None:
 
 
 def _make_content_private(disk: Disk, path: Path) -> None:
-    """Take from other users what rights they have on files of an earlier release. There may be 100,000 files: they are
-    looked at only where the lock file shows that such a release made it."""
+    """Remove other users' rights on the files of an earlier release.
+
+    There may be 100,000 files, so this checks them only if the mode of the lock file shows that such a release made it.
+    """
     with contextlib.suppress(PermissionError):
         if disk.make_private(path / BROKER_LOCK):
             disk.make_private(path, tree=True)
@@ -191,7 +196,7 @@ def is_locked(disk: Disk, path: Path) -> bool:
 
 
 def refuse_remote(path: Path, *, mounts: str | None = None) -> None:
-    """Raises StorageError when ``path`` lies on NFS, CIFS or FUSE, going by the process's mount table."""
+    """Raise StorageError if ``path`` is on NFS, CIFS or FUSE, according to the process's mount table."""
     file_system = file_system_of(path, mounts if mounts is not None else _read_mounts())
     if file_system in _REFUSED_FILE_SYSTEMS or file_system.startswith("fuse."):
         raise StorageError(
@@ -200,7 +205,7 @@ def refuse_remote(path: Path, *, mounts: str | None = None) -> None:
 
 
 def file_system_of(path: Path, mounts: str) -> str:
-    """Type of the file system ``path`` is on; "" when the table does not say. Source: proc_pid_mountinfo(5)."""
+    """Return the type of the file system of ``path``, or "" if unknown. Source: proc_pid_mountinfo(5)."""
     target = path.resolve()
     best, found = -1, ""
     for line in mounts.splitlines():
@@ -209,7 +214,7 @@ def file_system_of(path: Path, mounts: str) -> str:
             continue
         mount_point = Path(fields[4].replace("\\040", " "))
         depth = len(mount_point.parts)
-        # of two mounts on one point the later one counts
+        # of two mounts at one point the later one is visible
         if depth >= best and target.is_relative_to(mount_point):
             best, found = depth, fields[fields.index("-") + 1]
     return found

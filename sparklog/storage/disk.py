@@ -1,10 +1,10 @@
-"""The seam between storage and the operating system: every raw file operation of ``sparklog.storage`` is here.
+"""The interface between storage and the operating system, with every raw file operation of ``sparklog.storage``.
 
 ``RealDisk`` is the machine's file system. ``sparklog.testing.sim_disk.SimDisk`` is a disk in memory that tears writes,
-fills up, fails and loses its page cache on demand; one contract test runs on both.
+fills up, fails and loses its page cache on demand. One contract test runs on both.
 
-All calls are synchronous and raise ``OSError``. Writes may be short, as write(2) may: use ``write_all``. Handles are
-integers and may be used from any thread, one call at a time for each byte range.
+All calls are synchronous and raise ``OSError``. Writes may be short, like write(2): use ``write_all``. Handles are
+integers. Any thread may use them, one call at a time for each byte range.
 """
 
 from __future__ import annotations
@@ -26,109 +26,129 @@ from typing import Any, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
-#: Buffers a single writev takes. Source: Linux IOV_MAX.
+#: The most buffers of one writev. Source: Linux IOV_MAX.
 _MAX_BUFFERS = 1024
 
-#: How much the kernel is asked to read ahead at a time: of more at a time it reads no more than the disk's own
-#: read-ahead, which is so much unless somebody has set it. Source: Linux force_page_cache_ra, VM_READAHEAD_PAGES.
+#: The bytes of one request to read ahead. Of a larger request the kernel reads no more than the disk's read-ahead
+#: setting, which is this size by default. Source: Linux force_page_cache_ra, VM_READAHEAD_PAGES.
 _READ_AHEAD_BYTES = 128 * 1024
 
-#: Modes of what is made here: records are for the user that the broker runs as, and a lock file that another user may
-#: open is a lock that another user may hold.
+#: Modes of new files and directories. Records are only for the broker's user. A user who may open a lock file may also
+#: hold the lock.
 PRIVATE_FILE = 0o600
 PRIVATE_DIRECTORY = 0o700
 
 #: Source: fallocate(2), FALLOC_FL_KEEP_SIZE.
 _KEEP_SIZE = 1
 
-#: ext2 to ext4, XFS, btrfs, F2FS, tmpfs. Not overlayfs, for one: of a write that fails below it syncfs does not tell.
-#: Source: statfs(2), syncfs(2).
+#: ext2 to ext4, XFS, btrfs, F2FS, tmpfs: syncfs reports failed writes. On overlayfs, for example, it does not report a
+#: failure of the lower file system. Source: statfs(2), syncfs(2).
 _TELLING_FILE_SYSTEMS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})
-#: More than a struct statfs has anywhere.
+#: More than the size of struct statfs on any platform.
 _STATFS_BYTES = 512
 
 
 class Disk(Protocol):
-    """One file system. Paths are absolute or relative to the process; nothing here caches."""
+    """One file system. Paths are absolute or relative to the process. Implementations cache nothing."""
 
-    #: Called, in the thread at work, when one of the ``sync`` methods is about to raise what the disk told. The kernel
-    #: tells it once: the pages count as written from then on, though they may be nowhere but in its cache.
+    #: Called in the calling thread when a ``sync`` method is about to raise a failure. The kernel reports a failure
+    #: once. After that the pages count as written, although they may exist only in its cache.
     on_sync_failed: Callable[[OSError], None]
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """Open for reading and writing; with ``create`` an absent file is made, for its owner alone, and a present one
-        is not emptied."""
+        """Open for reading and writing.
+
+        ``create`` makes an absent file, for its owner alone, and does not empty an existing one.
+        """
 
     def close(self, handle: int) -> None: ...
 
     def write(self, handle: int, buffers: Sequence[Buffer], at: int) -> int:
-        """Write the buffers back to back from file position ``at``; return the bytes written, maybe fewer."""
+        """Write the buffers one after the other from file position ``at``. Return the bytes written, maybe fewer."""
 
     def read(self, handle: int, length: int, at: int) -> bytes:
         """Read up to ``length`` bytes; fewer only at the end of the file."""
 
     def map(self, handle: int, length: int) -> memoryview:
-        """A read-only view of the first ``length`` bytes, valid as long as it is referenced."""
+        """Return a read-only view of the first ``length`` bytes. It is valid as long as it is referenced."""
 
     def size(self, handle: int) -> int: ...
 
     def truncate(self, handle: int, length: int) -> None:
-        """Also frees what is reserved behind that."""
+        """Set the file's size. This also frees reserved space after the new end."""
 
     def reserve(self, handle: int, length: int, at: int) -> None:
-        """Have room on the disk for ``length`` bytes from file position ``at`` on, where the file ends; its size stays
-        as it is. Raises OSError where the file system cannot do that, or has less room: of which it may have taken a
-        part."""
+        """Reserve disk space for ``length`` bytes from file position ``at``, the file's end.
+
+        The file's size does not change.
+
+        Raises OSError if the file system cannot reserve, or has less space. It may then have reserved a part.
+        """
 
     def sync(self, handle: int) -> None: ...
 
     def drop_cached(self, handle: int) -> None:
-        """Have the next read of the file, and the next map, come from the disk: what was written and not synced yet may
-        still come from the cache."""
+        """Let the next read of the file, and the next map, come from the disk.
+
+        Bytes that were written and not synced yet may still come from the cache.
+        """
 
     def sync_directory(self, path: Path) -> None: ...
 
     def can_sync_file_system(self, handle: int) -> bool:
-        """Whether ``sync_file_system`` is to be had there, and tells of its failures."""
+        """Return whether ``sync_file_system`` works there and reports failures."""
 
     def sync_file_system(self, handle: int) -> None:
-        """Make durable all that was written to the file system of ``handle``, content and names, by whomever. Fails
-        also when a write has failed at any time since the handle was made, whoever else was told of that."""
+        """Make all earlier writes to the file system of ``handle`` durable: content and names, by any process.
+
+        Raises OSError also if a write has failed at any time since the handle was opened, even if another caller
+        received that failure.
+        """
 
     def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
-        """Make ``target`` a new file with the first ``length`` bytes of ``source``; above 0, ``start`` is how many of
-        them are in it already."""
+        """Make ``target`` a new file with the first ``length`` bytes of ``source``.
+
+        ``start`` above 0 is the number of bytes that ``target`` already has.
+        """
 
     def names(self, path: Path) -> list[str]:
-        """Names in a directory, sorted; FileNotFoundError when it does not exist."""
+        """Return the sorted names in a directory. Raises FileNotFoundError if it does not exist."""
 
     def exists(self, path: Path) -> bool: ...
 
     def make_directory(self, path: Path) -> None:
-        """Make the directory, for its owner alone, and its parents; a present one is fine."""
+        """Make the directory, for its owner alone, and its parents. An existing one is allowed."""
 
     def make_private(self, path: Path, *, tree: bool = False) -> bool:
-        """Take all rights on a file or directory from other users than its owner; return whether any had some. With
-        ``tree`` the same is done to everything below the directory, except to what belongs to another user. Raises
-        PermissionError when ``path`` itself belongs to another user."""
+        """Remove all rights of other users on a file or directory.
+
+        Return whether any had some.
+
+        ``tree`` does the same to everything below the directory, except to what belongs to another user. Raises
+        PermissionError if ``path`` itself belongs to another user.
+        """
 
     def rename(self, source: Path, target: Path) -> None:
-        """Atomic; replaces a file at ``target``."""
+        """Rename atomically, replacing a file at ``target``."""
 
     def remove(self, path: Path) -> None: ...
 
     def remove_tree(self, path: Path) -> None: ...
 
     def lock(self, path: Path) -> int | None:
-        """Take an exclusive lock on a file, made if need be; None when another holds it. Closing the handle frees."""
+        """Lock a file exclusively, making it if absent.
+
+        Return None if another process holds the lock. Closing the handle frees it.
+        """
 
 
 def read_ahead(view: Buffer, position: int, length: int) -> None:
-    """Ask the kernel to read ``length`` bytes of a file from ``position`` on into the page cache, without waiting for
-    the bytes. It may read less, and a full queue of the disk may be waited for. Advice fails nobody: what is not read
-    ahead is read when it is used.
+    """Ask the kernel to read ``length`` bytes from ``position`` into the page cache, without waiting for them.
 
-    ``view``: what ``Disk.map`` gave, or a part of it; anything else is in memory already.
+    It may read less, and a full disk queue may block the call. Errors are ignored: the later use reads the bytes
+    anyway.
+
+    ``view`` is the result of ``Disk.map``, or a part of it. Anything else is already in memory.
     """
     mapping = view.obj if isinstance(view, memoryview) else None
     if isinstance(mapping, mmap.mmap) and length:
@@ -203,7 +223,7 @@ class RealDisk:
 
     def sync_file_system(self, handle: int) -> None:
         sync = _syncfs()
-        assert sync is not None, "can_sync_file_system says so"
+        assert sync is not None, "call can_sync_file_system first"
         if sync(handle):
             number = ctypes.get_errno()
             failure = OSError(number, os.strerror(number))
@@ -260,16 +280,21 @@ class RealDisk:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file that its owner alone may read: an ``opener`` for ``open``. An existing file loses other users'
-    rights."""
+    """Open a file that only its owner may read: an ``opener`` for ``open``.
+
+    An existing file loses other users' rights.
+    """
     handle = os.open(path, flags, PRIVATE_FILE)
-    with contextlib.suppress(PermissionError):  # it belongs to another user, who lets this one write
+    with contextlib.suppress(PermissionError):  # the file belongs to another user, who allows this one to write
         os.fchmod(handle, PRIVATE_FILE)
     return handle
 
 
 def _take_rights(path: Path, *, follow: bool = True) -> bool:
-    """See ``Disk.make_private``, of one file or directory. Without ``follow`` a symbolic link is left as it is."""
+    """Remove other users' rights on one file or directory, see ``Disk.make_private``.
+
+    Without ``follow`` skip symbolic links.
+    """
     mode = path.stat(follow_symlinks=follow).st_mode
     if stat.S_ISLNK(mode) or not mode & (stat.S_IRWXG | stat.S_IRWXO):
         return False
@@ -279,8 +304,10 @@ def _take_rights(path: Path, *, follow: bool = True) -> bool:
 
 @cache
 def _fallocate() -> Callable[[int, int, int, int], int] | None:
-    """The system call: unlike ``posix_fallocate`` it can leave a file's size alone, and writes nothing where the file
-    system cannot reserve. Linux' alone."""
+    """Return the system call fallocate, or None outside Linux.
+
+    Unlike ``posix_fallocate`` it can keep a file's size, and it writes nothing if the file system cannot reserve.
+    """
     if sys.platform != "linux":
         return None
     found: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
@@ -292,7 +319,7 @@ def _fallocate() -> Callable[[int, int, int, int], int] | None:
 
 @cache
 def _syncfs() -> Callable[[int], int] | None:
-    """The system call, where it says whether a write has failed. Source: syncfs(2), since Linux 5.8."""
+    """Return the system call syncfs if it reports failed writes. Source: syncfs(2), since Linux 5.8."""
     system = os.uname()
     version = re.match(r"(\d+)\.(\d+)", system.release)
     if system.sysname != "Linux" or version is None or tuple(map(int, version.groups())) < (5, 8):
@@ -302,7 +329,10 @@ def _syncfs() -> Callable[[int], int] | None:
 
 
 def _kind_of_file_system(handle: int) -> int:
-    """Its number. Source: statfs(2), the field f_type, the first; -1 when it is not to be had."""
+    """Return the number of the file system's type, or -1 if it is unknown.
+
+    Source: statfs(2), the first field, f_type.
+    """
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     if ctypes.CDLL(None, use_errno=True).fstatfs(handle, buffer):
         return -1
@@ -310,15 +340,17 @@ def _kind_of_file_system(handle: int) -> int:
 
 
 def is_full(failure: OSError) -> bool:
-    """Whether the disk, or what this process may have of it, merely lacks room: the log stays usable, and a later
-    append may succeed."""
+    """Return whether the disk, or this process's quota, only lacks room.
+
+    The log stays usable, and a later append may succeed.
+    """
     return failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> int:
-    """Write all the buffers from ``at`` on, whatever short writes there are; return the bytes written.
+    """Write all buffers from ``at`` on, whatever short writes happen, and return the bytes written.
 
-    A full disk first writes short and then fails: the caller cuts the file back to what it was.
+    A full disk first writes short and then fails. The caller then truncates the file to its old size.
     """
     expected = sum(map(len, buffers))
     written = disk.write(handle, buffers[:_MAX_BUFFERS], at)
@@ -340,13 +372,13 @@ def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> in
 
 
 def write_one(disk: Disk, handle: int, buffer: Buffer, at: int) -> None:
-    """As ``write_all``, of one buffer."""
+    """Write one buffer as ``write_all`` does."""
     if disk.write(handle, (buffer,), at) != len(buffer):
-        write_all(disk, handle, (buffer,), at)  # what is written already is written again
+        write_all(disk, handle, (buffer,), at)  # this writes the bytes of the short write again
 
 
 def read_file(disk: Disk, path: Path) -> bytes:
-    """The whole file; FileNotFoundError when it does not exist."""
+    """Return the whole file. Raises FileNotFoundError if it does not exist."""
     handle = disk.open(path)
     try:
         return disk.read(handle, disk.size(handle), 0)
@@ -355,7 +387,7 @@ def read_file(disk: Disk, path: Path) -> bytes:
 
 
 def sync_file(disk: Disk, path: Path) -> None:
-    """fsync a file that is there, whoever has it open."""
+    """fsync an existing file through its own descriptor."""
     handle = disk.open(path)
     try:
         disk.sync(handle)
@@ -364,14 +396,14 @@ def sync_file(disk: Disk, path: Path) -> None:
 
 
 def replace_file(disk: Disk, path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Put ``content`` at ``path`` so that a crash leaves the old file or the new one, never a mixture.
+    """Write ``content`` to ``path``, so that a crash leaves the old file or the new one, never a mixture.
 
-    With ``sync`` it is durable on return. Without, it survives a crash of the process, not of the machine.
+    With ``sync`` the file is durable on return. Without, it survives a crash of the process, but not of the machine.
     """
     fresh = path.with_name(path.name + ".tmp")
     handle = disk.open(fresh, create=True)
     try:
-        if disk.size(handle):  # ext4 writes out a file that was emptied as soon as it is closed, a new one as well
+        if disk.size(handle):  # on close ext4 writes out a file that was emptied, even a new one
             disk.truncate(handle, 0)
         write_all(disk, handle, [content], 0)
         if sync:

@@ -1,9 +1,7 @@
-"""Which leader epoch starts at which offset: a pure cache and the encoding of its file ``leader-epochs``.
+"""The start offset of each leader epoch: a pure cache, and the encoding of its file ``leader-epochs``.
 
-The batch headers are what counts: the file only spares reading all of them when a log is opened. It is therefore
-written at leisure (on seal and on clean stop) and believed below its ``through`` offset at most.
-
-Source: KIP-101, KIP-279.
+The batch headers are authoritative. The file only saves reading all of them when a log is opened. So it is written only
+on seal and on clean stop, and is trusted at most below its ``through`` offset. Source: KIP-101, KIP-279.
 """
 
 from __future__ import annotations
@@ -19,7 +17,10 @@ EPOCHS_FILE = "leader-epochs"
 
 
 class EpochFile(msgspec.Struct, frozen=True):
-    """``entries`` are (leader epoch, offset of its first batch), both rising; all that begin below ``through``."""
+    """The content of ``leader-epochs``.
+
+    ``entries`` has (leader epoch, offset of its first batch), both rising, for all epochs that begin below ``through``.
+    """
 
     entries: tuple[tuple[int, int], ...]
     through: int
@@ -27,12 +28,12 @@ class EpochFile(msgspec.Struct, frozen=True):
 
 
 class EpochCache:
-    """The leader epochs found in one log. Owned by its ``Log``; no I/O."""
+    """The leader epochs of one log. Owned by its ``Log``; no I/O."""
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []
-        #: Epoch of the last batch, -1 for an empty log.
+        #: The epoch of the last batch, -1 for an empty log.
         self.last_epoch = -1
         for epoch, start in entries:
             self.assign(epoch, start)
@@ -42,7 +43,9 @@ class EpochCache:
         return tuple(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """A batch of ``epoch`` begins at ``start_offset``. Batches come in order; equal epochs change nothing.
+        """Record that a batch of ``epoch`` begins at ``start_offset``.
+
+        Batches come in order. Equal epochs change nothing.
 
         Raises:
             ValueError: epochs or offsets do not rise.
@@ -59,7 +62,7 @@ class EpochCache:
         self.last_epoch = epoch
 
     def end_of_epoch(self, epoch: int, log_start_offset: int, *, log_end_offset: int) -> EpochEnd:
-        """The largest epoch <= ``epoch`` and its exclusive end; (-1, log start) when there is none."""
+        """Return the largest epoch <= ``epoch`` and its exclusive end, or (-1, log start) if there is none."""
         at = bisect_right(self._epochs, epoch) - 1
         if at < 0:
             return EpochEnd(-1, log_start_offset)
@@ -67,18 +70,18 @@ class EpochCache:
         return EpochEnd(self._epochs[at], end)
 
     def epoch_at(self, offset: int) -> int:
-        """Epoch of the batch that holds ``offset``, -1 before the first."""
+        """Return the epoch of the batch that holds ``offset``, or -1 before the first."""
         at = bisect_right(self._starts, offset) - 1
         return self._epochs[at] if at >= 0 else -1
 
     def truncate(self, end_offset: int) -> None:
-        """Forget epochs that begin at or after ``end_offset``."""
+        """Drop the epochs that begin at or after ``end_offset``."""
         keep = bisect_left(self._starts, end_offset)
         del self._epochs[keep:], self._starts[keep:]
         self.last_epoch = self._epochs[-1] if self._epochs else -1
 
     def advance_start(self, log_start_offset: int) -> None:
-        """Forget epochs that ended at or before the log's new start; the one it lies in begins there now."""
+        """Drop the epochs that ended at or before the new log start. The epoch of that offset now begins there."""
         at = bisect_right(self._starts, log_start_offset) - 1
         if at >= 0:
             del self._epochs[:at], self._starts[:at]

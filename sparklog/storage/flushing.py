@@ -1,8 +1,8 @@
-"""A flush by time: fsync of what a log held when it was due, in a thread, while the log is appended to.
+"""A periodic flush: a thread fsyncs the records that a log had when the flush was due, while appends continue.
 
-``FlushJob.run`` works in a thread. The log learns of it back on the event loop (``LogDurability.flush_finished``) and
-only then moves its recovery point. Whoever cuts the log or lets go of segments meanwhile cancels the job: what it has
-done counts for nothing then, and files that it misses are no fault of the disk.
+``FlushJob.run`` works in a thread. The log handles the end on the event loop (``LogDurability.flush_finished``) and
+only then moves its recovery point. Code that truncates the log or deletes segments in the meantime cancels the job. Its
+fsyncs then do not count, and missing files are no failure of the disk.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from sparklog.storage.disk import Disk, sync_file
 
 
 class FlushJob:
-    """Made, cancelled and finished on the event loop, run once in any thread."""
+    """One flush. Made, cancelled and finished on the event loop; run once in any thread."""
 
     def __init__(
         self, disk: Disk, files: Sequence[Path], *, directory: Path, end_offset: int, records: int, since_us: int
     ) -> None:
-        """``records``: of them were not flushed, the oldest since ``since_us``."""
+        """Create the job.
+
+        ``records`` is the number of records without an fsync, the oldest of them since ``since_us``.
+        """
         self.end_offset = end_offset
         self.records = records
         self.since_us = since_us
@@ -41,6 +44,6 @@ class FlushJob:
             self._disk.sync_directory(self._directory)
             self._disk.sync_directory(self._directory.parent)
         except OSError as failure:
-            # A disk that fails tells it once: cancelled or not, nobody else would hear of it.
+            # A disk reports a failure once. Even if cancelled, raise it: no other call would see it.
             if not (self.cancelled and isinstance(failure, FileNotFoundError)):
                 raise StorageError(f"flushing {self._directory}: {failure}") from failure

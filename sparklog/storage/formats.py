@@ -1,6 +1,8 @@
-"""Small state files: JSON with a ``version``, decoded strictly. A newer version is refused by name.
+"""Small state files: JSON with a ``version``, decoded strictly.
 
-Every struct stored this way has a field ``version`` whose default is the newest version this release writes.
+A newer version is refused with its own error.
+
+Every struct stored this way has a field ``version``. Its default is the newest version that this release writes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class NewerFormatError(StorageError):
-    """The file was written by a newer release: it must be left alone, never taken for a damaged one."""
+    """A newer release wrote the file. It must not be changed, and must never be treated as damaged."""
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -26,7 +28,10 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 @cache
 def _newest(kind: type[msgspec.Struct]) -> int:
-    """The version this release writes. Looked up once: a broker opens thousands of files of one kind when it starts."""
+    """Return the version that this release writes.
+
+    Cached, because a starting broker opens thousands of files of one kind.
+    """
     return int(next(field.default for field in msgspec.structs.fields(kind) if field.name == "version"))
 
 
@@ -39,7 +44,7 @@ def decode_state(content: bytes, kind: type[T], *, path: Path) -> T:
 
     Raises:
         NewerFormatError: its version is newer than this release's.
-        StorageError: it is damaged; says where.
+        StorageError: it is damaged; the message has the path.
     """
     newest = _newest(kind)
     try:

@@ -1,8 +1,9 @@
-"""Segment files as they lie on a disk, looked at with no broker running: what is in them, whether it is whole, and
-whether replicas agree. Opens for reading only and changes nothing.
+"""Inspection of segment files on disk: their content, their damage, and differences of replicas.
 
-A partition directory that a broker is writing to may be looked at as well; its last segment may then seem to end in the
-middle of an append.
+No broker needs to run.
+
+It opens files for reading only and changes nothing. A broker may be writing to the partition directory. The last
+segment may then seem to end in the middle of an append.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
 
 
 class StoredBatch(NamedTuple):
-    """``records`` is None for a marker, which ``marker`` then is."""
+    """A decoded batch. ``records`` is None for a marker, and ``marker`` is then set."""
 
     header: BatchHeader
     records: pa.RecordBatch | None
@@ -44,7 +45,7 @@ class StoredBatch(NamedTuple):
 
 @dataclass(slots=True)
 class SegmentReport:
-    """What one segment's files say. ``problems`` is empty where nothing is wrong, as far as was looked."""
+    """The summary of one segment's files. ``problems`` is empty if the checks found nothing wrong."""
 
     data_path: str
     base_offset: int
@@ -60,7 +61,7 @@ class SegmentReport:
 
 
 class StoredPartition:
-    """One partition directory. Raises StorageError or OSError where not even its ``partition.json`` can be read."""
+    """One partition directory. Raises StorageError or OSError if its ``partition.json`` cannot be read."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -72,14 +73,17 @@ class StoredPartition:
         return f"{self.content.topic}-{self.content.partition}"
 
     def bases(self) -> list[int]:
-        """Base offsets of the segments that have a data file, rising."""
+        """Return the base offsets of the segments that have a data file, rising."""
         names = (path.name.removesuffix(DATA_SUFFIX) for path in self.directory.glob(f"*{DATA_SUFFIX}"))
         return sorted(int(name) for name in names if name.isdigit() and len(name) == len(file_stem(0)))
 
     def reports(self, *, thorough: bool) -> Iterator[SegmentReport]:
-        """By the headers alone; ``thorough``: every checksum, every record, every footer.
+        """Yield a report of each segment, from its headers alone.
 
-        Segments that do not follow each other are a problem of the later one."""
+        ``thorough`` checks every checksum, record and footer.
+
+        A gap between two segments is a problem of the later one.
+        """
         end = None
         for base in self.bases():
             report = self._report(base, thorough=thorough)
@@ -89,10 +93,10 @@ class StoredPartition:
             yield report
 
     def batches(self, start: int = 0, end: int | None = None) -> Iterator[StoredBatch]:
-        """The batches that reach into ``[start, end)``.
+        """Yield the batches that overlap ``[start, end)``.
 
         Raises:
-            BrokerError: CORRUPT_MESSAGE for one that is damaged.
+            BrokerError: CORRUPT_MESSAGE for a damaged batch.
         """
         bases = self.bases()
         for base, following in zip(bases, [*bases[1:], None], strict=True):
@@ -106,8 +110,11 @@ class StoredPartition:
                     yield self._decoded(header, data)
 
     def _message(self, first: npt.NDArray[np.void], data: memoryview) -> bytes | None:
-        """Schema of a segment whose first header is ``first``: of ``partition.json``, or the one that the file begins
-        with, where that came later; None where it does not begin with any."""
+        """Return the schema message of a segment whose first header is ``first``.
+
+        It comes from ``partition.json``, or from the file's front if the schema is newer than that. Return None if
+        neither has it.
+        """
         if not len(first):
             return None
         schema_id, end = int(first[0]["schema_id"]), int(first[0]["position"])
@@ -172,11 +179,11 @@ class StoredPartition:
             report.problems.append(f"index of {index_bytes} bytes, not a multiple of {HEADER_BYTES}")
 
     def _damage(self, headers: npt.NDArray[np.void], data: memoryview, base: int) -> Iterator[str]:
-        """What contradicts itself, batch by batch; ends where positions are lost."""
+        """Yield the damage, batch by batch. Stop where the position of the next batch is unknown."""
         end, running_max = base, NO_MAXIMUM
         message = self._message(headers[:1], data)
         if message is None:
-            yield f"schema id {int(headers[0]['schema_id'])} is neither in {PARTITION_FILE} nor in front of it"
+            yield f"schema id {int(headers[0]['schema_id'])} is neither in {PARTITION_FILE} nor at the segment's front"
             return
         prelude = arrow_prelude(message)
         if data[: len(prelude)] != prelude:
@@ -210,7 +217,7 @@ class StoredPartition:
             end, position = header.next_offset, position + header.stored_bytes
 
     def _look_behind(self, report: SegmentReport, headers: npt.NDArray[np.void], data: memoryview) -> None:
-        """Behind the last batch is the footer of a sealed segment, or nothing."""
+        """Check that after the last batch comes the footer of a sealed segment, or nothing."""
         last = unpack_header_or_none(headers)
         message = self._message(headers[:1], data)
         if last is None or message is None:
@@ -223,15 +230,15 @@ class StoredPartition:
             try:
                 expected = footer_of(headers, data, schema_message=message)
             except (BrokerError, ValueError, IndexError) as error:
-                report.problems.append(f"no footer can be made of it: {error}")
+                report.problems.append(f"its footer cannot be computed: {error}")
                 return
             report.sealed = bytes(tail) == expected
             if not report.sealed:
-                report.problems.append(f"{len(tail)} bytes behind the last batch are not its footer")
+                report.problems.append(f"{len(tail)} bytes after the last batch are not its footer")
 
 
 def unpack_header_or_none(headers: npt.NDArray[np.void]) -> BatchHeader | None:
-    """The last header, unless it is damaged."""
+    """Return the last header, or None if it is damaged."""
     try:
         return unpack_header(headers[-1:].tobytes())
     except BrokerError:
@@ -239,7 +246,7 @@ def unpack_header_or_none(headers: npt.NDArray[np.void]) -> BatchHeader | None:
 
 
 def partitions_in(path: Path) -> list[StoredPartition]:
-    """The partition directories at ``path``: itself, or those of a log directory.
+    """Return the partition directories at ``path``: itself, or those of a log directory.
 
     Raises:
         StorageError: there are none.
@@ -256,10 +263,10 @@ def partitions_in(path: Path) -> list[StoredPartition]:
 
 
 def differences(one: StoredPartition, other: StoredPartition, *, below: int | None = None) -> Iterator[str]:
-    """Where two replicas hold different records, over the offsets that both have (``below`` the offset given).
+    """Yield the first ten differences between two replicas, over the offsets that both have (and ``below``).
 
-    What a cleaner wrote may lack records that the other has; those that both have are equal. Elsewhere batches are the
-    same, byte for byte. Ends at the first ten.
+    Where a cleaner wrote, one replica may lack records of the other, but records that both have must be equal.
+    Elsewhere the batches must be equal, byte for byte.
     """
     ranges = [_range(replica) for replica in (one, other)]
     start, end = max(low for low, _ in ranges), min(high for _, high in ranges)
@@ -282,7 +289,7 @@ def _differing(one: StoredPartition, other: StoredPartition, start: int, end: in
         if not cleaned:
             same = [each.header for each in found] == [header]
             if not same:
-                yield f"offsets {low} to {high}: other batches than in the other replica"
+                yield f"offsets {low} to {high}: the replicas have different batches"
             continue
         mine, theirs = _rows([batch], low, high), _rows(found, low, high)
         _, at, there = np.intersect1d(mine[0], theirs[0], assume_unique=True, return_indices=True)
@@ -290,11 +297,11 @@ def _differing(one: StoredPartition, other: StoredPartition, start: int, end: in
             continue
         left, right = mine[1].take(pa.array(at)), theirs[1].take(pa.array(there))
         if left.schema != right.schema or not left.equals(right):
-            yield f"offsets {low} to {high}: other records than in the other replica"
+            yield f"offsets {low} to {high}: the replicas have different records"
 
 
 class _Window:
-    """Batches of a replica, asked for by rising ranges of offsets."""
+    """Batches of one replica, read by rising ranges of offsets."""
 
     def __init__(self, partition: StoredPartition, start: int, end: int) -> None:
         self._source = partition.batches(start, end)

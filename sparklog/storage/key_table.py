@@ -1,16 +1,16 @@
-"""The newest offset of each key, however many keys there are: in memory while they fit, else in sorted runs on disk.
+"""The newest offset of each key, for any number of keys: in memory while they fit, else also in sorted runs on disk.
 
-``KeyTable`` is what a cleaning fills with the dirty part's keys and then asks of every record. Its map
-(``offset_map``) takes ``BYTES_PER_KEY`` a key; when it is full, what it holds goes to a file as a run of rows sorted by
-hash, and it is emptied. At last all runs are merged to one, in which each key stands once::
+A cleaning fills ``KeyTable`` with the dirty part's keys and then searches it for the key of every record. The table's
+map (``offset_map``) takes ``BYTES_PER_KEY`` for each key. When the map is full, its content goes to a file as a run of
+rows sorted by hash, and the map is emptied. At the end all runs are merged into one with a single row for each key::
 
     row = upper half of the hash (u64), lower half (u64), offset (i64), in the machine's own byte order: 24 bytes
 
-Asked is the mapped file, by binary search for whole batches in the order of the rows, so that what it takes beside the
-page cache is a batch's worth. The file has no name from the moment it is made: no crash leaves it behind, and nobody
-has to remove it when the log is cut or deleted meanwhile.
+Lookups use binary search in the mapped file, for whole batches in the order of the rows. So they need only a batch's
+worth of memory besides the page cache. The file loses its name as soon as it is made. So no crash leaves it on disk,
+and a truncation or deletion of the log need not remove it.
 
-Where the disk has no room to spill, the table ends with what it has: the cleaning goes as far as that.
+If the disk has no room to spill, the table ends with the keys that it has, and the cleaning goes only that far.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from sparklog.record.key_hash import KeyHashes
 from sparklog.storage.disk import Disk, is_full, write_all
 from sparklog.storage.offset_map import ABSENT, OffsetMap
 
-#: In a log's directory, for a moment; a start removes what ends so.
+#: The file's name in a log's directory, for a moment. A start removes files with this suffix.
 SPILL_FILE = "keys.tmp"
 ROW_BYTES = 24
-#: Rows of the map that become sorted ones at a time.
+#: The number of the map's rows that are sorted at a time.
 _BLOCK_ROWS = 8192
-#: What a row takes while runs are merged: itself, where it belongs, and itself sorted and chosen.
+#: Bytes of memory for a row during a merge: the row in its run, and its sorted and selected copies.
 _MERGING_BYTES = 128
-#: Runs that are merged at a time.
+#: The number of runs that are merged at a time.
 _MOST_RUNS = 64
 
-#: Of three columns, as in the file.
+#: Rows of three columns, as in the file.
 Rows = npt.NDArray[np.uint64]
 
 
 class SpillFile:
-    """Runs of rows, one behind the other, in a file that has lost its name. Raises OSError as the disk."""
+    """Runs of rows, one after the other, in a file without a name. Raises OSError like the disk."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        #: rows up to the end of each whole run
+        #: The end of each complete run, in rows.
         self.ends: list[int] = []
         self._rows = 0
         self._disk = disk
@@ -61,7 +61,7 @@ class SpillFile:
         return self._rows * ROW_BYTES
 
     def append(self, rows: Rows) -> None:
-        """To the run that ``end_run`` ends, or ``drop_run`` takes back."""
+        """Append to the run that ``end_run`` completes or ``drop_run`` removes."""
         assert self._handle is not None
         write_all(self._disk, self._handle, [rows.tobytes()], self.size_bytes)
         self._rows += len(rows)
@@ -75,7 +75,7 @@ class SpillFile:
         self._disk.truncate(self._handle, self.size_bytes)
 
     def runs(self) -> list[Rows]:
-        """Views of the whole runs, oldest first; valid also when the file is closed."""
+        """Return views of the complete runs, oldest first. They stay valid after the file is closed."""
         assert self._handle is not None
         if not self.ends:
             return []
@@ -90,34 +90,40 @@ class SpillFile:
 
 
 class KeyTable:
-    """Filled with ``put``, ended with ``complete``, asked with ``newest``. Used by one thread.
+    """The newest offset of each key: filled with ``put``, ended with ``complete``, read with ``newest``.
 
-    ``open_file`` makes an empty file to spill to; ``spend`` is told of bytes about to be written, and may raise.
-    Methods raise OSError as the disk, but for a full one.
+    One thread uses it.
+
+    ``open_file`` makes an empty file to spill to. ``spend`` is called before bytes are written, and may raise. Methods
+    raise OSError like the disk, except for a full one.
     """
 
     def __init__(self, max_bytes: int, *, open_file: Callable[[], SpillFile], spend: Callable[[int], None]) -> None:
-        #: written to files
+        #: Bytes written to files.
         self.spilled_bytes = 0
         self._max_bytes = max_bytes
         self._open_file = open_file
         self._spend = spend
         self._map = OffsetMap(max_bytes)
         self._file: SpillFile | None = None
-        #: once complete; what a later one says of a key is newer
+        #: The runs, after ``complete``. A later run has newer offsets of a key.
         self._runs: list[Rows] = []
 
     def __len__(self) -> int:
-        """Distinct keys, once complete."""
+        """Return the number of distinct keys, after ``complete``."""
         return len(self._map) + sum(map(len, self._runs))
 
     def put(self, keys: KeyHashes, offsets: npt.NDArray[np.int64]) -> int:
-        """Take the keys of records at rising ``offsets``, all above those put before; return how many, from the first
-        on: fewer than all when the disk has no room for more."""
+        """Add the keys of records at rising ``offsets``, all above the earlier ones.
+
+        Return the number of added keys.
+
+        They are the first ones: fewer than all if the disk has no room for more.
+        """
         taken = self._map.put(keys, offsets)
         while taken < len(offsets):
             spilled = self._spill()
-            # Also a map that nothing could be spilled of may take more: it counts a key of two records twice at first.
+            # A map that nothing could be spilled from may also accept more: it first counts a key of two records twice.
             more = self._map.put(KeyHashes(keys.high[taken:], keys.low[taken:]), offsets[taken:])
             if not spilled and not more:
                 break
@@ -125,7 +131,7 @@ class KeyTable:
         return taken
 
     def complete(self) -> None:
-        """Nothing more is put: what was spilled becomes one run, if there is room for it beside the others."""
+        """End the adding of keys. The spilled runs become one run if the disk has room for it besides the others."""
         if self._file is None:
             return
         if self._spill() and len(self._file.ends) > 1:
@@ -133,25 +139,30 @@ class KeyTable:
         self._runs = self._file.runs()
 
     def close(self) -> None:
-        """The files; what is complete can still be asked. Whose methods this has called is let go of: an owner in a
-        cycle would keep memory, and the room of the mapped file, until the collector comes by."""
+        """Close the files.
+
+        A complete table can still be read.
+
+        This drops the owner's callbacks. With them the owner would be part of a reference cycle, and its memory and the
+        mapped file would stay until the garbage collector runs.
+        """
         self._open_file = self._spend = _closed
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def newest(self, keys: KeyHashes) -> npt.NDArray[np.int64]:
-        """The newest offset of each key, -1 for one that was not put."""
+        """Return the newest offset of each key, or -1 for a key that was not put."""
         found = self._map.newest(keys)
         for run in reversed(self._runs):
             asking = np.flatnonzero(found == ABSENT)
-            # in the run's order: each of its pages is touched once
+            # in the run's order, so that each of its pages is read once
             asking = asking[np.argsort(keys.high[asking])]
             found[asking] = _look_up(run, keys.high[asking], keys.low[asking])
         return found
 
     def _spill(self) -> bool:
-        """What the map holds goes to the file as a run. False: no room; the map has it still."""
+        """Write the map's content to the file as a run. Return False, with the map unchanged, if the disk is full."""
         try:
             if self._file is None:
                 self._file = self._open_file()
@@ -170,9 +181,9 @@ class KeyTable:
         return True
 
     def _merge(self) -> None:
-        """All runs become one, in another file; without room for that they stay as they are."""
+        """Merge all runs into one in a new file. If the disk has no room for it, keep the runs."""
         assert self._file is not None and not len(self._map)
-        self._map = OffsetMap(self._max_bytes)  # the memory of the full one is what the merge may take
+        self._map = OffsetMap(self._max_bytes)  # the merge may use the memory of the full map
         fresh = None
         try:
             fresh = self._open_file()
@@ -199,12 +210,14 @@ def _closed(*_: object) -> NoReturn:
 
 
 def merged(runs: Sequence[Rows], *, at_once: int) -> Iterator[Rows]:
-    """The rows of sorted runs, sorted; of each key the newest. ``at_once``: rows in memory, at most, but that each run
-    has one."""
+    """Yield the rows of sorted runs, sorted, with the newest row of each key.
+
+    ``at_once`` limits the rows in memory, but each run has at least one.
+    """
     share = max(1, at_once // len(runs))
     at = [0] * len(runs)
     while any(start < len(run) for run, start in zip(runs, at, strict=True)):
-        # up to the hash where the first of the shares ends, no run has more rows than its share
+        # Up to the hash at the end of the smallest share, no run has more rows than its share.
         ends = [run[start + share - 1, 0] for run, start in zip(runs, at, strict=True) if start + share < len(run)]
         pieces = []
         for number, (run, start) in enumerate(zip(runs, at, strict=True)):
@@ -222,7 +235,7 @@ def _newest_of_each(rows: Rows) -> Rows:
 
 
 def _look_up(run: Rows, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Offsets of these keys, whose upper halves rise; -1 where the run has none."""
+    """Return the offsets of these keys, or -1 for absent ones. The upper halves must rise."""
     found = np.full(len(high), ABSENT, np.int64)
     asking = np.arange(len(high))
     at = np.searchsorted(run[:, 0], high)

@@ -1,13 +1,15 @@
-"""One replica's log: a partition directory of segments, appended at the end, read anywhere, cut when it must be.
+"""One replica's log: a partition directory of segments.
 
-Owned by the event loop of its broker: nothing here is safe to call from another thread, except ``SealJob.run``,
-``FlushJob.run``, ``TruncationJob.run`` and what is handed to ``remove_later``. Appends go to the page cache; durability
-comes from replication, and from fsync when a segment is sealed, in ``FlushJob``, on a clean stop, and in the append
-itself where ``flush.messages`` has it acknowledged only then.
+Appends go to the end, reads start anywhere, truncation is rare.
 
-Here is what requests ask of a log. What it consists of: ``log_state``; how it becomes longer: ``log_appends`` and, by
-one plain batch, ``append_fast_path``; shorter: ``log_truncation``; what is fsynced when: ``log_durability``;
-compaction: ``log_cleaning``.
+The broker's event loop owns it. No other thread may call it, except for ``SealJob.run``, ``FlushJob.run``,
+``TruncationJob.run`` and the functions that ``remove_later`` receives. Appends go to the page cache. Durability comes
+from replication, and from fsyncs: when a segment is sealed, in ``FlushJob``, on a clean stop, and in the append itself
+if ``flush.messages`` requires it.
+
+This module has the operations that requests need. ``log_state`` has the parts of a log. ``log_appends``, and for one
+plain batch ``append_fast_path``, make it longer. ``log_truncation`` makes it shorter. ``log_durability`` decides about
+fsyncs, and ``log_cleaning`` compacts it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from sparklog.storage.truncation_job import TruncationJob
 
 
 class Log:
-    """One partition directory. Made by ``LogDirectory.create`` or found by ``LogDirectory.load``."""
+    """One partition directory. ``LogDirectory.create`` makes it, or ``LogDirectory.load`` finds it."""
 
     __slots__ = ("_state", "cleaning", "cuts", "durability", "named", "topic_id", "tp")
 
@@ -56,7 +58,7 @@ class Log:
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
-        #: a durable checkpoint names this log; ``LogDirectory`` sets it (``LogDirectory.name_logs``)
+        #: A durable checkpoint names this log. ``LogDirectory`` sets it (``LogDirectory.name_logs``).
         self.named = True
         self._state = LogState(tp, topic_id, directory=directory, schemas=schemas, config=config, services=services)
         self.durability = LogDurability(self._state)
@@ -67,7 +69,9 @@ class Log:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
 
     def recover(self, checkpoint: PartitionCheckpoint | None, *, clean: bool, trusted: bool) -> None:
-        """Open what is in the directory. Called once, before anything else.
+        """Open the files of the directory.
+
+        Called once, before any other method.
 
         Raises:
             NewerFormatError, StorageError: as ``recover_log``.
@@ -94,17 +98,17 @@ class Log:
             state.closed = True
 
     def expire_producers(self, now_us: int) -> None:
-        """Forget producer ids that have been idle for ``producer.id.expiration.ms``."""
+        """Drop producer ids that have been idle for ``producer.id.expiration.ms``."""
         state = self._state
         state.producers.expire(now_us - state.services.producer_id_expiration_ms * 1000)
 
     def delete(self) -> None:
-        """Close and delete the directory: out of the way at once, from the disk in a thread."""
+        """Close the log and delete its directory. It disappears at once, and a thread removes the files."""
         self.close()
         if self.on_disk:
             self._state.services.remove_directory(self.directory)
 
-    # --- facts --------------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> TopicConfig:
@@ -112,7 +116,7 @@ class Log:
 
     @config.setter
     def config(self, config: TopicConfig) -> None:
-        """The topic's settings have changed."""
+        """Set the topic's new settings."""
         self._state.config = config
 
     @property
@@ -121,7 +125,7 @@ class Log:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What the last open had to cut, for people."""
+        """Return what recovery truncated, as sentences for operators."""
         return self._state.findings
 
     @property
@@ -130,7 +134,7 @@ class Log:
 
     @property
     def log_end_offset(self) -> int:
-        """Next to be written."""
+        """Return the next offset to be written."""
         return self._state.log_end_offset
 
     @property
@@ -139,22 +143,25 @@ class Log:
 
     @property
     def recovery_point(self) -> int:
-        """Everything below is fsynced."""
+        """Return the offset below which everything is fsynced."""
         return self._state.recovery_point
 
     @property
     def last_epoch(self) -> int:
-        """Leader epoch of the last batch, -1 when the log is empty."""
+        """Return the leader epoch of the last batch, or -1 if the log is empty."""
         return self._state.epochs.last_epoch
 
     @property
     def first_segment_offset(self) -> int:
-        """Where an out-of-range follower begins, so that its files become equal; at or below the log start."""
+        """Return the offset at which an out-of-range follower begins, so that its files become equal.
+
+        It is at or below the log start offset.
+        """
         return self._state.first_segment_offset
 
     @property
     def on_disk(self) -> bool:
-        """Whether it has a directory: from its first batch on."""
+        """Return whether the log has a directory. The first batch creates it."""
         return self._state.directory.exists
 
     @property
@@ -167,19 +174,22 @@ class Log:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Oldest first; to look at."""
+        """Return the segments, oldest first. Read only."""
         return tuple(self._state.chain.segments)
 
     def end_of_epoch(self, epoch: int) -> EpochEnd:
-        """The largest leader epoch <= ``epoch`` in the log and its exclusive end; (-1, log start) if none."""
+        """Return the largest leader epoch <= ``epoch`` in the log and its exclusive end.
+
+        Return (-1, log start) if there is none.
+        """
         return self._state.epochs.end_of_epoch(epoch, self.log_start_offset, log_end_offset=self.log_end_offset)
 
     def checkpoint(self) -> PartitionCheckpoint:
-        """What is to be written now; it counts as claimed from here on."""
+        """Return the entry to be checkpointed now. It counts as claimed from now on."""
         return self._state.checkpoint()
 
     def set_high_watermark(self, high_watermark: int) -> None:
-        """Everything below is committed and may be served; bounded by the log's ends."""
+        """Set the high watermark, bounded by the log's ends. Everything below it is committed and may be served."""
         state = self._state
         if not state.log_start_offset <= high_watermark <= state.log_end_offset:
             high_watermark = min(max(high_watermark, state.log_start_offset), state.log_end_offset)
@@ -189,11 +199,14 @@ class Log:
         state.producers.transactions.committed_below(high_watermark)
 
     def add_schema(self, schema: TopicSchema) -> None:
-        """Learn a schema before batches of it come. Known ids are left as they are."""
+        """Add a schema before batches with it arrive. A known id keeps its schema."""
         self._state.directory.learn(schema)
 
     def restore_partition_file(self) -> None:
-        """It could not be read, and ``recover`` has found what it said. Durable on return. Raises OSError."""
+        """Write ``partition.json`` again after ``recover`` has restored its content.
+
+        Durable on return. Raises OSError.
+        """
         self._state.directory.restore_partition_file()
 
     # --- append -------------------------------------------------------------------------------------------------
@@ -208,16 +221,16 @@ class Log:
         placed: bool = False,
         roll: bool = False,
     ) -> OffsetRange:
-        """Append checked batches; return the offsets of the first to the last of them.
+        """Append checked batches and return the offset range of all of them.
 
-        Batches that are already in the log are not appended again: the earlier offsets are returned for them.
-        ``known``: what ``known`` has just said of the batches, None if it was not asked.
-        ``placed``: they have their offsets and times already, and continue the log. ``roll``: in a new segment.
+        Batches that are already in the log are not appended again; their earlier offsets are returned. ``known`` is the
+        result of ``known`` for these batches, or None if the caller did not call it. ``placed``: the batches already
+        have offsets and times, and continue the log. ``roll``: begin a new segment.
 
         Raises:
             BrokerError: nothing was appended. INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
-                DUPLICATE_SEQUENCE_NUMBER, FENCED_LEADER_EPOCH, CORRUPT_MESSAGE, SCHEMA_OUTDATED; KAFKA_STORAGE_ERROR
-                when the disk is full; OFFSET_OUT_OF_RANGE for placed batches that do not begin at the log's end.
+                DUPLICATE_SEQUENCE_NUMBER, FENCED_LEADER_EPOCH, CORRUPT_MESSAGE, SCHEMA_OUTDATED; KAFKA_STORAGE_ERROR if
+                the disk is full; OFFSET_OUT_OF_RANGE for placed batches that do not begin at the log end offset.
             StorageError: the log directory must go offline.
         """
         state = self._state
@@ -253,11 +266,11 @@ class Log:
         return OffsetRange(known[0].start, state.log_end_offset if fresh else known[-1].end)
 
     def append_as_follower(self, headers: bytes | memoryview, bodies: memoryview) -> int:
-        """Append a leader's batches verbatim; return the new log end.
+        """Append a leader's batches unchanged and return the new log end offset.
 
         Raises:
-            BrokerError: nothing was appended. CORRUPT_MESSAGE when they do not continue this log; SCHEMA_OUTDATED
-                when a schema id is not known here; KAFKA_STORAGE_ERROR when the disk is full.
+            BrokerError: nothing was appended. CORRUPT_MESSAGE if they do not continue this log; SCHEMA_OUTDATED if this
+                log does not know a schema id; KAFKA_STORAGE_ERROR if the disk is full.
             StorageError: the log directory must go offline.
         """
         state = self._state
@@ -278,8 +291,11 @@ class Log:
         return state.log_end_offset
 
     def known(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> list[OffsetRange]:
-        """Offsets of the first batches, as far as they are in the log already: a retry is answered as such before its
-        content is checked against a schema that may have moved on. Raises BrokerError as ``append_as_leader``."""
+        """Return the offset ranges of the first batches, as far as the log already has them.
+
+        A retry is answered from here, before its content is checked against a schema that may be newer than the retry.
+        Raises BrokerError as ``append_as_leader``.
+        """
         return self._state.producers.known(batches, self.tp)
 
     def _cut_front(self, header: BatchHeader, body: memoryview, start: int) -> tuple[BatchHeader, Buffer]:
@@ -301,12 +317,12 @@ class Log:
         for_follower: bool = False,
         mapped: bool = False,
     ) -> LogSlice:
-        """Whole batches from the one that holds ``offset`` on, within one segment.
+        """Return whole batches of one segment, starting with the batch that holds ``offset``.
 
-        At least one batch if there is one that ends at or below ``end_offset``, else as many as fit ``max_bytes`` and
-        ``max_batches``. ``for_follower``: from where the first segment begins, which may be below the log start.
-        ``mapped``: bodies may be views of files that still grow, and count as handed out: they are not cut in place any
-        more.
+        The result has at least one batch if one ends at or below ``end_offset``; otherwise it has as many as fit into
+        ``max_bytes`` and ``max_batches``. ``for_follower``: reads may begin at the first segment's start, which may be
+        below the log start. ``mapped``: bodies may be views of files that still grow. These batches count as served,
+        and are no longer truncated in place.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
@@ -316,7 +332,7 @@ class Log:
         self._check_readable(offset, state.first_segment_offset if for_follower else state.log_start_offset)
         if offset >= end_offset or offset == state.log_end_offset:
             return log_reads.nothing_at(offset)
-        try:  # every fetch comes here: cheaper than ``offline_on_error``
+        try:  # every fetch runs this, and it costs less than ``offline_on_error``
             found = log_reads.whole_batches(
                 state.chain,
                 state.hot,
@@ -333,7 +349,9 @@ class Log:
         return found
 
     def read_headers(self, offset: int, *, max_batches: int, end_offset: int) -> LogSlice:
-        """As ``read``, but the headers alone; ``body_bytes`` is what the batches take.
+        """Return only the headers of the batches that ``read`` would return.
+
+        ``body_bytes`` is the size of the batches.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
@@ -346,10 +364,12 @@ class Log:
             return log_reads.headers_alone(self._state.chain, offset, max_batches=max_batches, end_offset=end_offset)
 
     def hand_out(self, offset: int, *, end_offset: int) -> HandedOut | None:
-        """The files of the segment that holds ``offset``, for a reader that maps them, up to the last batch that ends
-        at or below ``end_offset``; None when there is none. Nothing of it will be cut in place any more.
+        """Return the files of the segment that holds ``offset``, for a reader that maps them.
 
-        ``end_offset`` is at most the high watermark.
+        Return None if there is no batch to read.
+
+        The reader may read up to the last batch that ends at or below ``end_offset``, which is at most the high
+        watermark. No part of that is truncated in place any more.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
@@ -365,8 +385,9 @@ class Log:
         return found
 
     def offset_for_time(self, timestamp_us: int, *, end_offset: int) -> tuple[int, int] | None:
-        """Base offset and greatest timestamp of the first batch below ``end_offset`` that holds a record at or after
-        ``timestamp_us``; None when there is none.
+        """Return base offset and greatest timestamp of the first batch with a record at or after ``timestamp_us``.
+
+        Only batches below ``end_offset`` count. Return None if there is none.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -378,17 +399,21 @@ class Log:
             )
 
     def schema(self, schema_id: int) -> pa.Schema:
-        """The columns of the batches with this schema id. Raises BrokerError SCHEMA_OUTDATED for an unknown one."""
+        """Return the schema with this id. Raises BrokerError SCHEMA_OUTDATED if it is unknown."""
         return self._state.directory.schema(schema_id)
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Where readers of committed records stop: at the first transaction whose end is open, at most at
-        ``high_watermark``."""
+        """Return the offset at which readers of committed records stop.
+
+        It is the start of the first open transaction, and at most ``high_watermark``.
+        """
         return self._state.last_stable_offset(high_watermark)
 
     def aborted_between(self, start: int, end: int) -> list[EndedTransaction]:
-        """Aborted transactions with an offset in ``[start, end)``: their batches are not for readers of committed
-        records."""
+        """Return the aborted transactions with an offset in ``[start, end)``.
+
+        Readers of committed records skip their batches.
+        """
         return list(self._state.producers.transactions.aborted_between(start, end))
 
     def has_open_transaction(self, producer_id: int) -> bool:
@@ -396,11 +421,11 @@ class Log:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether some transaction is open."""
+        """Return whether any transaction is open."""
         return self._state.producers.transactions.any_open
 
     def open_transactions(self) -> dict[int, OpenTransaction]:
-        """By producer id."""
+        """Return the open transactions by producer id."""
         return self._state.producers.transactions.open()
 
     def _check_readable(self, offset: int, start: int) -> None:
@@ -412,13 +437,14 @@ class Log:
                 f"{self.tp}: offset {offset} found, {start} to {state.log_end_offset} expected",
             )
 
-    # --- cutting ------------------------------------------------------------------------------------------------
+    # --- truncation ---------------------------------------------------------------------------------------------
 
     def truncate(self, offset: int, job: TruncationJob | None = None) -> int:
-        """Cut the log so that it ends at ``offset`` or at the batch boundary below; return the new log end.
+        """Truncate the log to ``offset``, or to the batch boundary below it, and return the new log end offset.
 
-        Below what the log holds: empty at ``offset``. ``job``: that of ``cuts.begin`` for this offset, which has run;
-        without it, or where it did not come to its end, what it would have copied is copied here.
+        If ``offset`` is below all records, the log becomes empty at ``offset``. ``job`` is the finished job that
+        ``cuts.begin`` returned for this offset. Without it, or if it did not complete, this method makes the copies
+        itself.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -426,7 +452,9 @@ class Log:
         return self.cuts.truncate(offset, job)
 
     def restart_at(self, offset: int) -> None:
-        """Throw everything away; the log is empty at ``offset``.
+        """Delete all records.
+
+        The log is then empty at ``offset``.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -434,8 +462,10 @@ class Log:
         self.cuts.restart_at(offset)
 
     def advance_log_start(self, offset: int) -> int:
-        """Raise the log start to ``offset``, at most the high watermark; return the log start, which stays as it is
-        while the disk is too full to note what goes. The segments wholly below leave the log at once.
+        """Raise the log start offset to ``offset``, at most the high watermark, and return the log start offset.
+
+        It stays unchanged while the disk has no room to record the deletion. The segments that end at or below it leave
+        the log at once.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -444,11 +474,11 @@ class Log:
 
     @property
     def has_retired(self) -> bool:
-        """Whether ``delete_retired`` may find something to delete."""
+        """Return whether ``delete_retired`` may have files to delete."""
         return self._state.chain.has_retired
 
     def delete_retired(self, durable_start: int) -> None:
-        """The checkpoint on disk has ``durable_start`` for the log start: delete the files of segments below it.
+        """Delete the files of segments below ``durable_start``, the log start offset in the checkpoint on disk.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -456,37 +486,46 @@ class Log:
         self.cuts.delete_retired(durable_start)
 
     def retention_due_us(self) -> int | None:
-        """When ``roll_due`` or ``apply_retention`` may first find something to do while nothing is written, sealed or
-        configured; us since the epoch. None: never. An idle log need not be asked before."""
+        """Return when ``roll_due`` or ``apply_retention`` may next have work, in us since the epoch, or None for never.
+
+        The time is valid until the log is written, sealed or configured. An idle log needs no check before it.
+        """
         return self.cuts.retention_due_us()
 
     def roll_due(self, now_us: int) -> bool:
-        """Whether the leader is to begin a new segment though nothing is written, so that what is in the active one may
-        go: all of the log is older than ``retention.ms``, or, where it is compacted, some of that segment is than
-        ``max.compaction.lag.ms``.
+        """Return whether the leader should begin a new segment without a write.
 
-        Not before it is committed and decided; and never for a segment that another such roll has begun, which holds
-        a marker alone. No file is touched. Source: Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
+        Only then can the active segment's records be deleted.
+
+        That is so if the whole log is older than ``retention.ms``. In a compacted log it is so if a record of the
+        active segment is older than ``max.compaction.lag.ms``. The segment must be committed and without open
+        transactions. A segment with only the marker of such a roll never rolls again. This touches no file. Source:
+        Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
         """
         return self.cuts.roll_due(now_us)
 
     def apply_retention(self, now_us: int, *, read_to: int | None = None) -> int:
-        """Let go of the sealed segments that ``retention.ms`` and ``retention.bytes`` allow; return how many.
+        """Delete the sealed segments that ``retention.ms`` and ``retention.bytes`` allow, and return their number.
 
-        ``read_to``: what the groups that are waited for have read; None: nobody is."""
+        ``read_to`` is the offset that all awaited groups have read. None: no group is awaited.
+        """
         return self.cuts.apply_retention(now_us, read_to=read_to)
 
     # --- absence ------------------------------------------------------------------------------------------------
 
     def is_outdated_for(self, headers: bytes | memoryview, now_us: int) -> bool:
-        """Whether a leader's batches show that this replica was away for longer than tombstones and markers are kept:
-        it may hold what they deleted, and must begin anew."""
+        """Return whether a leader's batches show that this replica was away for too long.
+
+        That is longer than the leader keeps tombstones and markers.
+
+        The replica may then hold records that they deleted, and must start again with an empty log.
+        """
         state = self._state
         if not state.absence.is_possible(now_us) or state.log_end_offset == state.first_segment_offset:
             return False
         return state.absence.is_shown_by(headers, now_us, delete_retention_ms=state.config.delete_retention_ms)
 
     def caught_up(self, high_watermark: int) -> None:
-        """The leader's high watermark is ``high_watermark``."""
+        """End the absence if the log reaches the leader's ``high_watermark``."""
         if self.log_end_offset >= high_watermark:
             self._state.absence.ended()

@@ -1,7 +1,10 @@
-"""How a log becomes longer: the plan of an append carried out whole, or the log is as it was.
+"""Execution of an append's plan.
 
-Segments first, then what is derived from their batches: leader epochs, producers and transactions, the newest batches
-in memory. ``append_plan`` has decided what is written. Most batches on their own go past both: ``append_fast_path``.
+It is carried out completely, or the log stays unchanged.
+
+The segments are written first. Then follows the state derived from their batches: leader epochs, producers and
+transactions, and the newest batches in memory. ``append_plan`` has decided what is written. Most single batches use
+``append_fast_path`` instead of both.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from sparklog.storage.log_state import LogState
 
 
 def tail(log: LogState, *, reopen_sealed: bool) -> LogTail:
-    """Where the next batch goes. ``reopen_sealed``: a follower goes on in a sealed segment if its leader did; a leader
-    begins a new one."""
+    """Return the place of the next batch.
+
+    ``reopen_sealed``: a follower continues a sealed segment if its leader did. A leader begins a new one.
+    """
     last = log.chain.last
     if last is None:
         return LogTail(log.log_end_offset, log.epochs.last_epoch, -1, NO_MAXIMUM, -1, -1)
-    # behind what a cleaner wrote a leader rolls, so that replicas are byte-identical again
+    # After batches of a cleaner the leader rolls, so that replicas are byte-identical again.
     appendable = reopen_sealed or not (last.sealed or last.cleaned)
     return LogTail(
         log.log_end_offset,
@@ -37,11 +42,11 @@ def tail(log: LogState, *, reopen_sealed: bool) -> LogTail:
 
 
 def carry_out(log: LogState, runs: Sequence[SegmentWrite], now_us: int) -> int:
-    """Append; return how many records these were.
+    """Append the batches and return the number of their records.
 
     Raises:
-        BrokerError: nothing was appended. CORRUPT_MESSAGE for a marker that cannot be read; KAFKA_STORAGE_ERROR when
-            the disk is full.
+        BrokerError: nothing was appended. CORRUPT_MESSAGE for an unreadable marker; KAFKA_STORAGE_ERROR if the disk is
+            full.
         StorageError: the log directory must go offline.
     """
     markers = markers_of(runs)
@@ -49,7 +54,7 @@ def carry_out(log: LogState, runs: Sequence[SegmentWrite], now_us: int) -> int:
     log.clean = log.untouched = False
     log.absence.last_progress_us = time.time_ns() // 1000
     if log.log_start_offset == log.log_end_offset:
-        # an empty follower took its leader's first segment, which may begin below
+        # An empty follower received its leader's first segment, which may begin below the log start.
         log.log_start_offset = min(log.log_start_offset, runs[0].headers[0].base_offset)
     records = _record(log, runs, now_us, markers)
     log.log_end_offset = runs[-1].headers[-1].next_offset
@@ -68,8 +73,10 @@ def _write(log: LogState, runs: Sequence[SegmentWrite]) -> None:
 
 
 def failed(log: LogState, failure: OSError | StorageError) -> BrokerError | StorageError:
-    """What is to be raised where nothing was appended: the first when the disk is full. Else the log directory goes
-    offline."""
+    """Return the error to raise after a failed append: a BrokerError if the disk is full.
+
+    Otherwise take the log directory offline and return a StorageError.
+    """
     if isinstance(failure, StorageError):
         return log.services.offline(str(failure))
     if is_full(failure):
@@ -80,7 +87,7 @@ def failed(log: LogState, failure: OSError | StorageError) -> BrokerError | Stor
 
 
 def _record(log: LogState, runs: Sequence[SegmentWrite], now_us: int, markers: Mapping[int, Marker]) -> int:
-    """Bring everything that is derived from the batches up to date; return how many records they hold."""
+    """Update all state that is derived from the batches. Return the number of their records."""
     hot, own_hot, epochs, producers = log.services.hot, log.hot, log.epochs, log.producers
     records = 0
     begun, rolled = producers.transactions.begun, False
@@ -95,7 +102,7 @@ def _record(log: LogState, runs: Sequence[SegmentWrite], now_us: int, markers: M
             producers.record(header, markers.get(base_offset) if markers else None)
             hot.add(own_hot, base_offset, CachedBatch(packed_header, body, header.next_offset))
             records += header.record_count
-    # A segment that has ended may be sealed, and its log be too large now, though no mark may move for long.
+    # The ended segment may now be due for sealing or the log be too large, although no offset may move for a long time.
     if rolled or producers.transactions.begun != begun:
         log.services.moved.add(log.tp)
     return records

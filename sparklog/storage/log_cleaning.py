@@ -1,4 +1,4 @@
-"""The cleaning of one log, as its owner sees it: when it is due, what is under way, what earlier ones have done."""
+"""The cleaning of one log from the log's side: when one is due, which one runs, and the result of earlier ones."""
 
 from __future__ import annotations
 
@@ -25,23 +25,26 @@ logger = logging.getLogger(__name__)
 
 
 class LogCleaning:
-    """Owned by its ``Log``, on the event loop."""
+    """The cleanings of one ``Log``, which owns it, on the event loop."""
 
     __slots__ = ("_durability", "_log", "_may_spill", "held", "job", "state")
 
     def __init__(self, log: LogState, durability: LogDurability) -> None:
-        #: how far the log was compacted
+        #: How far the log was compacted.
         self.state = CleanerState()
         self.job: CleanJob | None = None
-        #: a thread copies segments for a cut: what replaced one would be shorter than the copy
+        #: A thread copies segments for a truncation. A replaced segment would be shorter than the copy.
         self.held = False
-        #: not after a cleaning whose spilled keys left no room for segments: the next one makes some, in its memory
+        #: False after a cleaning whose spilled keys left no room for segments. The next one stays in memory and frees
+        #: space.
         self._may_spill = True
         self._log = log
         self._durability = durability
 
     def load(self) -> None:
-        """Read what earlier cleanings have left. Without it, or where it cannot be read, all is dirty again.
+        """Read the state that earlier cleanings left.
+
+        If it is missing or unreadable, the whole log is dirty again.
 
         Raises:
             NewerFormatError, OSError.
@@ -58,7 +61,7 @@ class LogCleaning:
             logger.warning("%s; the log is cleaned from its start", failure)
 
     def dirty_ratio(self, now_us: int, *, at_once: bool = False) -> float | None:
-        """Part of the log's bytes that is new since the last cleaning; None: no cleaning is due.
+        """Return the part of the log's bytes that is new since the last cleaning, or None if no cleaning is due.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -69,8 +72,9 @@ class LogCleaning:
         return found[0].dirty_ratio if found is not None else None
 
     def due_again_us(self, now_us: int) -> int | None:
-        """Of a log without a ``dirty_ratio`` at ``now_us``: when it may have one although nothing changes, in
-        microseconds since the epoch; None: never.
+        """Return when a log without a ``dirty_ratio`` at ``now_us`` may have one without a change, or None for never.
+
+        The time is in microseconds since the epoch.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -79,8 +83,11 @@ class LogCleaning:
             return due_again_us(self._cleanable(), self.state, now_us=now_us, config=self._log.config)
 
     def begin(self, rules: CleaningRules, now_us: int, *, at_once: bool = False) -> CleanJob | None:
-        """A job for a thread, when a cleaning is due: ``read_keys``, then for each of its ``groups`` ``rewrite``, here
-        ``replace_segments``, in the thread ``settle``; at last ``finish``, and here ``finished``.
+        """Return a job for a thread if a cleaning is due.
+
+        The thread calls ``read_keys``, then ``rewrite`` for each of its ``groups``. After each the loop calls
+        ``replace_segments`` here, and the thread ``settle``. At the end the thread calls ``finish``, and the loop
+        ``finished`` here.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -110,13 +117,13 @@ class LogCleaning:
         return self.job
 
     def _due(self, now_us: int, *, at_once: bool) -> tuple[CleaningCandidate, list[SegmentFacts]] | None:
-        """Whether a cleaning is to begin, and of which segments."""
+        """Return the cleaning that is due and its segments, or None."""
         segments = self._cleanable()
         found = due(segments, self.state, now_us=now_us, config=self._log.config, at_once=at_once)
         return (found, segments[: found.segment_count]) if found is not None else None
 
     def _cleanable(self) -> list[SegmentFacts]:
-        """Sealed segments whose transactions are decided, if any may be cleaned now."""
+        """Return the sealed segments without open transactions, or none if no cleaning may run now."""
         log = self._log
         if not log.config.compacted or log.config.restoring or not log.chain.sealed_prefix:
             return []
@@ -131,7 +138,10 @@ class LogCleaning:
         return segments
 
     def _last_batches(self, now_us: int) -> frozenset[int]:
-        """Where the last batch of each producer begins that is not forgotten yet: it stays, whatever it holds."""
+        """Return the base offsets of the last batch of each producer that is not expired.
+
+        These batches stay, even without records.
+        """
         expired_us = now_us - self._log.services.producer_id_expiration_ms * 1000
         return frozenset(
             entry.batches[-1].base_offset
@@ -140,8 +150,11 @@ class LogCleaning:
         )
 
     def replace_segments(self, job: CleanJob, replacement: Replacement) -> bool:
-        """Put a segment that ``job`` wrote in the place of the old ones; False when the log has changed meanwhile.
-        Who reads an old one goes on undisturbed.
+        """Replace the old segments by one that ``job`` wrote.
+
+        Return False if the log has changed in the meantime.
+
+        Readers of an old segment are not disturbed.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -158,25 +171,24 @@ class LogCleaning:
         return True
 
     def finished(self, job: CleanJob, state: CleanerState | None) -> None:
-        """``job`` has ended; ``state`` is what its ``finish`` returned, None when it did not come so far."""
+        """Handle the end of ``job``. ``state`` is the result of its ``finish``, or None if it did not get there."""
         if self.job is not job:
             return
         self.job = None
         self._may_spill = not (job.out_of_room and job.tally.bytes_spilled)
         if state is not None:
             self.state = state
-            # aborted records are gone from there
+            # the cleaned part has no aborted records any more
             self._log.producers.transactions.forget_below(min(state.end, job.segments[-1].end_offset))
 
     def stop(self) -> None:
-        """Before the segments are touched by anyone else. Raises OSError as the disk does."""
+        """Cancel the running job before another part of the log changes the segments. Raises OSError like the disk."""
         job, self.job = self.job, None
         if job is not None:
             job.cancel()
 
     def cut(self, end: int) -> None:
-        """The log is about to be cut to ``end``: what is known of more must be gone from the disk before. Raises
-        OSError as the disk does."""
+        """Lower the cleaned state on disk before the log is truncated to ``end``. Raises OSError like the disk."""
         self.stop()
         state = self.state.cut(end)
         if state != self.state:

@@ -1,14 +1,14 @@
-"""One log directory: one disk, one broker slot, all the logs of that broker.
+"""One log directory: one disk, one broker slot, and all logs of that broker.
 
 ::
 
-    <log dir>/meta.json, broker.lock, supervisor.lock      meta
-              checkpoint, running, clean-stop              checkpoints
+    <log dir>/meta.json, broker.lock, supervisor.lock      directory_meta
+              checkpoint, running, clean-stop              checkpoints, clean_shutdown
               <topic>-<partition>/...                      log
-              removed/<n>                                  on its way out
-              set-aside/<n>-<topic>-<partition>            not served, and kept: set_aside
+              removed/<n>                                  deleted; a thread removes the files
+              set-aside/<n>-<topic>-<partition>            kept, but not served: set_aside
 
-Owned by the broker's event loop. Removal of files runs in a thread of its own; ``checkpoint_job`` may run in any.
+The broker's event loop owns the directory. A separate thread removes files. ``checkpoint_job`` may run in any thread.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogDirectory:
-    """Made by ``open``; then ``load`` once; ``close`` at the end."""
+    """The log directory of one broker process: ``open`` makes it, ``load`` runs once after that, ``close`` ends it."""
 
     def __init__(
         self,
@@ -83,13 +83,13 @@ class LogDirectory:
     ) -> None:
         self.path = path
         self.meta = meta
-        #: why the directory is offline; None while it is usable
+        #: The reason why the directory is offline. None: it is usable.
         self.offline: str | None = None
-        #: logs that are kept though no replica here has them
+        #: Logs that are kept although no replica on this broker uses them.
         self.kept_aside = SetAside(disk, path)
-        #: Directories of logs that were taken out of ``set-aside/`` and could not be opened.
+        #: Directories of logs that were moved out of ``set-aside/`` and could not be opened.
         self._not_put_back: set[str] = set()
-        #: what this broker has seen its cluster count to
+        #: The highest controller epoch, producer id and incarnation that this broker knows of its cluster.
         self.seen_file = SeenFile(disk, path)
         self._disk = disk
         self._lock = lock
@@ -103,20 +103,20 @@ class LogDirectory:
         self._in_background = in_background
         self._removals = itertools.count()
         self._checkpoint_lock = threading.Lock()
-        #: held while ``running`` is written; a failure of that is noted in it as well
+        #: Held while ``running`` is written. If that write fails, the failure is recorded under the same lock.
         self._mark_lock = threading.RLock()
         self._checkpoint_numbers = itertools.count(1)
         self._checkpoint_written = 0
         self._checkpoint_content: tuple[PartitionCheckpoint, ...] | None = None
-        #: of each log that holds something, as last taken; and all of it, as last taken
+        #: The last checkpoint entry of each log with records, and the tuple of all entries that was made last.
         self._marks: dict[TopicPartition, PartitionCheckpoint] = {}
         self._taken: tuple[PartitionCheckpoint, ...] = ()
         self._changed: set[TopicPartition] = set()
-        #: see ``flush_later``; the function is called when there is one more
+        #: The logs that wait for a flush, see ``flush_later``. The function is called when a log is added.
         self.unflushed: set[TopicPartition] = set()
         self.on_unflushed: Callable[[], None] = lambda: None
         self._closed = False
-        #: logs that had files when the last checkpoint was taken
+        #: The number of logs that had files when the last checkpoint was taken.
         self.on_disk = 0
         self._services = LogContext(
             disk=disk,
@@ -131,26 +131,27 @@ class LogDirectory:
             producer_id_expiration_ms=config.producer_id_expiration_ms,
             producer_count=ProducerCount(config.producer_ids_max, self._expire_producers),
         )
-        #: nothing was in flight when the last process ended
+        #: No write was in flight when the last process ended.
         self.clean = True
-        #: everything the last process had written is there: its page cache was not lost, ``load`` found no damage
+        #: The disk has everything that the last process wrote: no page cache was lost, and ``load`` found no damage.
         self.trusted = True
-        #: the disk has failed a process of this boot, so that the page cache may show what the disk does not have
+        #: The disk failed a process since this boot. The page cache may show data that the disk does not have.
         self._failed_before = False
-        #: the broker's last one that this directory knows of; None: it was not noted
+        #: The last incarnation of the broker that this directory records. None: none is recorded.
         self.incarnation: int | None = None
-        #: topic ids of logs in the checkpoint that ``load`` did not find: deleted just before the end, or lost
+        #: Topic ids of logs that the checkpoint names and ``load`` did not find. They were deleted just before the end,
+        #: or lost.
         self.missing: dict[TopicPartition, str] = {}
-        #: topic ids of logs that may lack acknowledged records, where the directory as a whole is trusted: those that
-        #: are ``missing``, and those whose partition.json could not be read. An empty id is not known.
+        #: Topic ids of logs that may lack acknowledged records although the directory as a whole is trusted: the
+        #: ``missing`` logs, and logs with an unreadable partition.json. An empty id means that the id is unknown.
         self.doubted: dict[TopicPartition, str] = {}
-        #: logs with a directory that no durable checkpoint names
+        #: Logs with a directory that no durable checkpoint names.
         self.unnamed: set[TopicPartition] = set()
-        #: called on the event loop when ``unnamed`` grows; None: nothing waits for names
+        #: Called on the event loop when ``unnamed`` grows. None: logs need no name before they count.
         self._on_unnamed: Callable[[], None] | None = None
-        #: logs that a checkpoint has named since ``take_named`` was called last
+        #: Logs that a checkpoint has named since the last call of ``take_named``.
         self._newly_named: list[Log] = []
-        #: the checkpoint names each log whose replica has counted
+        #: The checkpoint names each log whose replica may have confirmed or committed records.
         self._names_complete = False
 
     @classmethod
@@ -167,13 +168,16 @@ class LogDirectory:
         in_background: Callable[[Callable[[], None]], object] | None = None,
         max_open_segments: int | None = None,
     ) -> LogDirectory:
-        """Take the directory for this process; made, with its meta.json, if it is new.
+        """Lock the directory for this process.
 
-        ``disk``, ``boot_id`` and ``in_background`` (which runs a removal, maybe later) are for the simulator.
+        Make the directory and its meta.json if they do not exist.
+
+        The simulator passes ``disk``, ``boot_id`` and ``in_background``. ``in_background`` runs a removal, possibly
+        later.
 
         Raises:
-            StorageError: in use by another process; of another cluster or broker; of a newer format; on NFS or FUSE;
-                not writable.
+            StorageError: another process uses the directory, it belongs to another cluster or broker, it has a newer
+                format, it is on NFS or FUSE, or it is not writable.
         """
         disk = disk or RealDisk()
         boot_id = boot_id or read_boot_id()
@@ -213,16 +217,17 @@ class LogDirectory:
     # --- logs ---------------------------------------------------------------------------------------------------
 
     def load(self) -> list[Log]:
-        """Open and, where need be, repair every log there is. Topic settings are the defaults until the controller
-        says otherwise (``Log.config``).
+        """Open every log of the directory and repair the logs that need it.
 
-        A partition directory without a readable partition.json is set aside, or, where the checkpoint says that the log
-        was fsynced, the file is written again: its topic id is in the checkpoint, its schemas in the segments. Each log
-        that the checkpoint names and that is not found as it should be is in ``doubted``: its directory is missing, set
+        Logs have the default topic settings until the controller sends others (``Log.config``).
+
+        ``load`` sets a partition directory without a readable partition.json aside. If the checkpoint says that the log
+        was fsynced, ``load`` writes the file again instead: the topic id is in the checkpoint and the schemas are in
+        the segments. ``doubted`` receives each log that the checkpoint names and whose directory is missing, is set
         aside, or holds the log of another partition or topic.
 
         Raises:
-            NewerFormatError: something was written by a newer release.
+            NewerFormatError: a newer release wrote a file or batch.
             StorageError: the disk failed, or fsynced files are missing.
         """
         started = time.monotonic()
@@ -258,8 +263,10 @@ class LogDirectory:
         return list(self._logs.values())
 
     def _write_out(self) -> None:
-        """Leave nothing in the page cache that was not written: recovery reads doubted logs from the disk, and what is
-        not written it would read from the cache."""
+        """Write all dirty pages to the disk.
+
+        Recovery reads doubted logs from the disk, but unwritten pages would come from the cache.
+        """
         if self._disk.can_sync_file_system(self._lock):
             self._disk.sync_file_system(self._lock)
 
@@ -268,7 +275,7 @@ class LogDirectory:
         return log is None or log.topic_id != entry.topic_id
 
     def _load_one(self, name: str, checkpoints: dict[TopicPartition, PartitionCheckpoint]) -> bool:
-        """Open one log; return whether something is lost of what it held."""
+        """Open one log. Return whether the log has lost some of its records."""
         restored = False
         expected = parse_directory_name(name)
         try:
@@ -285,7 +292,7 @@ class LogDirectory:
             if entry is None or entry.recovery_point <= 0:
                 self._set_aside(name, str(failure))
                 return False
-            logger.error("%s: %s; it is made anew, of topic id %s", self.path / name, failure, entry.topic_id)
+            logger.error("%s: %s; writing it again with topic id %s", self.path / name, failure, entry.topic_id)
             content, restored = PartitionFile(entry.topic, entry.partition, entry.topic_id, ()), True
         tp = TopicPartition(content.topic, content.partition)
         if directory_name(tp) != name:
@@ -308,22 +315,29 @@ class LogDirectory:
         return restored
 
     def _may_have_counted(self, name: str) -> bool:
-        """Whether a log that no checkpoint names may have held acknowledged records: only where an earlier release,
-        which did not name logs first, was the last to write here, and there are records."""
+        """Return whether a log that no checkpoint names may have held acknowledged records.
+
+        That is so only if the log has records and an earlier release, which did not name logs first, wrote here last.
+        """
         if self._names_complete:
             return False
         return any(file.endswith(DATA_SUFFIX) for file in self._disk.names(self.path / name))
 
     def _doubt(self) -> None:
-        """Doubt all logs. Once repaired the logs show no damage: the next process must hear of it if this one ends too
-        early."""
+        """Stop trusting all logs, durably.
+
+        After the repair the logs show no damage. If this process ends too early, the next one must find the mark.
+        """
         if self.trusted:
             self.trusted = False
             self._mark_doubt()
 
     def _doubt_logs(self, logs: Mapping[TopicPartition, str]) -> None:
-        """Doubt these logs alone, by their topic ids. The checkpoint that is written next does not name those that are
-        missing: the next process must hear of them if this one ends too early."""
+        """Add these logs, with their topic ids, to ``doubted``, durably.
+
+        The next checkpoint does not name the missing ones. If this process ends too early, the next one must find the
+        mark.
+        """
         known = len(self.doubted)
         for tp, topic_id in logs.items():
             self.doubted[tp] = topic_id or self.doubted.get(tp, "")
@@ -342,21 +356,24 @@ class LogDirectory:
                 mark_failed(self._disk, self.path, mark)
 
     def _note_cuts(self) -> None:
-        """What comes in the place of what was cut is not fsynced, whatever the checkpoint says of what was there."""
+        """Write a checkpoint after a truncation.
+
+        Records that replace the truncated ones are not fsynced, but the old checkpoint claims that these offsets are.
+        """
         try:
             self.checkpoint()
-        except OSError as failure:  # nor is there room for much to come
-            logger.error("%s: the checkpoint claims more than is left: %s", self.path, failure)
+        except OSError as failure:  # a full disk also has little room for records that would replace the truncated ones
+            logger.error("%s: the checkpoint claims records that the logs no longer have: %s", self.path, failure)
         self.take_named()
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Record ``incarnation``, which this process has or is about to get.
+        """Record ``incarnation``, which this process has or is about to receive.
 
-        The registration says whether the broker's logs are trusted, so the directory is not in doubt any more, unless
-        its disk failed this process. Blocks for an fsync. May be called in any thread.
+        The registration says whether the broker's logs are trusted. So the directory is no longer in doubt, unless its
+        disk failed this process. Any thread may call this. It blocks for an fsync.
 
         Raises:
-            OSError: it is not noted. The next process then counts as untrusted.
+            OSError: it is not recorded. The next process then counts as untrusted.
         """
         with self._mark_lock:
             self.incarnation = incarnation
@@ -368,23 +385,26 @@ class LogDirectory:
 
     @property
     def counted(self) -> int:
-        """The broker's last incarnation that ZooKeeper has counted, as far as it was noted; -1: none was."""
+        """Return the broker's last recorded incarnation that ZooKeeper has counted, or -1 if none is recorded."""
         return self.seen_file.seen.incarnation
 
     def note_counted(self, incarnation: int) -> None:
-        """ZooKeeper has counted ``incarnation``. Blocks for an fsync; in any thread. Raises OSError."""
+        """Record that ZooKeeper has counted ``incarnation``.
+
+        Block for an fsync; any thread may call this. Raises OSError.
+        """
         self.seen_file.note_incarnation(incarnation)
 
     def topic_notes(self) -> dict[str, TopicNote]:
-        """Return what was noted of topics, by topic id."""
+        """Return the notes on topics, by topic id."""
         return read_topic_notes(self._disk, self.path)
 
     def write_topic_notes(self, notes: dict[str, TopicNote]) -> None:
-        """Blocks for an fsync; in any thread. Raises OSError."""
+        """Write the notes on topics. Block for an fsync; any thread may call this. Raises OSError."""
         write_topic_notes(self._disk, self.path, notes)
 
     def seen(self) -> SeenNumbers:
-        """Return what a registration says of the numbers seen."""
+        """Return the highest numbers that this directory has seen, for the broker's registration."""
         seen = self.seen_file.seen
         last_epoch = max((log.last_epoch for log in self._logs.values()), default=-1)
         return SeenNumbers(seen.controller_epoch, seen.controller_id, seen.producer_ids, last_epoch)
@@ -401,11 +421,11 @@ class LogDirectory:
         )
 
     def create(self, tp: TopicPartition, topic_id: str, *, schemas: Iterable[TopicSchema], config: TopicConfig) -> Log:
-        """The log of ``tp``: the present one, with what is new in ``schemas`` and ``config``, or a new empty one.
+        """Return the log of ``tp``: the existing one, updated from ``schemas`` and ``config``, or a new empty one.
 
         Raises:
-            BrokerError: INCONSISTENT_TOPIC_ID when the log here is of a deleted topic of the same name: delete it
-                first; KAFKA_STORAGE_ERROR when the directory is offline.
+            BrokerError: INCONSISTENT_TOPIC_ID if the existing log belongs to a deleted topic of the same name; delete
+                the log first. KAFKA_STORAGE_ERROR if the directory is offline.
         """
         self._check_online()
         log = self._logs.get(tp)
@@ -431,7 +451,7 @@ class LogDirectory:
 
     @property
     def producer_ids(self) -> int:
-        """How many producer ids all logs together remember, each log for itself."""
+        """Return the number of producer ids that the logs remember. An id counts once for each log."""
         count = self._services.producer_count
         return count.used if count is not None else 0
 
@@ -441,7 +461,9 @@ class LogDirectory:
             log.expire_producers(now_us)
 
     def delete(self, tp: TopicPartition) -> None:
-        """Delete the log of ``tp``: out of sight at once, its files in a thread. Absent ones are fine.
+        """Delete the log of ``tp``.
+
+        The log disappears at once, and a thread removes its files. An absent log is allowed.
 
         Raises:
             StorageError: the directory must go offline.
@@ -454,8 +476,9 @@ class LogDirectory:
             log.delete()
 
     def set_aside(self, tp: TopicPartition, *, reason: str) -> None:
-        """Close the log of ``tp`` and move it to ``set-aside/``. A log without files is forgotten; an absent one is
-        fine.
+        """Close the log of ``tp`` and move it to ``set-aside/``.
+
+        Drop a log without files. An absent log is allowed.
 
         Raises:
             StorageError: the directory must go offline.
@@ -490,11 +513,14 @@ class LogDirectory:
         logger.warning("%s: set aside the log of topic id %s as %s/%s: %s", tp, log.topic_id, SET_ASIDE, name, reason)
 
     def put_back(self, tp: TopicPartition, topic_id: str) -> Log | None:
-        """Serve the newest intact set-aside log of this topic's partition again, if there is one. The partition has no
-        log here.
+        """Serve the newest intact set-aside log of this topic's partition again.
+
+        Return None if there is none.
+
+        The partition must not have a log here.
 
         Raises:
-            StorageError: the log cannot be opened; it stays where it is now.
+            StorageError: the log cannot be opened. It stays at its new place.
         """
         assert tp not in self._logs
         entry = self.kept_aside.newest_intact(tp, topic_id)
@@ -510,7 +536,7 @@ class LogDirectory:
         at = PartitionCheckpoint(*tp, topic_id, mark.high_watermark, mark.recovery_point, mark.log_start_offset)
         try:
             content = read_partition_file(self._disk, self.kept_aside.path / entry.name)
-            # Until the log is open, no new log may be made over its files.
+            # Until the log is open, ``create`` must not make a new log over its files.
             self._not_put_back.add(target.name)
             self.kept_aside.take_out(entry.name, target)
             self._disk.remove(target / MARK_FILE)
@@ -527,10 +553,12 @@ class LogDirectory:
         return log
 
     def remove_set_aside(self, name: str) -> None:
-        """Delete one entry of ``set-aside/``: out of sight at once, its files in a thread.
+        """Delete one entry of ``set-aside/``.
+
+        The entry disappears at once, and a thread removes its files.
 
         Raises:
-            OSError: it is not there, or could not be moved.
+            OSError: the entry does not exist, or the disk refused the move.
         """
         if name not in self._disk.names(self.kept_aside.path):
             raise FileNotFoundError(errno.ENOENT, "not set aside", name)
@@ -541,12 +569,15 @@ class LogDirectory:
     # --- names --------------------------------------------------------------------------------------------------
 
     def name_logs(self, on_unnamed: Callable[[], None]) -> None:
-        """From now on a new log is not ``named`` before a checkpoint names it durably; ``on_unnamed`` is called when
-        there is one more that has to be. The caller then writes a checkpoint and calls ``take_named``.
+        """Require from now on that a durable checkpoint names a new log before the log is ``named``.
 
-        A replica counts for nothing before its log is named: neither does its fetch confirm records, nor does it commit
-        any as leader. So the next start can tell a log that was lost from one that never held anything: neither has a
-        directory, but the checkpoint names the first."""
+        ``on_unnamed`` is called when another log needs a name. The caller then writes a checkpoint and calls
+        ``take_named``.
+
+        A replica does not count before its log is named: its fetches confirm no records, and as a leader it commits
+        none. So the next start can distinguish a lost log from a log that never held records. Neither has a directory,
+        but the checkpoint names the lost one.
+        """
         self._on_unnamed = on_unnamed
         if self.unnamed:
             on_unnamed()
@@ -557,7 +588,7 @@ class LogDirectory:
             self._on_unnamed()
 
     def take_named(self) -> list[Log]:
-        """Mark the logs that checkpoints have named durably since the last call, and return them."""
+        """Mark the logs that checkpoints have named durably since the last call as named, and return them."""
         with self._checkpoint_lock:
             found, self._newly_named = self._newly_named, []
         named = []
@@ -572,18 +603,23 @@ class LogDirectory:
     # --- durability ---------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Write high watermarks, recovery points and log start offsets. Blocks for an fsync.
+        """Write high watermarks, recovery points and log start offsets.
+
+        Block for an fsync.
 
         Raises:
             StorageError: the directory must go offline.
-            OSError: the disk is full; the checkpoint of before stands.
+            OSError: the disk is full. The previous checkpoint stays valid.
         """
         self.checkpoint_job()()
         self._delete_retired()
 
     def checkpoint_job(self) -> Callable[[], None]:
-        """The same in two parts: what is to be written is taken now; the returned function writes it, in any
-        thread. An older one that comes late writes nothing. Raises as ``checkpoint``, in either part."""
+        """Collect the checkpoint's content now, and return a function that writes it.
+
+        Any thread may call the function. It writes nothing if a later checkpoint is already written. Both parts raise
+        as ``checkpoint`` does.
+        """
         self._delete_retired()
         number = next(self._checkpoint_numbers)
         entries = self._take_checkpoint()
@@ -593,8 +629,8 @@ class LogDirectory:
         def write() -> None:
             with self._checkpoint_lock:
                 if number < self._checkpoint_written:
-                    return  # a later one names these logs as well, and has reported them
-                # Also when there is nothing to write: what was taken before this must not come after it.
+                    return  # The later checkpoint names these logs too, and has reported them.
+                # Set this even if there is nothing to write: an older content must not be written later.
                 self._checkpoint_written = number
                 content = entries if self.offline is None else self._with_earlier_syncs(entries)
                 if content is self._checkpoint_content or content == self._checkpoint_content:
@@ -613,8 +649,10 @@ class LogDirectory:
         return write
 
     def _with_earlier_syncs(self, entries: Iterable[PartitionCheckpoint]) -> tuple[PartitionCheckpoint, ...]:
-        """The same without recovery points that have risen since the checkpoint was written: the fsyncs that raised
-        them may have come after the one that failed, and such an fsync proves nothing."""
+        """Return ``entries`` without the recovery points that have risen since the checkpoint was last written.
+
+        The fsyncs that raised them may have followed the failed one. Such an fsync proves nothing.
+        """
         before = {(entry.topic_id, entry.partition): entry.recovery_point for entry in self._checkpoint_content or ()}
         return tuple(
             msgspec.structs.replace(
@@ -624,12 +662,13 @@ class LogDirectory:
         )
 
     def _take_checkpoint(self) -> tuple[PartitionCheckpoint, ...]:
-        """Of all logs that hold something; the very tuple of the last time where nothing has moved."""
+        """Return the entries of all logs with records: the same tuple object as last time if no entry changed."""
         moved, self._services.moved = self._services.moved, set()
         self._changed |= moved
         for tp in moved:
             log = self._logs.get(tp)
-            # A log that holds nothing yet has no directory: the next start would take it for one that was lost.
+            # A log without records has no directory. If the checkpoint named it, the next start would report it as
+            # lost.
             if log is not None and log.on_disk:
                 self._marks[tp] = log.checkpoint()
         if moved or len(self._marks) != len(self._taken):
@@ -637,29 +676,39 @@ class LogDirectory:
         return self._taken
 
     def take_changed(self) -> set[TopicPartition]:
-        """Logs of which something else is committed, durable, sealed, cleaned or deleted than when this was last asked,
-        or a segment or a transaction has begun: about all others there is to do what there was. Some may be gone."""
+        """Return the logs that changed since the last call, and start a new set.
+
+        A log changes when its committed, durable, sealed, cleaned or deleted part changes, or when a segment or a
+        transaction begins. For all other logs the due maintenance is the same as before. Some of the returned logs may
+        no longer exist.
+        """
         changed, self._changed = self._changed | self._services.moved, set()
         return changed
 
     def flush_later(self, tp: TopicPartition) -> None:
-        """The log of ``tp`` is to be fsynced by time: in ``unflushed`` until whoever looks finds that it has been."""
+        """Add the log of ``tp`` to ``unflushed``: it needs an fsync because of its age. The flusher removes it."""
         self.unflushed.add(tp)
         self.on_unflushed()
 
     def sync_ahead(self) -> SyncAhead | None:
-        """A round of making durable what is here, before a clean stop and while there is still work. None: of few logs
-        it does not pay. A disk tells once that it has lost something: then the directory is offline, the stop not
-        clean, and what another round would be told proves nothing."""
+        """Return a round of fsyncs to run before a clean stop, while the broker still serves.
+
+        Return None if there is little to do.
+
+        A disk reports a lost write only once. The directory is then offline, the stop is not clean, and the success of
+        another round would prove nothing.
+        """
         if self.offline is not None or not at_once(self._logs, self._disk, self._lock):
             return None
         return SyncAhead(self._logs.values(), disk=self._disk, handle=self._lock, failed=self.fail)
 
     def write_clean_marker(self) -> None:
-        """fsync all logs, then say so on disk. Nothing may be appended afterwards. Blocks.
+        """fsync all logs, then write the marker of a clean stop.
+
+        Block. No append may follow.
 
         Raises:
-            StorageError: the disk failed; the next start will check everything.
+            StorageError: the disk failed. The next start will check everything.
         """
         self._check_online()
         try:
@@ -671,9 +720,11 @@ class LogDirectory:
             raise StorageError(f"log directory {self.path}: {failure}") from failure
 
     def close(self, *, process_ends: bool = False) -> None:
-        """Close all files and free the directory. Without ``write_clean_marker`` before, this is a crash to the
-        next start. Where the process ends it closes the files of logs at which no cleaner can be at work: of ten
-        thousand that takes a tenth of a second."""
+        """Close all files and unlock the directory.
+
+        Without an earlier ``write_clean_marker`` the next start treats this as a crash. With ``process_ends`` it closes
+        only the files of logs that a cleaner may be reading: closing ten thousand logs takes a tenth of a second.
+        """
         if self._closed:
             return
         self._closed = True
@@ -687,8 +738,10 @@ class LogDirectory:
     # --- inside -------------------------------------------------------------------------------------------------
 
     def fail(self, detail: str) -> None:
-        """Take the directory offline: its disk cannot be counted on. The next process doubts it. In any thread; only
-        the first call counts."""
+        """Take the directory offline because its disk is unreliable, and record that for the next process.
+
+        Any thread may call this. Only the first call has an effect.
+        """
         with self._mark_lock:
             if self.offline is not None:
                 return
@@ -702,10 +755,17 @@ class LogDirectory:
                 mark = BootMark(self._boot_id, self.incarnation, doubted=True, named=self._names_complete)
                 mark_failed(self._disk, self.path, mark)
             except OSError as failure:
-                logger.critical("%s: the next start must not trust it, which cannot be noted: %s", self.path, failure)
+                logger.critical(
+                    "%s: the next start must not trust this directory, but the mark for it cannot be written: %s",
+                    self.path,
+                    failure,
+                )
 
     def _sync_failed(self, failure: OSError) -> None:
-        """A full disk need not have lost anything: whoever asked for the fsync knows."""
+        """Take the directory offline, unless the disk is only full.
+
+        The caller of the fsync handles a full disk, which need not have lost data.
+        """
         if not is_full(failure):
             self.fail(f"fsync: {failure}")
 
@@ -714,7 +774,7 @@ class LogDirectory:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self.path} is offline: {self.offline}")
 
     def _delete_retired(self) -> None:
-        """Segments below a log start that is on disk by now can go."""
+        """Delete segments below a log start that is now on disk."""
         retired = self._services.retired
         if not retired:
             return
@@ -731,7 +791,7 @@ class LogDirectory:
                 try:
                     self._disk.remove(path)
                 except OSError as failure:  # noqa: PERF203 - a failed one must not stop the others
-                    # not in anybody's way: the next start removes it
+                    # A file that stays does no harm: the next start removes it.
                     logger.warning("cannot remove %s: %s", path, failure)
 
         if paths:
@@ -757,7 +817,7 @@ class LogDirectory:
             try:
                 try:
                     self._disk.remove_tree(target)
-                except NotADirectoryError:  # a file that was set aside
+                except NotADirectoryError:  # an entry that is a single file
                     self._disk.remove(target)
             except OSError as failure:
                 logger.warning("cannot remove %s: %s", target, failure)

@@ -1,6 +1,7 @@
-"""What of a log is fsynced, and when: with a seal, as ``flush.messages`` and ``flush.ms`` ask, before a clean stop.
+"""The fsyncs of one log: with a seal, for ``flush.messages`` and ``flush.ms``, and before a clean stop.
 
-Everything else rests on replication. Jobs run in threads; the recovery point moves when the log hears of their end.
+Durability of all other records depends on replication. Jobs run in threads. The recovery point moves when the log is
+called with the finished job.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from sparklog.storage.partition_file import PARTITION_FILE, PartitionFileJob
 from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import NO_CUT
 
-#: A log of so few batches leaves no state files behind at a clean stop.
+#: A log with at most this many batches leaves no state files at a clean stop.
 _FEW_BATCHES = 256
 
 
 class LogDurability:
-    """Owned by its ``Log``, on the event loop."""
+    """The fsyncs of one ``Log``, which owns it, on the event loop."""
 
     __slots__ = ("_cut", "_job", "_schemas_job", "_state", "_unflushed_records", "_unflushed_since_us")
 
@@ -25,41 +26,45 @@ class LogDurability:
         self._state = state
         self._unflushed_since_us = -1
         self._unflushed_records = 0
-        #: at work in a thread
+        #: The flush that runs in a thread.
         self._job: FlushJob | None = None
-        #: ``LogState.unsynced_cut`` as it was when that began
+        #: ``LogState.unsynced_cut`` at the start of that flush.
         self._cut = NO_CUT
         self._schemas_job: PartitionFileJob | None = None
 
     @property
     def is_behind(self) -> bool:
-        """Whether a rolled segment waits for its seal, or a schema to be stored: ``seals_due`` and ``schemas_due`` are
-        to be asked again from time to time. Else not before something is written."""
+        """Return whether a rolled segment waits for its seal, or a schema for its storage.
+
+        If so, call ``seals_due`` and ``schemas_due`` periodically. Otherwise they need no call before the next append.
+        """
         chain = self._state.chain
         return chain.sealed_prefix < len(chain.segments) - 1 or self._lacks_schema()
 
     @property
     def may_be_due(self) -> bool:
-        """False: ``seals_due`` and ``schemas_due`` have nothing."""
+        """Return False if ``seals_due`` and ``schemas_due`` certainly have no job."""
         state = self._state
         return bool(state.directory.unstored) or state.chain.sealed_prefix < len(state.chain.segments) - 1
 
     # --- seals ----------------------------------------------------------------------------------------------------
 
     def seals_due(self) -> list[SealJob]:
-        """Jobs for the rolled segments that are committed by now: run each in a thread, then ``seal_finished``.
+        """Return jobs for the rolled segments that are now committed.
 
-        Cheap when there are none. To be asked when the high watermark moved and from time to time: a job that found
-        the disk full is due again.
+        Run each in a thread, then call ``seal_finished``.
+
+        This is cheap if there are none. Call it when the high watermark moved and periodically: a job that found the
+        disk full is due again.
         """
         state = self._state
         if state.chain.sealed_prefix >= len(state.chain.segments) - 1:
-            return []  # as after nearly every append
+            return []  # the usual case after an append
         schemas = state.directory.schemas
         return state.seals.due(state.chain, state.high_watermark, epochs=state.epochs, schemas=schemas)
 
     def seal_finished(self, job: SealJob) -> None:
-        """``job.run`` returned (when it raised, the directory goes offline instead)."""
+        """Handle the end of ``job.run``. If it raised, the directory goes offline instead."""
         state = self._state
         if job.cancelled or state.closed:
             return
@@ -67,7 +72,7 @@ class LogDurability:
         state.chain.count_sealed()
         self._count_sealed()
         if job.done and state.chain.sealed_prefix:
-            # all of those; what comes behind them may still have been cut
+            # The sealed segments are fsynced. Later segments may contain a truncation that is not fsynced.
             fsynced = state.chain.segments[state.chain.sealed_prefix - 1].end_offset
             state.unsynced_cut = max(state.unsynced_cut, fsynced)
 
@@ -78,8 +83,11 @@ class LogDurability:
             state.recovery_point = max(state.recovery_point, self._with_schemas(fsynced))
 
     def _with_schemas(self, end_offset: int) -> int:
-        """As far as ``end_offset`` batches survive a power cut once they are fsynced: below the first segment whose
-        schema only its own front has, which recovery does not believe before a checkpoint tells that it is durable."""
+        """Return the offset, at most ``end_offset``, up to which fsynced batches survive a power cut.
+
+        It is the start of the first segment whose schema only its own front has. Recovery does not trust that schema
+        before a checkpoint says that it is durable.
+        """
         unstored = self._state.directory.unstored
         if unstored:
             for segment in self._state.chain.segments:
@@ -90,27 +98,27 @@ class LogDurability:
     # --- schemas --------------------------------------------------------------------------------------------------
 
     def schemas_due(self) -> PartitionFileJob | None:
-        """A job that stores the schemas which ``partition.json`` lacks, once a segment is of one of them: run it in a
-        thread, then ``schemas_stored``. None while one is at work.
+        """Return a job that stores the schemas that ``partition.json`` lacks, once a segment uses one of them.
 
-        Cheap when there is none. To be asked as ``seals_due``.
+        Run it in a thread, then call ``schemas_stored``. Return None while a job runs. This is cheap if there is none;
+        call it when ``seals_due`` is called.
         """
         state = self._state
         if not state.directory.unstored or self._schemas_job is not None:
-            return None  # as after nearly every append
+            return None  # the usual case after an append
         if self._lacks_schema():
             self._schemas_job = state.directory.store_job()
         return self._schemas_job
 
     def _lacks_schema(self) -> bool:
-        """Whether there is a segment of a schema that only its own front has."""
+        """Return whether there is a segment whose schema only its own front has."""
         unstored, chain = self._state.directory.unstored, self._state.chain
         return bool(unstored) and any(
             segment.schema_id in unstored for segment in chain.segments[chain.sealed_prefix :]
         )
 
     def schemas_stored(self, job: PartitionFileJob) -> None:
-        """``job.run`` returned (when it raised, the directory goes offline instead)."""
+        """Handle the end of ``job.run``. If it raised, the directory goes offline instead."""
         if job is self._schemas_job:
             self._schemas_job = None
             if job.done:
@@ -118,7 +126,7 @@ class LogDurability:
                 self._count_sealed()
 
     def cancel_schemas(self) -> None:
-        """The directory is about to go, or what is to be stored is stored here and now."""
+        """Cancel the job, because the directory is about to go or the caller stores the schemas itself."""
         job, self._schemas_job = self._schemas_job, None
         if job is not None:
             job.cancel()
@@ -126,8 +134,10 @@ class LogDurability:
     # --- flushes --------------------------------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """The log was opened. What an earlier process appended and did not fsync is as old as its newest batch: with
-        ``flush.ms`` it does not wait for the next append."""
+        """Count the records that an earlier process appended and did not fsync.
+
+        They are as old as the newest batch, so ``flush.ms`` does not wait for the next append.
+        """
         state = self._state
         last = state.chain.last
         if last is not None and state.recovery_point < state.log_end_offset:
@@ -135,14 +145,16 @@ class LogDurability:
             self._unflushed_since_us = max(last.last_append_us, 0)
 
     def appended(self, records: int, now_us: int) -> None:
-        """So many are in the page cache alone; with ``flush.messages`` of them there, not for longer.
+        """Count appended records that are only in the page cache.
+
+        Flush when ``flush.messages`` is reached.
 
         Raises:
             StorageError: the log directory must go offline.
         """
         self._unflushed_records += records
         since_us = self._unflushed_since_us
-        if since_us < 0 or since_us > now_us:  # of a batch whose leader's clock was ahead
+        if since_us < 0 or since_us > now_us:  # a batch from a leader with a fast clock
             self._unflushed_since_us = now_us
             if since_us < 0 and self._state.config.flush_ms > 0:
                 self._state.services.flush_later(self._state.tp)
@@ -150,7 +162,9 @@ class LogDurability:
             self.flush()
 
     def flush(self) -> None:
-        """fsync everything up to the log end. Blocks for as long as the disk takes.
+        """fsync everything up to the log end.
+
+        Block until the disk is done.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -170,11 +184,11 @@ class LogDurability:
 
     @property
     def _unsynced_cut(self) -> int:
-        """As far as is known before the flush at work ends."""
+        """Return the start of the truncation that is not known to be fsynced while a flush runs."""
         return min(self._state.unsynced_cut, NO_CUT if self._job is None else self._cut)
 
     def _store_schemas(self) -> None:
-        """In ``partition.json``, durably; a disk without room for it is asked again later."""
+        """Store the schemas in ``partition.json``, durably. If the disk is full, a later flush tries again."""
         self.cancel_schemas()
         try:
             self._state.directory.restore_partition_file()
@@ -190,17 +204,21 @@ class LogDurability:
 
     @property
     def awaits_flush(self) -> bool:
-        """Whether ``flush_due`` and ``schemas_due`` are to be asked until what is here is durable, as ``flush.ms``
-        wants it. When that begins ``LogContext.flush_later`` is told."""
+        """Return whether ``flush.ms`` requires calls of ``flush_due`` and ``schemas_due`` until the log is durable.
+
+        ``LogContext.flush_later`` is called when that begins.
+        """
         if self._state.config.flush_ms <= 0:
             return False
         return self._unflushed_since_us >= 0 or self._job is not None or self._lacks_schema()
 
     def flush_due(self, now_us: int) -> FlushJob | None:
-        """A job for what is to be fsynced when ``flush.ms`` have passed since the oldest append that was not: run it in
-        a thread, then ``flush_finished``. None while one is at work."""
+        """Return a job that fsyncs the log when ``flush.ms`` have passed since the oldest append that is not fsynced.
+
+        Run it in a thread, then call ``flush_finished``. Return None while a job runs.
+        """
         state = self._state
-        self._unflushed_since_us = min(self._unflushed_since_us, now_us)  # the clock has been put back since
+        self._unflushed_since_us = min(self._unflushed_since_us, now_us)  # the clock may have been set back
         waited_us = now_us - self._unflushed_since_us
         if self._job is not None or self._unflushed_since_us < 0 or not 0 < state.config.flush_ms * 1000 <= waited_us:
             return None
@@ -219,7 +237,7 @@ class LogDurability:
         return self._job
 
     def flush_finished(self, job: FlushJob) -> None:
-        """``job.run`` returned (when it raised, the directory goes offline instead)."""
+        """Handle the end of ``job.run``. If it raised, the directory goes offline instead."""
         if job is not self._job:
             return
         self._job = None
@@ -227,7 +245,7 @@ class LogDurability:
         self._unflushed_records = max(self._unflushed_records - job.records, 0)
 
     def cancel_flush(self) -> None:
-        """Files that it knows of are about to go, or to be cut."""
+        """Cancel the flush, because some of its files are about to be deleted or truncated."""
         job, self._job = self._job, None
         if job is not None:
             job.cancelled = True
@@ -238,11 +256,13 @@ class LogDurability:
 
     @property
     def is_clean(self) -> bool:
-        """Nothing is to be done before a clean stop."""
+        """Return whether the log needs no work before a clean stop."""
         return self._state.clean or not self._state.directory.exists
 
     def prepare_clean_stop(self) -> None:
-        """Make everything durable, and the next open quick. Blocks; other logs may be made ready at the same time.
+        """Make everything durable, and prepare a fast next open.
+
+        Block. Several logs may do this at the same time.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -254,24 +274,28 @@ class LogDurability:
         state.seals.cancel(state.chain.segments)
         self.flush()
         with state.offline_on_error("flushing"):
-            state.disk.sync_directory(state.directory.path)  # a cut below what was flushed has renamed files
+            state.disk.sync_directory(state.directory.path)  # a truncation below the flushed end has renamed files
         self._write_state(sync=True)
         state.clean = True
 
     def await_sync(self) -> bool:
-        """The file system is about to be told to write all it has; ``synced`` follows. False: nothing is to be done for
-        this log, or more than that."""
+        """Prepare for a sync of the whole file system, after which ``synced`` is called.
+
+        Return False if this log needs no work, or needs more than the sync.
+        """
         state = self._state
         state.untouched = not (state.closed or self.is_clean or self._leaves_state)
         return state.untouched
 
     def synced(self) -> None:
-        """All that had been written at ``await_sync`` is durable: where nothing was since, that is all there is."""
+        """Mark the log durable after the sync of the file system, unless it has changed since ``await_sync``."""
         if self._state.untouched and not self._state.closed:
             self.made_durable()
 
     def leave_state(self) -> None:
-        """As ``prepare_clean_stop``, for one of many logs that are made durable together: ``made_durable`` follows.
+        """Write the state files of one of many logs that are made durable together.
+
+        ``made_durable`` follows.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -281,13 +305,16 @@ class LogDurability:
         self._write_state(sync=False)
 
     def made_durable(self) -> None:
-        """All that was written until now is durable, what ``leave_state`` wrote as well."""
+        """Mark everything durable that was written until now, including the files of ``leave_state``."""
         self._flushed()
         self._state.clean = True
 
     @property
     def _leaves_state(self) -> bool:
-        """Of few batches the next open has read the headers sooner than the files that would spare it that."""
+        """Return whether state files pay off.
+
+        The next open reads the headers of few batches faster than state files.
+        """
         segments = self._state.chain.segments
         return len(segments) != 1 or segments[0].count > _FEW_BATCHES
 

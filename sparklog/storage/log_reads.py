@@ -1,7 +1,7 @@
-"""What a read of a log finds: whole batches, their headers alone, or the files they lie in.
+"""Reads of a log: whole batches, their headers alone, or the files that hold them.
 
-Looks only: which offsets may be asked for, what counts as served, and what becomes of a disk's error are the log's
-business. All of it stays within one segment. Functions raise OSError and StorageError as the disk and the segment do.
+This module only reads. The log decides which offsets may be read, what counts as served, and how to handle a disk's
+error. Each read stays within one segment. Functions raise OSError and StorageError like the disk and the segment.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ MANY = 1 << 62
 
 
 class LogSlice(NamedTuple):
-    """Whole batches read from a log. ``bodies`` back to back are ``body_bytes`` long; ``headers`` are packed."""
+    """Whole batches read from a log. ``bodies`` together are ``body_bytes`` long; ``headers`` are packed."""
 
     headers: bytes
     bodies: list[Buffer]
     body_bytes: int
     batch_count: int
-    #: where to read on; the offset asked for when there is nothing
+    #: The offset of the next read: the requested offset if there is no batch.
     next_offset: int
 
 
 class HandedOut(NamedTuple):
-    """Batches ``[first, last)`` of a segment's index, and so many bytes of its data that a reader may map."""
+    """Batches ``[first, last)`` of a segment's index, and the ``data_bytes`` of its data that a reader may map."""
 
     data_path: Path
     index_path: Path
@@ -54,11 +54,14 @@ def whole_batches(
     max_batches: int,
     mapped: bool,
 ) -> LogSlice:
-    """From the batch that holds ``offset`` on: one that ends at or below ``end_offset`` at least, else as many as fit
-    ``max_bytes`` and ``max_batches``. Out of memory where they are there, else out of the file. ``mapped``: see
-    ``Log.read``."""
+    """Return batches from the one that holds ``offset`` on.
+
+    The result has at least one batch if one ends at or below ``end_offset``; otherwise it has as many as fit into
+    ``max_bytes`` and ``max_batches``. The batches come from memory if they are there, else from the file. ``mapped``:
+    see ``Log.read``.
+    """
     newest = hot.get(offset)
-    if newest is not None and newest.next_offset == end_offset:  # the only one, as it is where latency counts
+    if newest is not None and newest.next_offset == end_offset:  # the only batch, as usual when latency matters
         return LogSlice(bytes(newest.header), [newest.body], len(newest.body), 1, end_offset)
     segment = chain.at(offset)
     first = segment.find(offset)
@@ -78,7 +81,7 @@ def whole_batches(
 
 
 def headers_alone(chain: SegmentChain, offset: int, *, max_batches: int, end_offset: int) -> LogSlice:
-    """As ``whole_batches`` without bodies; ``body_bytes`` is what the batches take."""
+    """Return what ``whole_batches`` returns, without bodies. ``body_bytes`` is the size of the batches."""
     segment = chain.at(offset)
     first = segment.find(offset)
     last = min(segment.reach(first, segment.data_size, end_offset=end_offset), first + max_batches)
@@ -88,8 +91,10 @@ def headers_alone(chain: SegmentChain, offset: int, *, max_batches: int, end_off
 
 
 def files(chain: SegmentChain, offset: int, *, end_offset: int) -> HandedOut | None:
-    """The segment that holds ``offset``, up to its last batch that ends at or below ``end_offset``; None: there is no
-    such batch."""
+    """Return the files of the segment that holds ``offset``, up to its last batch that ends at or below ``end_offset``.
+
+    Return None if there is no such batch.
+    """
     segment = chain.at(offset)
     first = segment.find(offset)
     last = segment.reach(first, segment.data_size, end_offset=end_offset)
@@ -102,8 +107,10 @@ def files(chain: SegmentChain, offset: int, *, end_offset: int) -> HandedOut | N
 def offset_for_time(
     chain: SegmentChain, timestamp_us: int, *, log_start_offset: int, end_offset: int
 ) -> tuple[int, int] | None:
-    """Base offset and greatest timestamp of the first batch below ``end_offset`` that holds a record at or after
-    ``timestamp_us``; None when there is none. The offset is not below the log start."""
+    """Return base offset and greatest timestamp of the first batch with a record at or after ``timestamp_us``.
+
+    Only batches below ``end_offset`` count. Return None if there is none. The offset is not below the log start.
+    """
     for segment in chain.segments:
         if segment.base_offset >= end_offset:
             break
@@ -115,5 +122,5 @@ def offset_for_time(
 
 
 def _offset_of(segment: Segment, number: int) -> int:
-    """Where batch ``number`` of a segment begins; for the number behind the last one, where the segment ends."""
+    """Return the base offset of batch ``number``. The number after the last batch has the segment's end offset."""
     return segment.bases()[number] if number < segment.count else segment.end_offset

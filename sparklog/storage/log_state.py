@@ -1,11 +1,11 @@
-"""What one log consists of: its segments, what is derived from their batches, and how far it is committed and fsynced.
+"""The state of one log: its segments, the state derived from their batches, and how far it is committed and fsynced.
 
-``Log`` owns it. Who works on a part of the log's life has it from there: ``log_appends`` (how it becomes longer; by one
-plain batch: ``append_fast_path``), ``LogTruncation`` (shorter), ``LogDurability`` (seals, flushes, clean stops),
-``LogCleaning`` (compaction). All of them on the event loop.
+``Log`` owns it. Each module for a part of the log's life uses it: ``log_appends`` makes the log longer
+(``append_fast_path`` by one plain batch), ``LogTruncation`` shorter. ``LogDurability`` is for seals, flushes and clean
+stops, and ``LogCleaning`` for compaction. All run on the event loop.
 
-Invariants: log start <= high watermark <= log end; everything below the recovery point is fsynced; the leader epochs
-of the batches do not fall.
+Invariants: log start <= high watermark <= log end; everything below the recovery point is fsynced; the leader epochs of
+the batches never decrease.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sparklog.storage.tombstone_window import TombstoneWindow
 
 
 class LogState:
-    """Owned by its ``Log``. Empty until ``recover`` or the first append."""
+    """The state of one ``Log``, which owns it. Empty until ``recover`` or the first append."""
 
     __slots__ = (
         "_high_watermark", "_log_start_offset", "_recovery_point", "absence", "chain", "claimed_end", "clean", "closed",
@@ -53,7 +53,7 @@ class LogState:
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
-        #: replaced when the topic's settings change
+        #: Replaced when the topic's settings change.
         self.config = config
         self.services = services
         self.disk = services.disk
@@ -65,28 +65,29 @@ class LogState:
         self.producers.count_in(services.producer_count)
         self.hot: HotLog = {}
         self.absence = TombstoneWindow()
-        #: next offset to be written
+        #: The next offset to be written.
         self.log_end_offset = 0
         self._log_start_offset = 0
         self._high_watermark = 0
         self._recovery_point = 0
-        #: A segment from here on was cut and not fsynced since. A power cut may put back what was cut: what comes in
-        #: the next segment would not follow it, and is not durable before the cut is.
+        #: Segments from this offset on were truncated and not fsynced since. A power cut may restore what was
+        #: truncated. Then the batches of the next segment would not follow it, so they are not durable before the
+        #: truncation is.
         self.unsynced_cut = NO_CUT
-        #: readers may have mapped the files up to here
+        #: Readers may have mapped the files up to this offset.
         self.served_end = 0
-        #: the most that a checkpoint, on disk or on its way there, says of this log
+        #: The greatest offset that any checkpoint, on disk or being written, has for this log.
         self.claimed_end = 0
-        #: nothing changed since the state for a clean stop was written
+        #: Nothing has changed since the state for a clean stop was written.
         self.clean = False
-        #: nothing was appended or cut since all there was began to be made durable, ahead of a clean stop
+        #: Nothing was appended or truncated since a round of fsyncs before a clean stop began.
         self.untouched = False
         self.closed = False
-        #: what the last open had to cut, for people
+        #: What the last open truncated, as sentences for operators.
         self.findings: tuple[str, ...] = ()
 
     def recover(self, checkpoint: PartitionCheckpoint | None, *, clean: bool, trusted: bool) -> list[str]:
-        """Open what is in the directory; returns the names of what that was. Raises as ``recover_log``."""
+        """Open the files of the directory and return its names. Raises as ``recover_log``."""
         recovery_point = checkpoint.recovery_point if checkpoint is not None else 0
         start = checkpoint.log_start_offset if checkpoint is not None else 0
         found = recover_log(
@@ -118,15 +119,16 @@ class LogState:
         self.recovery_point = min(recovery_point, self.log_end_offset)
         self.unsynced_cut = found.cut_from
         if last is not None and not clean:
-            # The killed process may have cut any segment that is not wholly below the recovery point, or ends at it.
+            # The killed process may have truncated any segment that is not wholly below the recovery point, or that
+            # ends there.
             self.unsynced_cut = min(found.cut_from, self.recovery_point - 1)
-        # a reader of the earlier process may still have any of this mapped
+        # a reader of the earlier process may still have all of this mapped
         self.served_end = self.log_end_offset
         if last is not None:
             self.absence.last_progress_us = last.last_append_us
         return found.names
 
-    # --- marks: what the checkpoint of the log directory says of this log -----------------------------------------
+    # --- marks: the entry of this log in the directory's checkpoint ---------------------------------------------------
 
     @property
     def log_start_offset(self) -> int:
@@ -148,7 +150,7 @@ class LogState:
 
     @property
     def recovery_point(self) -> int:
-        """Everything below is fsynced."""
+        """Return the offset below which everything is fsynced."""
         return self._recovery_point
 
     @recovery_point.setter
@@ -157,13 +159,13 @@ class LogState:
         self.services.moved.add(self.tp)
 
     def checkpoint(self) -> PartitionCheckpoint:
-        """What is to be written now; it counts as claimed from here on."""
+        """Return the entry to be checkpointed now. It counts as claimed from now on."""
         mark, recovery_point = self._high_watermark, self._recovery_point
         self.claimed_end = max(self.claimed_end, mark, recovery_point)
         topic, partition = self.tp
         return PartitionCheckpoint(topic, partition, self.topic_id, mark, recovery_point, self._log_start_offset)
 
-    # --- what is derived from the batches -------------------------------------------------------------------------
+    # --- state derived from the batches ------------------------------------------------------------------------------
 
     @property
     def first_segment_offset(self) -> int:
@@ -174,28 +176,28 @@ class LogState:
         return stable if stable == high_watermark else max(stable, min(self.log_start_offset, high_watermark))
 
     def load_producers(self, segments: list[Segment]) -> ProducerTable:
-        """What these segments, and the snapshots on disk, say of producers."""
+        """Return the producers according to these segments and the snapshots on disk."""
         snapshots = snapshot_offsets(self.disk.names(self.directory.path))
         return load_producers(self.disk, self.directory.path, segments, snapshots=snapshots)[0]
 
     def bridge(self, leaving: list[Segment]) -> bool:
-        """Keep what the segments about to go say of producers, if there is room for that."""
+        """Save the producers of segments that are about to be deleted. Return whether the disk had room for that."""
         base = leaving[-1].end_offset
-        self.seals.cancel(leaving)  # the last one's would write the same file, in another thread
+        self.seals.cancel(leaving)  # the seal of the last one would write the same file in another thread
         return self.write_if_room(
             "writing the producers of",
             lambda: self.seals.bridge(base, lambda: self.load_producers(leaving)),
         )
 
     def segment_was_cut(self) -> None:
-        """The last one: it ended later, in batches or in what an append had begun to write."""
+        """Record that the last segment was truncated: batches, or the beginning of an append."""
         self.clean = self.untouched = False
         last = self.chain.last
         if last is not None:
             self.unsynced_cut = min(self.unsynced_cut, last.base_offset)
 
     def forget_from(self, end: int) -> None:
-        """The segments end at ``end`` now: so does everything derived from them."""
+        """Drop everything derived from batches at or above ``end``, where the segments now end."""
         self.clean = self.untouched = False
         forget_from(self.hot, end)
         self.epochs.truncate(end)
@@ -213,7 +215,7 @@ class LogState:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: the log is closed")
 
     def write_if_room(self, doing: str, write: Callable[[], None]) -> bool:
-        """False: the disk is full, which other logs may be about to change."""
+        """Run ``write``. Return False if the disk is full, which other logs may soon change."""
         with self.offline_on_error(doing):
             try:
                 write()
@@ -224,5 +226,5 @@ class LogState:
         return True
 
     def offline_on_error(self, doing: str) -> AbstractContextManager[None]:
-        """Whatever the disk refuses inside takes the log directory offline. For the rare paths."""
+        """Take the log directory offline if the block fails. For the rare paths."""
         return self.services.offline_on_error(f"{doing} {self.tp}")

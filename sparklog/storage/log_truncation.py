@@ -1,8 +1,8 @@
-"""How a log becomes shorter: cut at its end, begun anew, or let go of at its start.
+"""The operations that make a log shorter: truncation at its end, a restart, and deletion at its start.
 
-A cut takes what was appended and must not count: first the checkpoint on disk claims no more than will be left, then
-the segments go newest first, then what is derived from them. At the start whole segments leave the log at once, and
-their files once the new log start is durable.
+A truncation removes appends that must not count. First the checkpoint on disk is lowered to what will remain, then the
+segments are deleted, newest first, then the derived state. At the start whole segments leave the log at once, and their
+files are deleted once the new log start is durable.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from sparklog.storage.truncation_job import TruncationJob
 
 
 class LogTruncation:
-    """Owned by its ``Log``, which says what the methods mean to its users. They raise StorageError when the log
-    directory must go offline."""
+    """The truncations of one ``Log``, which owns it and documents the methods.
+
+    The methods raise StorageError if the log directory must go offline.
+    """
 
     __slots__ = ("_cleaning", "_durability", "_job", "_state")
 
@@ -25,16 +27,16 @@ class LogTruncation:
         self._state = state
         self._durability = durability
         self._cleaning = cleaning
-        #: of the cut that is to come
+        #: The job of the next truncation.
         self._job: TruncationJob | None = None
 
     # --- at the end -----------------------------------------------------------------------------------------------
 
     def begin(self, offset: int) -> TruncationJob | None:
-        """A job for a thread, before ``truncate`` to this offset is told of it; None: that has nothing to copy.
+        """Return a job for a thread that prepares ``truncate`` to this offset, or None if there is nothing to copy.
 
-        The log stays as it is meanwhile. Its high watermark is to be at or below ``offset``, or at a log start above
-        that, and to stay there.
+        The log does not change until then. Its high watermark must be at or below ``offset``, or at a log start above
+        that, and must stay there.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -49,13 +51,13 @@ class LogTruncation:
             if end > state.first_segment_offset:
                 copied = state.chain.copied_by_cut(end, served_end=state.served_end)
                 if copied is not None:
-                    self._cleaning.stop()  # it may have begun when more was committed
+                    self._cleaning.stop()  # the cleaner may have begun when more was committed
                     self._job = TruncationJob(*copied, frees_segments=copied[0] is not state.chain.last)
                     self._cleaning.held = True
         return self._job
 
     def cancel(self) -> None:
-        """The cut that was begun does not come, or not as it was begun."""
+        """Cancel the job: its truncation does not follow, or not in that form."""
         job, self._job = self._job, None
         self._cleaning.held = False
         if job is not None:
@@ -67,7 +69,7 @@ class LogTruncation:
         try:
             return self._truncate(offset, job if job is self._job else None)
         finally:
-            self.cancel()  # what was not used of it
+            self.cancel()  # drop what was not used of the job
 
     def _truncate(self, offset: int, job: TruncationJob | None) -> int:
         state = self._state
@@ -81,7 +83,7 @@ class LogTruncation:
                 return end
             served_end = state.served_end
             self._prepare_cut(end)
-            # the one that ends at the cut becomes the last: it may go on
+            # The segment that ends at the new end becomes the last one, and may be appended to.
             state.seals.cancel(segment for segment in state.chain.segments if segment.end_offset >= end)
             state.chain.cut(end, served_end=served_end, job=job)
             state.segment_was_cut()
@@ -107,11 +109,12 @@ class LogTruncation:
             state.absence.ended()
 
     def _prepare_cut(self, end: int) -> None:
-        """Before a cut to ``end`` the checkpoint on disk must not claim more than will be left.
+        """Lower the checkpoint on disk to what a truncation to ``end`` leaves.
 
-        What is appended next above ``end`` is not fsynced, whatever was there before; a log shorter than its
-        checkpoint is taken for a damaged one; and segments below its log start are removed on open. What it claims
-        is not what is known here: whoever orders the cut lowers the high watermark first.
+        Appends above ``end`` are not fsynced, whatever the checkpoint says of the old batches there. A log shorter than
+        its checkpoint counts as damaged. And the next open removes segments below the checkpoint's log start. This uses
+        what the checkpoint claims, not the current state, because the caller lowers the high watermark before the
+        truncation.
         """
         state = self._state
         if state.directory.exists:
@@ -127,8 +130,12 @@ class LogTruncation:
     # --- at the start ---------------------------------------------------------------------------------------------
 
     def advance_start(self, offset: int) -> int:
-        """The files of what leaves go when a checkpoint has made the new log start durable (``delete_retired``): a log
-        whose first segment is missing in part must not be taken for a damaged one."""
+        """Raise the log start.
+
+        ``delete_retired`` deletes the files after a checkpoint has made it durable.
+
+        Otherwise a log without a part of its first segment would count as damaged.
+        """
         state = self._state
         state.check_open()
         start = min(offset, state.high_watermark)
@@ -172,13 +179,13 @@ class LogTruncation:
         return due_us
 
     def _roll_due_us(self) -> int | None:
-        """When the active segment will be old enough to be ended; None: not before it is written to."""
+        """Return when the active segment will be old enough to be rolled, or None if not before the next write."""
         state, last, config = self._state, self._state.chain.last, self._state.config
         if last is None or config.restoring or (last.count == 1 and last.begins_with_marker):
             return None
         due_us = None
         if "delete" in config.cleanup_policy and config.retention_ms >= 0:
-            # Segments go in order: behind one that stays the active one would be ended again and again.
+            # Segments are deleted in order. If an earlier one stays, the active one would roll again and again.
             due_us = max(segment.running_max for segment in state.chain.segments) + config.retention_ms * 1000 + 1
         if config.compacted:
             due_us = _earlier(due_us, last.first_append_us + config.max_compaction_lag_ms * 1000 + 1)

@@ -1,8 +1,8 @@
-"""The newest offset of each key, in a stated number of bytes a key: the part of a cleaning's keys that is in memory.
+"""The newest offset of each key, in a fixed number of bytes for each key: the in-memory part of a cleaning's keys.
 
-Pure numpy: hashes of keys (``record.key_hash``) and offsets in a table that whole batches are put into and asked of at
-a time. A key stands in the first free slot from the one that its hash names; no slot is freed but all at once. What
-becomes of a full one is its owner's (``key_table``). Source: Kafka's ``SkimpyOffsetMap``.
+Pure numpy. A hash table of keys' hashes (``record.key_hash``) and offsets, with operations on whole batches. A key is
+in the first free slot from the one that its hash names. Slots are freed only all together. The owner (``key_table``)
+decides what happens to a full map. Source: Kafka's ``SkimpyOffsetMap``.
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ import numpy.typing as npt
 
 from sparklog.record.key_hash import KeyHashes
 
-#: What a key takes at most: 24 bytes a slot, at most 8/3 slots a key, and half as much again while the table grows, or
-#: is read in order.
+#: The most bytes of a key: 24 bytes for a slot, at most 8/3 slots for a key, and half as much again while the table
+#: grows or is read in order.
 BYTES_PER_KEY = 96
-#: Slots that may be taken, of four.
+#: The number of slots, of four, that may be used.
 _TAKEN_OF_FOUR = 3
 _SMALLEST_SLOTS = 1024
-#: Slots looked through at a time while the table grows: what is copied out of them comes on top of both tables.
+#: The number of slots that are moved at a time while the table grows. Their copies need memory besides both tables.
 _MOVED_AT_ONCE = 8192
-#: Offset of a key that is not there.
+#: The offset of an absent key.
 ABSENT = -1
 
 
 class OffsetMap:
-    """Filled with ``put``, asked with ``newest``. Used by one thread."""
+    """The newest offset of each key, filled with ``put`` and read with ``newest``. One thread uses it."""
 
     def __init__(self, max_bytes: int) -> None:
-        #: distinct keys it takes
+        #: The number of distinct keys that fit.
         self.capacity = max(1, max_bytes // BYTES_PER_KEY)
         self._used = 0
         self._make(_SMALLEST_SLOTS)
 
     def __len__(self) -> int:
-        """Distinct keys."""
+        """Return the number of distinct keys."""
         return self._used
 
     def put(self, keys: KeyHashes, offsets: npt.NDArray[np.int64]) -> int:
-        """Take the keys of records at rising ``offsets``, all above those put before; return how many, from the
-        first on, there was room for."""
+        """Add the keys of records at rising ``offsets``, all above the earlier ones.
+
+        Return the number of records, from the first on, whose keys had room.
+        """
         count = len(offsets)
         room = self.capacity - self._used
-        if count > room:  # more of them than there is room for may be there already
+        if count > room:  # the map may already have some of the keys
             absent = np.flatnonzero(self.newest(keys) == ABSENT)
             if len(absent) > room:
                 count = int(absent[room])
@@ -56,7 +58,7 @@ class OffsetMap:
         return count
 
     def newest(self, keys: KeyHashes) -> npt.NDArray[np.int64]:
-        """The newest offset of each key, -1 for one that was not put."""
+        """Return the newest offset of each key, or -1 for a key that was not put."""
         at = self._first_slots(keys.high)
         found = self._offsets[at]
         asking = np.flatnonzero((found != ABSENT) & ~self._is_at(at, keys.high, keys.low))
@@ -70,7 +72,7 @@ class OffsetMap:
         return found
 
     def sorted_rows(self, at_once: int) -> Iterator[npt.NDArray[np.uint64]]:
-        """All keys by hash, ``at_once`` at a time: upper half, lower half and offset of each."""
+        """Yield all keys by hash, ``at_once`` at a time: upper half, lower half and offset of each."""
         taken = np.flatnonzero(self._offsets != ABSENT)
         taken = taken[np.argsort(self._high[taken])]
         for first in range(0, len(taken), at_once):
@@ -81,7 +83,7 @@ class OffsetMap:
             yield rows
 
     def clear(self) -> None:
-        """No key is there any more; the table stays as large as it is."""
+        """Remove all keys. The table keeps its size."""
         self._used = 0
         self._offsets.fill(ABSENT)
 
@@ -93,7 +95,7 @@ class OffsetMap:
         self._offsets = np.full(slots, ABSENT, np.int64)
 
     def _make_room(self, more: int) -> None:
-        """For so many keys more: the table is doubled until they fit."""
+        """Double the table until ``more`` keys fit."""
         slots = self._mask + 1
         while 4 * (self._used + more) > _TAKEN_OF_FOUR * slots:
             slots *= 2
@@ -109,12 +111,14 @@ class OffsetMap:
     def _insert(
         self, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]
     ) -> None:
-        """There is room for all of them. Of a key that comes twice the later one counts: where a place is assigned to
-        more than once, numpy keeps the last."""
+        """Insert the keys, which must have room.
+
+        If a key occurs twice, the later offset counts: numpy keeps the last of several assignments to one index.
+        """
         at = self._first_slots(high)
         while len(at):
             free = np.flatnonzero(self._offsets[at] == ABSENT)
-            if len(free):  # of those that want the same slot the last one gets it, whole
+            if len(free):  # of keys for the same slot the last one gets it
                 slots = at[free]
                 self._high[slots], self._low[slots] = high[free], low[free]
                 self._offsets[slots] = offsets[free]

@@ -1,6 +1,6 @@
-"""A bound on open segment files: tens of thousands of partitions share a few hundred descriptors.
+"""The limit of open segment files: tens of thousands of partitions share a few hundred descriptors.
 
-Least recently used segments are closed first. Closing loses nothing: all of a segment's state in memory is on disk.
+The least recently used segments are closed first. Closing loses nothing, because all state of a segment is on disk.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import resource
 from collections import OrderedDict
 from typing import Protocol
 
-#: Descriptors left to sockets and everything else of the process.
+#: Descriptors reserved for sockets and everything else in the process.
 _RESERVED = 512
-#: Of these, what is no client's: listening sockets, ZooKeeper, followed leaders, checkpoints, logs, the loop itself.
+#: The part of these that clients cannot use: listening sockets, ZooKeeper, followed leaders, checkpoints, logs, the
+#: loop.
 _OWN = 128
-#: More than this many descriptors are of no use to one broker.
+#: More descriptors than this are of no use to one broker.
 _ENOUGH = 65_536
-#: Data file, index file, and the duplicate a memory map holds.
+#: Data file, index file, and the duplicate for a memory map.
 _PER_SEGMENT = 3
 
 
@@ -24,7 +25,7 @@ class Closable(Protocol):
 
 
 class OpenFiles:
-    """The segments of one log directory that have open files. Owned by the event loop."""
+    """The segments of one log directory with open files. Owned by the event loop."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit if limit is not None else _default_limit()
@@ -34,7 +35,7 @@ class OpenFiles:
         return len(self._open)
 
     def opened(self, segment: Closable) -> None:
-        """``segment`` opened its files: others may have to close theirs."""
+        """Record that ``segment`` opened its files. Close those of others if the limit is exceeded."""
         self._open[segment] = None
         while len(self._open) > self.limit:
             self._open.popitem(last=False)[0].close()
@@ -47,7 +48,7 @@ class OpenFiles:
 
 
 def raise_descriptor_limit() -> None:
-    """Take as many descriptors as the process may have; shells and service managers start it with fewer."""
+    """Raise the limit of descriptors to the process's maximum. Shells and service managers start it with fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -55,7 +56,10 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_for_clients() -> int:
-    """Connections there may be while every segment that may be open is: one more would take a log's descriptor."""
+    """Return the number of connections that fit while the most segments are open.
+
+    One more would use a log's descriptor.
+    """
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, soft - _PER_SEGMENT * _default_limit() - _OWN)
 

@@ -1,8 +1,8 @@
 """The directory of one log, and the schemas of its batches.
 
-Made by the log's first append, so that an empty partition costs nothing on disk. Schemas known by then are in
-``partition.json``. A later one costs nothing either until it is used: its segments begin with it, and once there is one
-a thread brings it into the file (``PartitionFileJob``).
+The log's first append makes the directory, so an empty partition costs nothing on disk. ``partition.json`` has the
+schemas that are known by then. A later schema also costs nothing before it is used. Its segments begin with it, and
+once such a segment exists, a thread writes the schema to the file (``PartitionFileJob``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, Parti
 
 
 class PartitionDirectory:
-    """Owned by its log, on the event loop. Methods raise OSError as the disk does."""
+    """The directory of one log, which owns this object, on the event loop. Methods raise OSError like the disk."""
 
     __slots__ = ("_disk", "_services", "_topic_id", "_tp", "exists", "path", "schemas", "unstored")
 
@@ -29,11 +29,11 @@ class PartitionDirectory:
         self, path: Path, *, tp: TopicPartition, topic_id: str, schemas: Iterable[TopicSchema], services: LogContext
     ) -> None:
         self.path = path
-        #: whether it is on the disk
+        #: The directory exists on disk.
         self.exists = False
-        #: schema messages by schema id
+        #: Schema messages by schema id.
         self.schemas = {schema.schema_id: schema.message for schema in schemas}
-        #: ids of those that ``partition.json`` lacks
+        #: The schema ids that ``partition.json`` lacks.
         self.unstored: set[int] = set()
         self._tp = tp
         self._topic_id = topic_id
@@ -41,8 +41,11 @@ class PartitionDirectory:
         self._disk = services.disk
 
     def prepare_for_append(self) -> None:
-        """It is there. ``partition.json`` is not fsynced before the first batches are (``sync``, sealing): a power cut
-        that loses it loses nothing that was."""
+        """Make the directory if it does not exist.
+
+        ``partition.json`` is fsynced only together with the first batches (``sync``, sealing). A power cut that loses
+        the file loses no fsynced batch.
+        """
         if not self.exists:
             self._disk.make_directory(self.path)
             write_partition_file(self._disk, self.path, self._content(), sync=False)
@@ -56,27 +59,27 @@ class PartitionDirectory:
         return PartitionFile(self._tp.topic, self._tp.partition, self._topic_id, schemas)
 
     def learn(self, schema: TopicSchema) -> None:
-        """A known id is left as it is."""
+        """Add a schema. A known id keeps its schema."""
         if schema.schema_id not in self.schemas:
             self.schemas[schema.schema_id] = schema.message
             self.unstored.add(schema.schema_id)
 
     def store_job(self) -> PartitionFileJob:
-        """For a thread, then ``stored``."""
+        """Return a job for a thread. Call ``stored`` after it."""
         return PartitionFileJob(self._disk, self.path, self._content())
 
     def stored(self, content: PartitionFile) -> None:
-        """``partition.json`` has it, durably."""
+        """Record that ``partition.json`` has these schemas, durably."""
         self.unstored.difference_update(schema.schema_id for schema in content.schemas)
 
     def restore_partition_file(self) -> None:
-        """Where it cannot be read any more. Blocks."""
+        """Write ``partition.json`` again, for example because it is unreadable. Block."""
         content = self._content()
         write_partition_file(self._disk, self.path, content, sync=True)
         self.stored(content)
 
     def schema_message(self, schema_id: int) -> bytes:
-        """Raises BrokerError SCHEMA_OUTDATED for an id that is not known here."""
+        """Return the schema message. Raises BrokerError SCHEMA_OUTDATED for an unknown id."""
         message = self.schemas.get(schema_id)
         if message is None:
             raise BrokerError(
@@ -86,18 +89,18 @@ class PartitionDirectory:
         return message
 
     def schema(self, schema_id: int) -> pa.Schema:
-        """Raises as ``schema_message``."""
+        """Return the schema. Raises as ``schema_message``."""
         return parse_schema(self.schema_message(schema_id))
 
     def prelude(self, schema_id: int) -> bytes:
-        """First bytes of a segment with this schema. Raises as ``schema_message``."""
+        """Return the first bytes of a segment with this schema. Raises as ``schema_message``."""
         return self._services.prelude(self.schema_message(schema_id))
 
     def prelude_length(self, schema_id: int) -> int:
         return len(self.prelude(schema_id))
 
     def sync(self) -> None:
-        """fsync ``partition.json`` and the names of all files. Blocks."""
+        """fsync ``partition.json`` and the names of all files. Block."""
         sync_file(self._disk, self.path / PARTITION_FILE)
         self._disk.sync_directory(self.path)
         self._disk.sync_directory(self.path.parent)

@@ -1,8 +1,8 @@
-"""``partition.json``: whose log a partition directory holds, and the schemas its segments need.
+"""``partition.json``: the partition and topic id of a log, and the schemas of its segments.
 
-Written with the log's first append, and fsynced before anything in the log counts as fsynced. From then on it only
-gives way to one that is durable already: a log whose file a power cut empties would be set aside. A schema that came
-later is in memory and at the front of its segments at first; ``PartitionFileJob`` brings it into the file.
+The log's first append writes it. It is fsynced before anything in the log counts as fsynced. Later it is only replaced
+by a durable file: if a power cut emptied it, the next start would set the log aside. A schema that came later is first
+only in memory and at the front of its segments. ``PartitionFileJob`` writes it to the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class PartitionFile(msgspec.Struct, frozen=True):
 
 
 def directory_name(tp: TopicPartition) -> str:
-    """As Kafka names it. At most 255 bytes, since topic names have at most 249 and partitions 5 digits."""
+    """Return the directory's name, as in Kafka.
+
+    It has at most 255 bytes, because topic names have at most 249 and partitions 5 digits.
+    """
     return f"{tp.topic}-{tp.partition}"
 
 
@@ -41,7 +44,7 @@ def parse_directory_name(name: str) -> TopicPartition | None:
 
 
 def read_partition_file(disk: Disk, directory: Path) -> PartitionFile:
-    """Raises FileNotFoundError, StorageError or NewerFormatError."""
+    """Return the content of the file. Raises FileNotFoundError, StorageError or NewerFormatError."""
     path = directory / PARTITION_FILE
     return decode_state(read_file(disk, path), PartitionFile, path=path)
 
@@ -51,12 +54,11 @@ def write_partition_file(disk: Disk, directory: Path, content: PartitionFile, *,
 
 
 class PartitionFileJob:
-    """Brings the schemas of ``content`` into ``partition.json``. Made and finished on the event loop, run once in any
-    thread."""
+    """The write of ``content`` to ``partition.json``. Made and finished on the event loop; run once in any thread."""
 
     def __init__(self, disk: Disk, directory: Path, content: PartitionFile) -> None:
         self.content = content
-        #: it is there, durably
+        #: The file has the content, durably.
         self.done = False
         self._cancelled = False
         self._disk = disk
@@ -64,12 +66,14 @@ class PartitionFileJob:
         self._by_path = threading.Lock()
 
     def cancel(self) -> None:
-        """Nothing is written by this job after this returns: another log may get the directory's name."""
+        """Stop the job: after the return it writes nothing, because another log may get the directory's name."""
         with self._by_path:
             self._cancelled = True
 
     def run(self) -> None:
-        """Returns without ``done`` when cancelled or the disk is full (it will be due again).
+        """Write the file.
+
+        Return without ``done`` if cancelled or if the disk is full; the job is then due again.
 
         Raises:
             StorageError: the log directory must go offline.

@@ -1,9 +1,9 @@
-"""How many producer ids the logs of one directory remember together: bounded, and no id of a living producer goes.
+"""The number of producer ids that the logs of one directory remember together, with a limit that drops no active id.
 
-Anybody can invent producer ids. Each takes some 650 bytes for each log that it wrote to, until it has been idle for
-``producer.id.expiration.ms``. At the bound, ids that have been idle for so long are dropped from all logs. If there
-is still no room, an id that a log does not know yet is refused with an error that a producer may repeat. What a log
-knows stays: an id that was dropped early would make its producer's next retry a new batch.
+Any client can make up producer ids. Each takes some 650 bytes in each log that it wrote to, until it has been idle for
+``producer.id.expiration.ms``. At the limit, all logs drop the ids that have been idle that long. If that frees no room,
+an id that is new to a log is refused with a retriable error. A known id stays: without it, its producer's next retry
+would count as a new batch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 from sparklog.errors import BrokerError, ErrorCode
 
-#: Between two looks for ids that have been idle for too long: a look goes through all of them.
+#: The pause between two searches for idle ids, because each search reads all of them.
 _PAUSE_S = 60.0
 
 
 class ProducerCount:
-    """Owner: ``LogDirectory``, for the tables of all its logs, on the broker's event loop."""
+    """The count for the producer tables of all logs. Owned by ``LogDirectory``, on the broker's event loop."""
 
     def __init__(self, limit: int, expire: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
@@ -27,7 +27,7 @@ class ProducerCount:
         self._expired_s = -_PAUSE_S
 
     def require_room(self) -> None:
-        """Raises BrokerError THROTTLING_QUOTA_EXCEEDED when there is no room for one id more."""
+        """Raise BrokerError THROTTLING_QUOTA_EXCEEDED if there is no room for one more id."""
         if self.used < self.limit:
             return
         now_s = time.monotonic()

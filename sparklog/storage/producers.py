@@ -1,14 +1,14 @@
-"""Which batches of which producer are in the log: the table that makes a retried batch a duplicate.
+"""The producers of one log and their last batches, by which a retried batch is recognised as a duplicate.
 
-Pure: the log asks ``known`` before it appends as a leader, and records with ``record`` whatever was appended, as leader
-or follower. Entries are immutable, so a snapshot is a shallow copy. For each producer id the newest epoch and its last
-five batches are kept: a producer has at most five in flight. Source: KIP-98, KIP-360.
+Pure. The log calls ``known`` before it appends as a leader. It calls ``record`` for every appended batch, as leader or
+follower. Entries are immutable, so a snapshot is a shallow copy. The table keeps the newest epoch and its last five
+batches of each producer id, because a producer has at most five in flight. Source: KIP-98, KIP-360.
 
-The open transactions of a log stand beside (``transactions``): they come from the same batches and go into the same
-snapshots. A transactional producer's id serves one transaction, and leaves the table with its marker.
+The open transactions of a log are in ``transactions``. They come from the same batches and go into the same snapshots.
+A transactional producer's id serves one transaction, and leaves the table with its marker.
 
-A producer id nobody knows here must begin at sequence 0. (Kafka takes any sequence then; a pipelined batch that
-overtakes a refused first one would be accepted there and the first be lost.)
+An unknown producer id must begin at sequence 0. (Kafka accepts any sequence then. A pipelined batch that overtakes a
+refused first batch would be accepted, and the first would be lost.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AppendedBatch(NamedTuple):
 
 
 class ProducerEntry(NamedTuple):
-    """What is known of one producer id. ``batches`` are those of ``epoch``, oldest first, at most five."""
+    """The state of one producer id. ``batches`` are those of ``epoch``, oldest first, at most five."""
 
     epoch: int
     batches: tuple[AppendedBatch, ...]
@@ -49,7 +49,7 @@ class ProducerEntry(NamedTuple):
 
 
 class ProducerSnapshot(msgspec.Struct, frozen=True):
-    """The table as it was when the log ended at ``end_offset``.
+    """The table at the time when the log ended at ``end_offset``.
 
     ``entries``: producer id, epoch, time of the last append in us, batches as in ``AppendedBatch``. ``open``: producer
     id, epoch, first offset. ``aborted`` and ``recent`` as in ``TransactionState``. Version 2 added the transactions.
@@ -74,14 +74,16 @@ class ProducerState(NamedTuple):
 
 
 def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRange | None:
-    """Decide about one batch of an idempotent producer: None when it is next in line.
+    """Check the sequence of one batch of an idempotent producer.
+
+    Return None if it is the next one.
 
     Returns:
-        The earlier range when it is an exact duplicate of one of the last five batches.
+        The earlier range if it is an exact duplicate of one of the last five batches.
 
     Raises:
-        BrokerError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or, for a duplicate older than the last
-            five batches, DUPLICATE_SEQUENCE_NUMBER.
+        BrokerError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or, for a duplicate older than the last five
+            batches, DUPLICATE_SEQUENCE_NUMBER.
     """
     first, epoch = header.first_sequence, header.producer_epoch
     if entry is not None and epoch < entry.epoch:
@@ -98,7 +100,7 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
             )
         return None
     expected = (entry.batches[-1].last_sequence + 1) % _SEQUENCES
-    if first == expected:  # none of the five begins there: they hold fewer records than there are sequences
+    if first == expected:  # no duplicate: five batches hold fewer records than there are sequences
         return None
     last = _last_sequence(header)
     for batch in reversed(entry.batches):
@@ -107,7 +109,8 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
     if (expected - 1 - last) % _SEQUENCES < _SEQUENCES // 2:
         raise BrokerError(
             ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
-            f"producer {header.producer_id}: sequences {first} to {last} came long ago, {expected} expected",
+            f"producer {header.producer_id}: sequences {first} to {last} are older than the last five batches, "
+            f"{expected} expected",
         )
     raise BrokerError(
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -116,7 +119,7 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
 
 
 def with_batch(entry: ProducerEntry | None, header: BatchHeader) -> ProducerEntry:
-    """The entry after ``header``, which has its offsets, was appended."""
+    """Return the entry after the append of ``header``, which has its final offsets."""
     return _with_appended(entry, header, header.base_offset, header.append_time)
 
 
@@ -124,7 +127,7 @@ def _with_appended(
     entry: ProducerEntry | None, header: BatchHeader, base_offset: int, append_time: int
 ) -> ProducerEntry:
     first, span = header.first_sequence, header.offset_span
-    # Made as the classes themselves do, without a call of Python's own: it is done for every batch.
+    # Built as the classes do it, but without a Python call, because this runs for every batch.
     batch = tuple.__new__(AppendedBatch, (first, (first + span - 1) % _SEQUENCES, base_offset, base_offset + span))
     if entry is None or header.producer_epoch > entry.epoch:
         return ProducerEntry(header.producer_epoch, (batch,), append_time)
@@ -137,7 +140,7 @@ class ProducerTable:
 
     def __init__(self, entries: Entries | None = None, transactions: TransactionState | None = None) -> None:
         self._entries: dict[int, ProducerEntry] = dict(entries or {})
-        #: Of all logs of the directory; None: nobody counts them.
+        #: The count of all logs of the directory. None: no count is kept.
         self._count: ProducerCount | None = None
         self.transactions = TransactionTable(transactions)
 
@@ -145,7 +148,7 @@ class ProducerTable:
         return len(self._entries)
 
     def count_in(self, count: ProducerCount | None) -> None:
-        """Count the ids of this table there from now on, and no longer where they were counted before."""
+        """Count this table's ids in ``count`` from now on, and no longer in the earlier count."""
         if self._count is not None:
             self._count.used -= len(self._entries)
         self._count = count
@@ -153,7 +156,7 @@ class ProducerTable:
             count.used += len(self._entries)
 
     def _changed(self, before: int) -> None:
-        """There were ``before`` ids."""
+        """Update the count after a change. There were ``before`` ids."""
         if self._count is not None:
             self._count.used += len(self._entries) - before
 
@@ -164,12 +167,13 @@ class ProducerTable:
         return self._entries.values()
 
     def known(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
-        """Offsets of the first of these batches, as far as they are in the log already: a prefix, since a retry begins
-        with the oldest batch. ``tp`` is for the error.
+        """Return the offset ranges of the first of these batches, as far as the log already has them.
+
+        They are a prefix, because a retry begins with the oldest batch. ``tp`` is for the error.
 
         Raises:
-            BrokerError: as ``check_sequence``; INVALID_REQUEST for a known batch behind a new one;
-                THROTTLING_QUOTA_EXCEEDED for a new producer id where there is no room for it.
+            BrokerError: as ``check_sequence``; INVALID_REQUEST for a known batch after a new one;
+                THROTTLING_QUOTA_EXCEEDED for a new producer id if there is no room for it.
         """
         if len(batches) == 1:
             earlier = self._earlier(batches[0][0])
@@ -183,7 +187,7 @@ class ProducerTable:
         entry = self._entries.get(producer_id)
         if entry is not None and entry.epoch == header.producer_epoch and entry.batches:
             next_in_line = (entry.batches[-1].last_sequence + 1) % _SEQUENCES
-            if first == next_in_line:  # as nearly all are
+            if first == next_in_line:  # the usual case
                 return None
         earlier = check_sequence(entry, header)
         if entry is None and self._count is not None:
@@ -191,7 +195,7 @@ class ProducerTable:
         return earlier
 
     def _known_of_several(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
-        """Each is looked at as if those before it were in the log."""
+        """Check each batch as if the batches before it were in the log."""
         known: list[OffsetRange] = []
         staged: dict[int, ProducerEntry] = {}
         for number, (header, _) in enumerate(batches):
@@ -214,7 +218,7 @@ class ProducerTable:
         return known
 
     def record(self, header: BatchHeader, marker: Marker | None = None) -> None:
-        """``header`` was appended; ``marker`` is what it says, if it is one."""
+        """Record the appended batch ``header``. ``marker`` is its content if it is a marker."""
         before = len(self._entries)
         if marker is not None:
             self.transactions.ended(header, marker)
@@ -226,7 +230,10 @@ class ProducerTable:
         self._changed(before)
 
     def record_plain(self, header: BatchHeader, base_offset: int, append_time: int) -> None:
-        """As ``record``, of a batch that is neither a marker nor in a transaction; ``header`` as it came."""
+        """Record a batch that is neither a marker nor in a transaction.
+
+        ``header`` is the one that the producer sent.
+        """
         producer_id, entries = header.producer_id, self._entries
         if producer_id != NO_PRODUCER and header.first_sequence >= 0:
             entry = entries.get(producer_id)
@@ -235,11 +242,11 @@ class ProducerTable:
                 self._count.used += 1
 
     def state(self) -> ProducerState:
-        """A copy that later appends do not change."""
+        """Return a copy that later appends do not change."""
         return ProducerState(dict(self._entries), self.transactions.state())
 
     def expire(self, before_us: int) -> None:
-        """Forget producers whose last append is older than ``before_us``, but for those with a transaction open."""
+        """Drop producers whose last append is older than ``before_us``, except those with an open transaction."""
         stale = [
             producer_id
             for producer_id, entry in self._entries.items()
@@ -285,11 +292,11 @@ def from_snapshot(snapshot: ProducerSnapshot) -> ProducerTable:
 
 
 def replay(table: ProducerTable, found: Iterable[tuple[BatchHeader, Marker | None]]) -> None:
-    """Bring the table up to date with batches found in the log, and what the markers among them say."""
+    """Update the table with batches found in the log, and with the content of their markers."""
     for header, marker in found:
         table.record(header, marker)
 
 
 def _last_sequence(header: BatchHeader) -> int:
-    """By offsets: a cleaned batch has fewer records than its producer sent."""
+    """Return the last sequence, computed from offsets: a cleaned batch has fewer records than its producer sent."""
     return (header.first_sequence + header.offset_span - 1) % _SEQUENCES

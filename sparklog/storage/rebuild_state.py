@@ -1,5 +1,6 @@
-"""What a log's batches say of leader epochs and producers: from the files that hold it, as far as these can be
-believed, and from the headers for the rest.
+"""Leader epochs and producers of a log, rebuilt at recovery.
+
+They come from their files as far as these are trusted, and from the headers for the rest.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ def derive_state(
     has_epochs: bool,
     recovery_point: int | None,
 ) -> tuple[EpochCache, ProducerTable, list[int]]:
-    """What the batches say of leader epochs and producers, and the snapshots that are left.
+    """Return the leader epochs and producers of the batches, and the offsets of the remaining snapshots.
 
-    Files that know of more than there is, or of something else, are removed, durably: when the log has grown to there
-    again they would be believed. ``has_epochs``: there is a ``leader-epochs``. ``recovery_point``: as far as it may be
-    believed; None: not at all.
+    Files that cover more than the log, or another log, are removed durably. Otherwise they would be trusted once the
+    log has grown to that offset again. ``has_epochs``: the file ``leader-epochs`` exists. ``recovery_point`` is the
+    offset up to which it may be trusted; None: not at all.
 
     Raises:
-        BrokerError, StorageError: something that was to be read is damaged.
+        BrokerError, StorageError: data to be read are damaged.
     """
     believed = None
     if has_epochs and recovery_point is not None:
@@ -54,7 +55,7 @@ def derive_state(
     end = segments[-1].end_offset if segments else 0
     kept = [offset for offset in snapshots if offset <= end]
     producers, used = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
-    # A later one than was used would count for one that knows what came before.
+    # A later snapshot would count as one that includes the batches before it.
     stale += [snapshot_path(directory, offset) for offset in snapshots if offset > end or offset > used]
     stale = [path for path in stale if disk.exists(path)]
     for path in stale:
@@ -65,8 +66,11 @@ def derive_state(
 
 
 def _believed_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> EpochCache | None:
-    """Believe ``leader-epochs`` below the recovery point as far as the first batch of each segment agrees with it,
-    and read the headers for the rest. None: it is of another log, or of a longer one."""
+    """Return the epochs of ``leader-epochs``, trusted below the recovery point, and of the headers for the rest.
+
+    The epoch of each segment's first batch must agree. Return None if the file belongs to another log, or to a longer
+    one.
+    """
     if not segments:
         return None
     path = directory / EPOCHS_FILE
@@ -94,7 +98,7 @@ def _believed_epochs(disk: Disk, directory: Path, segments: list[Segment], *, re
 
 
 def epochs_of(directory: Path, segments: list[Segment], known: SegmentHeaders) -> EpochCache:
-    """By the batches alone; headers that are ``known`` are not read."""
+    """Return the epochs according to the batches alone. Headers that are ``known`` are not read."""
     epochs = EpochCache()
     try:
         _add_epochs(epochs, segments, through=0, known=known)
@@ -129,8 +133,11 @@ def load_producers(
     snapshots: Sequence[int],
     headers: SegmentHeaders = MappingProxyType({}),
 ) -> tuple[ProducerTable, int]:
-    """The newest usable one of ``snapshots`` at or below the log's end, then the headers from there on. ``headers``:
-    those that need not be read. Returns that snapshot's offset as well, -1 for none: later ones could not be read."""
+    """Return the producers, and the offset of the snapshot that was used, or -1.
+
+    They come from the newest usable one of ``snapshots`` at or below the log's end, and from the headers after it.
+    ``headers`` has those that need not be read. Snapshots after the returned offset are unreadable.
+    """
     if not segments:
         return ProducerTable(), max(snapshots, default=-1)
     end = segments[-1].end_offset
@@ -143,7 +150,7 @@ def load_producers(
             table = from_snapshot(decode_state(read_file(disk, path), ProducerSnapshot, path=path))
             start = used = offset
             if start < segments[0].base_offset:
-                table.transactions.forget_open()  # what became of them stands in batches that are gone
+                table.transactions.forget_open()  # their ends are in batches that were deleted
             break
         except NewerFormatError:
             raise
@@ -159,7 +166,7 @@ def load_producers(
 
 
 def _read_batches(segment: Segment, start: int) -> Iterator[tuple[BatchHeader, Marker | None]]:
-    """Batches of idempotent producers from offset ``start`` on, and markers with what they say."""
+    """Yield the batches of idempotent producers from offset ``start`` on, and the markers with their content."""
     headers = segment.headers()
     control = headers["flags"] & _CONTROL != 0
     wanted = (headers["base_offset"] >= start) & ((headers["producer_id"] >= 0) | control)
@@ -171,7 +178,7 @@ def _read_batches(segment: Segment, start: int) -> Iterator[tuple[BatchHeader, M
 def _known_batches(
     segment: Segment, headers: Sequence[BatchHeader], start: int
 ) -> Iterator[tuple[BatchHeader, Marker | None]]:
-    """As ``_read_batches``, of a segment all of whose ``headers`` are there."""
+    """Yield the same as ``_read_batches`` for a segment whose ``headers`` are all known."""
     for at, header in enumerate(headers):
         control = header.flags & _CONTROL
         if header.base_offset >= start and (control or header.producer_id >= 0):
@@ -186,7 +193,7 @@ def _marker(segment: Segment, batch: int, header: BatchHeader) -> Marker:
 
 
 def snapshot_offsets(names: Iterable[str]) -> list[int]:
-    """Of the snapshots among the names in a log's directory, rising."""
+    """Return the offsets of the snapshots among the names in a log's directory, rising."""
     return sorted(
         int(name[:_STEM_DIGITS])
         for name in names

@@ -1,20 +1,20 @@
-"""Opening a log directory's partition: find out what of it is whole, and cut the rest.
+"""Recovery of one partition's log at the start of a broker: find the intact part and truncate the rest.
 
-Below the recovery point everything was fsynced and only its outline is looked at: sizes, contiguity, footers. Beyond
-it every header is checked against the data by both CRCs, and the log ends at the first batch that fails: a log has no
-holes. After a clean stop everything is below the recovery point.
+Below the recovery point everything was fsynced, so recovery checks only sizes, contiguity and footers. Above it
+recovery checks every header and both CRCs of each batch. The log ends at the first batch that fails a check, because a
+log has no holes. After a clean stop everything is below the recovery point.
 
-What comes after that batch may hold records all the same, and so may a segment that lacks one of its files. None of it
-is deleted: it moves to ``set-aside/`` (``segments_aside``). Headers are not made again from the data: only they have
-the offsets, the producers and the checksums.
+The bytes after that batch may still hold records, and so may a segment that lacks one of its files. Recovery deletes
+neither: it moves them to ``set-aside/`` (``segments_aside``). It cannot rebuild headers from data, because only headers
+have the offsets, the producers and the checksums.
 
-Data without header (an append that did not finish) are cut. Footers of earlier segments are recomputed: one that
-differs is cut, and the segment is sealed again later. One that is right says nothing of an fsync, before which the
-process may have died: a sealed segment beyond the recovery point is fsynced here, as a seal does. A batch of a newer
-format version is not garbage: it is refused by name and nothing is cut.
+Recovery truncates data without a header, which come from an unfinished append. It recomputes the footers of earlier
+segments. It removes a wrong footer, and the segment is sealed again later. A right footer does not prove an fsync,
+because the process may have died before that fsync. So recovery fsyncs a sealed segment above the recovery point, as
+sealing does. Recovery refuses a batch of a newer format version by name and truncates nothing.
 
-A schema that came after ``partition.json`` was written is read from the front of a segment that has it. No checksum
-covers that: it is believed where it was fsynced, or where the page cache was not lost.
+If a schema is newer than ``partition.json``, recovery reads it from the front of a segment that has it. No checksum
+covers that schema, so recovery trusts it only if the segment was fsynced or the page cache was not lost.
 """
 
 from __future__ import annotations
@@ -67,60 +67,60 @@ from sparklog.storage.segments_aside import SegmentsAside, may_hold_records
 logger = logging.getLogger(__name__)
 
 _STEM_DIGITS = len(file_stem(0))
-#: High bits of a header's flags; kept in step with ``record.header`` by a test.
+#: The version is in the high bits of a header's flags. A test keeps this equal to ``record.header``.
 _VERSION_SHIFT = 12
-#: The byte of a header that they are in: the upper one of the flags, before the CRC.
+#: The position of the byte with these bits: the upper byte of the flags, before the CRC.
 _VERSION_AT = HEADER_BYTES - 5
 _FIRST = int(Flag.FIRST_OF_SEGMENT)
 _MAX_PRELUDE_BYTES = MAX_SCHEMA_BYTES + 64
-#: Up to here a file is read sooner than it is mapped.
+#: Reading a file of at most this size is faster than mapping it.
 _SMALL_BYTES = 64 * 1024
 
 
 class RecoveredLog(NamedTuple):
-    #: what the directory held, so that nothing need be tried to be opened that is not there
+    #: The names in the directory. Callers need not try to open files that do not exist.
     names: list[str]
     segments: list[Segment]
     epochs: EpochCache
     producers: ProducerTable
-    #: offsets of the producers' snapshots on disk, rising
+    #: Offsets of the producer snapshots on disk, rising.
     snapshots: list[int]
-    #: what was cut, for people; empty when nothing was
+    #: What recovery truncated, as sentences for operators. Empty: nothing.
     findings: tuple[str, ...]
-    #: messages by schema id: those that were known, and those that only segments have
+    #: Schema messages by schema id: the known ones, and those that only segments have.
     schemas: dict[int, bytes]
-    #: base offset of the first segment that was cut, which is not fsynced; ``NO_CUT``: none was
+    #: Base offset of the first segment that was truncated, and so is not fsynced. ``NO_CUT``: none.
     cut_from: int
 
 
 class _Scan(NamedTuple):
-    """Whole batches found at the start of a segment."""
+    """The intact batches at the start of a segment."""
 
-    #: those that were looked at, the first and the last whole one among them
+    #: The headers that were checked, among them those of the first and the last intact batch.
     headers: list[BatchHeader]
-    #: how many are whole
+    #: The number of intact batches.
     whole: int
-    #: why there are no more; empty when all are whole
+    #: Why the next batch is not intact. Empty: all batches are.
     failure: str
-    #: behind the last one is the right footer
+    #: The right footer follows the last batch.
     sealed: bool = False
 
     @property
     def complete(self) -> bool:
-        """Whether ``headers`` are those of all whole batches."""
+        """Return whether ``headers`` has the header of every intact batch."""
         return len(self.headers) == self.whole
 
 
 class _Found(NamedTuple):
-    """What there was of one segment."""
+    """The result of the recovery of one segment."""
 
-    #: what damage; empty: none
+    #: The damage. Empty: none.
     failure: str = ""
-    #: of all its batches, where every one was looked at: then the files need not be read again
+    #: The headers of all its batches, if all were checked; the files need not be read again.
     headers: list[BatchHeader] | None = None
-    #: there was more in the index
+    #: Recovery truncated the index.
     cut: bool = False
-    #: leader epochs of its first and its last batch
+    #: Leader epochs of its first and its last batch.
     first_epoch: int = NO_EPOCH
     last_epoch: int = NO_EPOCH
 
@@ -136,14 +136,16 @@ def recover_log(
     claimed: int,
     thorough: bool,
 ) -> RecoveredLog:
-    """Open all segments of ``directory``, setting aside what is not whole and removing what is wholly below the log
-    start. ``claimed``: the checkpoint says that the log was committed or fsynced up to there.
+    """Open all segments of ``directory``.
 
-    ``thorough``: the page cache was lost, or shows what the disk may not have: everything is read from the disk, and
-    footers below the recovery point are compared byte by byte as well.
+    Set damaged parts aside, and remove segments that end at or below the log start.
+
+    ``claimed`` is the offset up to which the log was committed or fsynced, according to the checkpoint. With
+    ``thorough`` the page cache was lost, or may show data that the disk does not have: recovery then reads everything
+    from the disk and compares footers below the recovery point byte by byte.
 
     Raises:
-        NewerFormatError: a batch or file of a newer release; nothing was changed.
+        NewerFormatError: a batch or file comes from a newer release. Nothing was changed.
         StorageError: the disk failed.
     """
     schemas = dict(schemas)
@@ -177,7 +179,7 @@ def recover_log(
         except NewerFormatError:
             raise
         except (BrokerError, StorageError) as damage:
-            # In a header, or a marker, that an outline passes over. It is found with all the others.
+            # A header or a marker that the check of the outline skips is damaged. Checking every batch finds it.
             findings.append(f"{damage}: every batch is checked")
             for segment in segments:
                 segment.close()
@@ -206,7 +208,7 @@ def recover_log(
             )
         _sync_sealed(disk, directory, segments, recovery_point=recovery_point)
         if aside.name:
-            findings.append(f"what may hold records after that is kept in {aside.name}")
+            findings.append(f"bytes after that, which may hold records, are kept in {aside.name}")
             aside.finish("; ".join(findings))
     except BrokerError as damage:
         raise StorageError(f"{directory}: {damage}") from damage
@@ -230,8 +232,11 @@ def _recover_segments(
     thorough: bool,
     keep_headers: bool = True,
 ) -> tuple[list[Segment], list[str], SegmentHeaders, int]:
-    """The segments, what was cut of them for people, headers that were read, and the base offset of the first segment
-    that was cut. ``keep_headers``: false where they would be those of all of a log, more than memory holds."""
+    """Return the segments, the findings, the read headers, and the base offset of the first truncated segment.
+
+    Without ``keep_headers`` it returns no headers. Use that if all of a log's headers would be read: they may not fit
+    into memory.
+    """
     segments: list[Segment] = []
     cut_from = NO_CUT
     findings: list[str] = []
@@ -255,7 +260,8 @@ def _recover_segments(
                 thorough=thorough,
             )
             if segment.count and found.first_epoch < last_epoch:
-                # one that was cut with those before it, and is back: the log has grown to its base offset since
+                # The segment was truncated with its predecessors and is back after a crash. The log has since grown to
+                # its base offset.
                 segment.close()
                 segment = Segment(disk, directory, base_offset=base, files=files)
                 found = _Found(f"segment {base} of leader epoch {found.first_epoch} does not follow {last_epoch}")
@@ -285,8 +291,11 @@ def _recover_segments(
 
 
 def _sync_sealed(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> None:
-    """The recovery point will pass whatever is sealed without asking again, and nobody seals it again. A segment that
-    ends right there may have been cut back to it, and sealed, behind the last fsync."""
+    """fsync the sealed segments that end at or above the recovery point.
+
+    The recovery point passes sealed segments without another check, and no later step seals them again. A segment that
+    ends exactly at the recovery point may have been truncated to that offset and sealed after the last fsync.
+    """
     unsure = [segment for segment in segments if segment.sealed and segment.end_offset >= recovery_point]
     for segment in unsure:
         segment.sync()
@@ -305,11 +314,14 @@ def _recover_one(
     whole: bool,
     thorough: bool,
 ) -> _Found:
-    """Adopt what is whole of one segment; cut the rest, of which a copy is kept where it may hold records.
+    """Adopt the intact part of one segment.
 
-    Bytes behind the last header and a segment without any are no damage: an append, or a cut, did not finish. Unless
-    the segment is ``claimed`` to reach further, by the checkpoint or by a segment after it: then headers are missing.
-    ``whole``: all of it was fsynced once. ``fsynced_below`` is then irrelevant; else batches from there on are checked.
+    Truncate the rest, and keep a copy of it if it may hold records.
+
+    Bytes after the last header, and a segment without headers, are no damage: an append or a truncation did not finish.
+    They are damage if the segment is ``claimed`` to reach further, by the checkpoint or by a later segment: then
+    headers are missing. ``whole``: the complete segment was fsynced once, and ``fsynced_below`` does not matter.
+    Otherwise recovery checks the batches from ``fsynced_below`` on.
     """
     disk = segment.disk
     try:
@@ -341,17 +353,17 @@ def _recover_one(
         position = scan.headers[-1].position + scan.headers[-1].stored_bytes
         lacks_headers = data_bytes > position and end < claimed
         if index_bytes >= (scan.whole + 1) * HEADER_BYTES or lacks_headers:
-            failure = failure or f"segment {segment.base_offset} lacks the headers of what is behind offset {end}"
+            failure = failure or f"segment {segment.base_offset} lacks the headers of the batches from offset {end} on"
             try:
                 aside.keep_tail(segment, data, index, batches=scan.whole, position=position)
             except OSError as no_room:
                 if not is_full(no_room):
                     raise
-                # It needs no room to keep the segment as it is, and the log then ends before it.
+                # Keeping the whole segment needs no room. The log then ends before it.
                 return _Found(f"{failure}; no room to keep that apart ({no_room})")
         segment.adopt(count=scan.whole, first=scan.headers[0], last=scan.headers[-1])
         segment.sealed = scan.sealed
-        # the map of the scan is gone by now: a file must not shrink under one
+        # The scan's map no longer exists: a file must not shrink under a map.
         cut = index_bytes != scan.whole * HEADER_BYTES
         if cut:
             disk.truncate(index, scan.whole * HEADER_BYTES)
@@ -368,7 +380,7 @@ def _recover_one(
 def _scan_files(
     segment: Segment, data: int, packed: bytes, *, data_bytes: int, schemas: Mapping[int, bytes], fsynced_below: int
 ) -> _Scan:
-    """Scan the batches; if all are whole, compare what is behind them with the footer they should have."""
+    """Scan the batches. If all are intact, compare the bytes after them with the expected footer."""
     disk = segment.disk
     if data_bytes <= _SMALL_BYTES:
         mapped = memoryview(disk.read(data, data_bytes, 0))
@@ -390,7 +402,7 @@ def _scan_files(
 
 
 def _adopt_outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, bytes]) -> _Found | None:
-    """Adopt a segment that was fsynced as a whole, if its sizes and its first and last header fit each other."""
+    """Adopt a fully fsynced segment if its sizes and its first and last header agree. Return None if they do not."""
     disk = segment.disk
     count, odd = divmod(disk.size(index), HEADER_BYTES)
     if odd or not count:
@@ -411,8 +423,10 @@ def _adopt_outline(segment: Segment, data: int, index: int, *, schemas: Mapping[
 
 
 def _learn_schema(segment: Segment, data: int, packed: bytes, schemas: dict[int, bytes]) -> None:
-    """Add the schema of a segment to ``schemas``, unless it is there or the file does not begin with one. ``packed``:
-    headers from the first on."""
+    """Add the schema at the front of a segment to ``schemas``, unless it is known or unreadable.
+
+    ``packed`` has the segment's headers from the first on.
+    """
     try:
         first = unpack_header(packed)
         if first.schema_id in schemas:
@@ -420,15 +434,15 @@ def _learn_schema(segment: Segment, data: int, packed: bytes, schemas: dict[int,
         message = schema_of_prelude(segment.disk.read(data, min(first.position, _MAX_PRELUDE_BYTES), 0))
         parse_schema(message)
     except BrokerError as error:
-        logger.warning("%s: no schema found at its front: %s", segment.data_path, error)
+        logger.warning("%s: found no schema at the front: %s", segment.data_path, error)
     else:
         schemas[first.schema_id] = message
 
 
 def _scan(base_offset: int, packed: bytes, data: memoryview, *, schemas: Mapping[int, bytes], skip: int) -> _Scan:
-    """Find the whole batches of a segment.
+    """Find the intact batches of a segment.
 
-    Of the first ``skip`` only the first and the last are looked at, unless they do not fit.
+    Of the first ``skip`` batches it checks only the first and the last. If these do not agree, it checks all.
     """
     count = len(packed) // HEADER_BYTES
     end, position, running_max, last_epoch = base_offset, -1, NO_MAXIMUM, -1
@@ -498,7 +512,7 @@ def _problem(
 
 
 def _prelude_end(header: BatchHeader, data: memoryview, schemas: Mapping[int, bytes]) -> int:
-    """Position of the first batch; 0, where none can be, when the file does not begin as it should."""
+    """Return the position of the first batch, or 0, which no batch has, if the file's beginning is wrong."""
     if header.schema_id not in schemas:
         return 0
     prelude = arrow_prelude(schemas[header.schema_id])
@@ -506,7 +520,7 @@ def _prelude_end(header: BatchHeader, data: memoryview, schemas: Mapping[int, by
 
 
 def _refuse_newer(path: Path, packed: bytes) -> None:
-    """A whole header (its CRC fits) of a newer version must not be taken for damage."""
+    """Raise NewerFormatError if a header with a valid CRC has a newer version. Such a header is not damage."""
     if not packed or max(packed[_VERSION_AT::HEADER_BYTES]) >> _VERSION_SHIFT - 8 <= FORMAT_VERSION:
         return
     versions = header_array(packed)["flags"] >> _VERSION_SHIFT
@@ -523,8 +537,11 @@ def _refuse_newer(path: Path, packed: bytes) -> None:
 
 
 def _remove_leftovers(disk: Disk, directory: Path) -> tuple[list[str], list[int], list[int]]:
-    """Finish deletions, drop unfinished copies; return what the directory held, the base offsets of the segments there
-    are, and the offsets of the snapshots, rising. It is listed here and nowhere else: there are thousands of them."""
+    """Finish deletions and remove unfinished copies.
+
+    Return the names in the directory, the rising base offsets of its segments, and the rising offsets of its snapshots.
+    Nothing else lists the directory, because a broker has thousands of them.
+    """
     names = disk.names(directory)
     if any(name.endswith((SWAP_SUFFIX, CLEANED_SUFFIX)) for name in names):
         recover_swaps(disk, directory)
@@ -544,7 +561,7 @@ def _remove_leftovers(disk: Disk, directory: Path) -> tuple[list[str], list[int]
 def _take_out(
     disk: Disk, directory: Path, bases: list[int], *, files: OpenFiles, aside: SegmentsAside, claimed: int
 ) -> None:
-    """Newest first, so that a crash in between leaves no hole."""
+    """Move the segments aside or remove them, newest first, so that a crash in between leaves no hole."""
     for base in reversed(bases):
         segment = Segment(disk, directory, base_offset=base, files=files)
         if may_hold_records(segment, claimed=claimed):
@@ -554,7 +571,7 @@ def _take_out(
 
 
 def _remove_segments(disk: Disk, directory: Path, bases: list[int], *, files: OpenFiles) -> None:
-    """Newest first, so that a crash in between leaves no hole."""
+    """Remove the segments, newest first, so that a crash in between leaves no hole."""
     for base in reversed(bases):
         for path in Segment(disk, directory, base_offset=base, files=files).mark_deleted():
             disk.remove(path)

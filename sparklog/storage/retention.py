@@ -1,4 +1,4 @@
-"""Which segments of a log are old enough to go. Pure."""
+"""The segments of a log that retention deletes. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class SealedSegment(NamedTuple):
-    """What retention has to know of a sealed segment."""
+    """The facts of a sealed segment that retention needs."""
 
     size_bytes: int
-    #: newest record, us
+    #: The newest record's time, us.
     max_timestamp_us: int
     end_offset: int = 0
 
@@ -25,12 +25,12 @@ def deletable(
     read_to: int | None = None,
     retention_hard_ms: int = -1,
 ) -> int:
-    """How many of the oldest sealed segments are to be deleted.
+    """Return the number of the oldest sealed segments to delete.
 
-    By age: a segment whose newest record is older than ``retention_ms``, as long as all before it go as well. By size:
-    the oldest, as long as the log without them still has ``retention_bytes``. -1 switches either off. Segments that are
-    not sealed stay: they may hold what is not committed. What ends above ``read_to`` (if it is given) stays as well,
-    whatever its age and the log's size, until it is older than ``retention_hard_ms``.
+    By age: a segment whose newest record is older than ``retention_ms``, if all earlier ones are deleted too. By size:
+    the oldest, while the log without them still has ``retention_bytes``. -1 disables either. Unsealed segments stay,
+    because they may hold uncommitted records. A segment that ends above ``read_to`` (if given) also stays, whatever its
+    age and the log's size, until it is older than ``retention_hard_ms``.
     """
     expired = _older(sealed, now_us, retention_ms)
     surplus = 0
@@ -49,15 +49,17 @@ def deletable(
 
 
 def due_us(oldest: SealedSegment, *, log_size_bytes: int, retention_ms: int, retention_bytes: int) -> int | None:
-    """When ``deletable`` may first find something while the log stays as it is, ``oldest`` being the first of its
-    sealed segments; us since the epoch, 0: now. None: never."""
+    """Return when ``deletable`` may next find a segment while the log does not change, or None for never.
+
+    ``oldest`` is the first sealed segment. The time is in us since the epoch; 0: now.
+    """
     if 0 <= retention_bytes <= log_size_bytes - oldest.size_bytes:
         return 0
     return oldest.max_timestamp_us + retention_ms * 1000 + 1 if retention_ms >= 0 else None
 
 
 def _older(sealed: Sequence[SealedSegment], now_us: int, age_ms: int) -> int:
-    """How many of the first are older; none when the age is -1."""
+    """Return how many of the first segments are older than ``age_ms``; none if it is -1."""
     count = 0
     if age_ms >= 0:
         oldest_kept_us = now_us - age_ms * 1000

@@ -1,11 +1,12 @@
-"""Rows of segment files that no broker uses any more: from ``set-aside/``, damaged, without an index or parts of it.
+"""Rows of segment files that no broker uses any more: set aside, damaged, or with an incomplete or missing index.
 
-Batches are found by their headers, as far as there are any; each is checked by both checksums. In the data that no
-header speaks of, Arrow messages are looked for: those have rows, and nothing else. What is damaged is left out, and
-said. Opens for reading only.
+Batches are found by their headers, as far as these exist, and both checksums of each are verified. In data without a
+header, the module searches for Arrow messages. Such a message has rows, but no offsets. Damaged batches are skipped and
+reported. Files are opened for reading only.
 
-Invariant: what comes out was in the files as a whole batch. It says nothing of transactions and duplicates, which take
-a whole log to tell: rows that were aborted are among it, and rows that are in the log as well.
+Invariant: every returned row was in the files in an intact batch. The module does not resolve transactions and
+duplicates, because that needs the whole log. So the result may have rows of aborted transactions, and rows that the log
+still has.
 """
 
 from __future__ import annotations
@@ -44,21 +45,21 @@ _ALIGNMENT = 8
 
 class SalvagedBatch(NamedTuple):
     records: pa.RecordBatch
-    #: of each record; None where no header tells
+    #: The offset of each record. None: no header has it.
     offsets: npt.NDArray[np.int64] | None
-    #: whether the rows belong to a transaction; None where no header tells
+    #: Whether the rows belong to a transaction. None: no header has it.
     transactional: bool | None
 
 
 class SalvagedSegment:
-    """The files of one segment. ``batches`` once; then the counts and ``problems`` say what it has found."""
+    """The files of one segment. After one run of ``batches``, the counts and ``problems`` describe the result."""
 
     def __init__(self, data_path: Path, messages: Mapping[int, bytes]) -> None:
-        """``messages``: schemas by schema id, as far as they are known."""
+        """Open the files. ``messages`` has the known schemas by schema id."""
         self.data_path = data_path
         self.problems: list[str] = []
         self.batch_count = self.row_count = 0
-        #: of ``row_count``, those whose offsets are not known
+        #: The part of ``row_count`` without known offsets.
         self.rows_without_header = 0
         self._messages = messages
         with data_path.open("rb") as file:
@@ -72,13 +73,13 @@ class SalvagedSegment:
         return int(self.data_path.stem)
 
     def schema(self) -> pa.Schema | None:
-        """Return the schema of rows that no header describes: that of the file's front, else the newest known."""
+        """Return the schema of rows without a header: that of the file's front, else the newest known one."""
         if self._front is not None:
             return parse_schema(self._front)
         return parse_schema(self._messages[max(self._messages)]) if self._messages else None
 
     def batches(self) -> Iterator[SalvagedBatch]:
-        """Yield all whole batches, in the order of the file."""
+        """Yield all intact batches, in the order of the file."""
         at = 0
         for header in self._headers():
             yield from self._messages_between(at, header.position)
@@ -94,7 +95,7 @@ class SalvagedSegment:
             return None
 
     def _headers(self) -> list[BatchHeader]:
-        """Return the headers that are whole and speak of bytes inside the data, by position."""
+        """Return the intact headers whose bytes are inside the data, by position."""
         try:
             packed = self.data_path.with_suffix(INDEX_SUFFIX).read_bytes()
         except FileNotFoundError:
@@ -132,8 +133,11 @@ class SalvagedSegment:
         yield self._counted(SalvagedBatch(records, offsets, bool(header.flags & Flag.TRANSACTIONAL)))
 
     def _messages_between(self, start: int, end: int) -> Iterator[SalvagedBatch]:
-        """Yield the batches in data that no header speaks of. What is no message is passed over: the schema in front,
-        arrays of offsets, the footer, and what is damaged, of which nobody can tell that it was a batch."""
+        """Yield the batches in data without a header.
+
+        Everything else is skipped: the schema at the front, offset arrays, the footer, and damaged bytes, which may or
+        may not have been a batch.
+        """
         at = self._data.find(_CONTINUATION, start, end)
         while at >= 0:
             length = 0
@@ -149,7 +153,7 @@ class SalvagedSegment:
             at = self._data.find(_CONTINUATION, at + max(length, 1), end)
 
     def _undescribed(self, stored: memoryview) -> pa.RecordBatch | None:
-        """The rows of a message; None for a marker. Raises BrokerError when it is not whole."""
+        """Return the rows of a message, or None for a marker. Raises BrokerError if it is not intact."""
         read_batch_message(stored)
         if MARKER_KEY.encode() in read_custom_metadata(stored):
             return None

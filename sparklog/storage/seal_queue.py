@@ -1,7 +1,8 @@
-"""Which segments of a log are being sealed, and the state files that sealing leaves beside them.
+"""The seal jobs of one log, and the state files that sealing writes.
 
-Those are the snapshots of the producers table (``<offset>.producers``) and ``leader-epochs``: both only spare the next
-open from reading all batches. A cut of the log removes what lies beyond it, durably, before anything is appended again.
+The state files are the snapshots of the producers (``<offset>.producers``) and ``leader-epochs``. They only save the
+next open from reading all batches. A truncation removes the files that cover more than the remaining log, durably,
+before the next append.
 """
 
 from __future__ import annotations
@@ -18,36 +19,40 @@ from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import Segment, file_stem
 from sparklog.storage.segment_chain import SegmentChain
 
-#: Producer snapshots kept: a truncation finds one at or below its end, as it hardly goes below the high watermark.
+#: The number of producer snapshots to keep. A truncation finds one below its end, because it rarely goes below the high
+#: watermark.
 _KEPT_SNAPSHOTS = 3
 
 
 class SealQueue:
-    """Owned by its log, on the event loop. Methods raise OSError as the disk does."""
+    """The seal jobs of one log, which owns the queue, on the event loop. Methods raise OSError like the disk."""
 
     def __init__(self, disk: Disk, directory: Path, *, remove_later: Callable[[Sequence[Path]], None]) -> None:
         self._disk = disk
         self._directory = directory
         self._remove_later = remove_later
         self._jobs: dict[int, SealJob] = {}
-        #: the producers as they were at the base offset of each segment that is not yet sealed up to
+        #: The producers at the base offset of each segment whose predecessor is not sealed.
         self._rolled: dict[int, ProducerState] = {}
-        #: offsets of the snapshots on disk, rising
+        #: The offsets of the snapshots on disk, rising.
         self._snapshots: list[int] = []
 
     def found(self, snapshots: list[int]) -> None:
-        """What the directory has, rising."""
+        """Set the offsets of the snapshots in the directory, rising."""
         self._snapshots = snapshots
 
     def rolled(self, base_offset: int, producers: ProducerState) -> None:
-        """A segment begins at ``base_offset``; ``producers`` are those of the batches before."""
+        """Record that a segment begins at ``base_offset``. ``producers`` is the state before it."""
         self._rolled[base_offset] = producers
 
     def due(
         self, chain: SegmentChain, high_watermark: int, *, epochs: EpochCache, schemas: Mapping[int, bytes]
     ) -> list[SealJob]:
-        """Jobs for the rolled, committed segments that have none yet. Those before are sealed, and their batches
-        durable: also where a process was killed between footer and fsync, since the next start has fsynced them."""
+        """Return jobs for the rolled, committed segments without one.
+
+        Earlier segments are sealed and their batches durable. That holds even if a process was killed between footer
+        and fsync, because the next start fsyncs them.
+        """
         jobs = []
         for segment in chain.segments[chain.sealed_prefix : -1]:
             if segment.end_offset > high_watermark:
@@ -66,7 +71,7 @@ class SealQueue:
         return jobs
 
     def finished(self, job: SealJob) -> None:
-        """The job has run; when it is ``done`` the segment is sealed, else it will be due again."""
+        """Handle the end of the job. If it is ``done`` the segment is sealed; otherwise it is due again."""
         del self._jobs[job.segment.base_offset]
         if not job.done:
             return
@@ -83,9 +88,11 @@ class SealQueue:
                 job.cancel()
 
     def forget_from(self, end: int) -> None:
-        """The log ends at ``end`` now. Durable on return.
+        """Drop the state above ``end``, where the log now ends.
 
-        The directory is asked, not this object: a cancelled job may have got as far as writing its files.
+        Durable on return.
+
+        The directory is listed, because a cancelled job may have written its files.
         """
         self._rolled = {base: entries for base, entries in self._rolled.items() if base <= end}
         stale = [
@@ -102,8 +109,10 @@ class SealQueue:
             self._disk.sync_directory(self._directory)
 
     def bridge(self, base: int, read_producers: Callable[[], ProducerTable]) -> None:
-        """The log is going to begin at ``base``: leave a snapshot that knows what came before, unless a later one is
-        there. Without it a transaction that ended below would be taken for open for ever."""
+        """Write a snapshot of the producers at ``base``, where the log will begin, unless a later snapshot exists.
+
+        Without it, a transaction whose batches were deleted but whose end was not seen would stay open forever.
+        """
         if self._snapshots and self._snapshots[-1] >= base:
             return
         state = self._rolled.get(base) or read_producers().state()
@@ -112,8 +121,11 @@ class SealQueue:
             self._snapshots.append(base)
 
     def forget_below(self, base: int) -> None:
-        """The log below ``base`` is about to be cleaned: a snapshot from there on knows what came before (``bridge``),
-        and earlier ones would need batches and markers that go."""
+        """Remove the snapshots below ``base``, where the log is about to be cleaned.
+
+        A snapshot at or above ``base`` includes their state (``bridge``). They would need batches and markers that the
+        cleaning removes.
+        """
         stale = [offset for offset in self._snapshots if offset < base]
         for offset in stale:
             self._disk.remove(self._snapshot_path(offset))
@@ -122,7 +134,10 @@ class SealQueue:
             self._disk.sync_directory(self._directory)
 
     def write_state(self, end: int, *, producers: ProducerTable, epochs: EpochCache, sync: bool) -> None:
-        """Write both state files for a log that ends at ``end`` and is fsynced, or is with them. Blocks."""
+        """Write both state files for a log that ends at ``end``.
+
+        The log is fsynced before or together with them. Block.
+        """
         if len(producers) and end not in self._snapshots:
             content = encode_state(to_snapshot(producers.state(), end))
             replace_file(self._disk, self._snapshot_path(end), content, sync=sync)

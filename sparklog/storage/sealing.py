@@ -1,11 +1,11 @@
-"""Sealing: a rolled segment whose content is committed becomes an ordinary Arrow file, and durable.
+"""Sealing: a rolled and committed segment becomes an ordinary, durable Arrow file.
 
-``SealJob.run`` works in a thread: footer, fsync of data and index, then beside them the producers' snapshot at the
-segment's end and the leader epochs up to there, fsync of the directory. The log learns of it back on the event loop
-(``LogDurability.seal_finished``) and only then moves its recovery point.
+``SealJob.run`` works in a thread. It writes the footer and fsyncs data and index. Then it writes the producers'
+snapshot at the segment's end and the leader epochs up to there, and fsyncs the directory. The log handles the end on
+the event loop (``LogDurability.seal_finished``) and only then moves its recovery point.
 
-The log may be truncated or deleted meanwhile: ``cancel`` makes sure that afterwards nothing is written by path any
-more. The long fsyncs, of data and index, hold no lock, so that cancelling does not wait for them.
+The log may be truncated or deleted in the meantime. After ``cancel`` the job writes nothing by path. The long fsyncs,
+of data and index, hold no lock, so ``cancel`` does not wait for them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sparklog.storage.segment import RESERVE_FROM_BYTES, Segment, file_stem
 
 
 def footer_of(headers: npt.NDArray[np.void], data: memoryview, *, schema_message: bytes) -> bytes:
-    """End-of-stream mark and footer of the segment whose batches are ``headers`` and whose file begins as ``data``.
+    """Return end-of-stream mark and footer of the segment with these batch ``headers`` and this ``data`` file.
 
-    The same on every replica, since it depends on bytes that are.
+    They are the same on every replica, because the bytes that they depend on are.
     """
     return arrow_footer(schema_message, blocks_of(headers["position"], headers["length"], data))
 
 
 class SealJob:
-    """The work of sealing one segment. Made and finished on the event loop, run once in any thread."""
+    """The sealing of one segment. Made and finished on the event loop; run once in any thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SealJob:
     ) -> None:
         self.segment = segment
         self.end_offset = segment.end_offset
-        #: footer and fsyncs are complete
+        #: The footer and the fsyncs are complete.
         self.done = False
         self.cancelled = False
         self._disk: Disk = segment.disk
@@ -60,13 +60,14 @@ class SealJob:
         self._by_path = threading.Lock()
 
     def cancel(self) -> None:
-        """Nothing is written by this job after this returns. Harmless when it has run, or never will."""
+        """Stop the job: after the return it writes nothing. Harmless if it has run or never runs."""
         with self._by_path:
             self.cancelled = True
 
     def run(self) -> None:
-        """Write the footer and make the segment durable. Returns without ``done`` when cancelled or the disk is full
-        (it will be due again).
+        """Write the footer and make the segment durable.
+
+        Return without ``done`` if cancelled or if the disk is full; the job is then due again.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -74,7 +75,7 @@ class SealJob:
         try:
             self._run()
         except OSError as failure:
-            # A disk that fails tells it once: cancelled or not, nobody else would hear of it.
+            # A disk reports a failure once. Even if cancelled, raise it: no other call would see it.
             if not (self.cancelled and isinstance(failure, FileNotFoundError)) and not is_full(failure):
                 raise StorageError(f"sealing {self._paths[0]}: {failure}") from failure
         except BrokerError as failure:
@@ -106,7 +107,7 @@ class SealJob:
         try:
             write_all(self._disk, data, [footer], data_size)
             if data_size >= RESERVE_FROM_BYTES:
-                self._disk.truncate(data, data_size + len(footer))  # what was reserved behind it
+                self._disk.truncate(data, data_size + len(footer))  # free the reserved space after it
         except OSError:
             self._disk.truncate(data, data_size)
             raise
@@ -126,7 +127,9 @@ class SealJob:
 
 
 def _sync(disk: Disk, handle: int, path: Path) -> None:
-    """fsync what a log needs. No room for it is no reason to try again: the pages count as written from then on.
+    """fsync a file that the log needs.
+
+    A full disk is no reason to try again: the pages count as written from then on.
 
     Raises:
         StorageError: the log directory must go offline.

@@ -5,9 +5,9 @@
     .arrow   ARROW1 + Schema message | batch | batch | ...  [ end-of-stream + footer, once sealed ]
     .index   header (96 bytes) | header | ...
 
-Batches are appended data first, then header; a batch exists once its header does. State in memory is a few numbers;
-the base offsets and positions of all batches are loaded when the segment is used and dropped when its files are
-closed. What is in the segment is decided elsewhere (``append_plan``, ``log``); when it is sealed, in ``sealing``.
+An append writes the data first, then the header. A batch exists once its header does. The state in memory is a few
+numbers. The base offsets and positions of all batches are loaded at the first use and dropped when the files are
+closed. Other modules decide what a segment contains (``append_plan``, ``log``) and when it is sealed (``sealing``).
 """
 
 from __future__ import annotations
@@ -28,25 +28,28 @@ from sparklog.storage.open_files import OpenFiles
 
 DATA_SUFFIX = ".arrow"
 INDEX_SUFFIX = ".index"
-#: A segment with a file of this further suffix is being deleted; what is left of it is removed on open.
+#: The additional suffix of a file whose segment is being deleted. The next open removes it.
 DELETED_SUFFIX = ".deleted"
 COPY_SUFFIX = ".copy"
-#: Behind every segment: none was cut.
+#: An offset above every segment: no truncation.
 NO_CUT = 2**63 - 1
-#: Data of fewer bytes have no room on the disk reserved behind them, larger ones a quarter of what they take, but at
-#: most so much.
+#: The data size from which a segment reserves disk space ahead. It reserves a quarter of the data's size, up to the
+#: limit below.
 RESERVE_FROM_BYTES = 16 << 20
 _RESERVE_MOST_BYTES = 32 << 20
 _CLEANED, _CONTROL = int(Flag.CLEANED), int(Flag.CONTROL)
 
 
 def file_stem(base_offset: int) -> str:
-    """Zero padded, so that names sort by offset, as in Kafka."""
+    """Return the file stem of an offset: zero padded, so that names sort by offset, as in Kafka."""
     return f"{base_offset:020d}"
 
 
 class Segment:
-    """Owned by its log, on the event loop. Files are opened by the first use and closed by ``OpenFiles``."""
+    """One segment, owned by its log, on the event loop.
+
+    The first use opens its files, and ``OpenFiles`` closes them.
+    """
 
     __slots__ = (
         "_bases",
@@ -79,25 +82,25 @@ class Segment:
         self.data_path = directory / (file_stem(base_offset) + DATA_SUFFIX)
         self.index_path = directory / (file_stem(base_offset) + INDEX_SUFFIX)
         self.end_offset = base_offset
-        #: batches
+        #: The number of batches.
         self.count = 0
-        #: bytes of prelude and batches; a footer comes on top
+        #: Bytes of prelude and batches, without the footer.
         self.data_size = 0
         self.running_max = NO_MAXIMUM
         self.schema_id = -1
         self.first_append_us = self.last_append_us = -1
-        #: the footer is complete and durable
+        #: The footer is complete and durable.
         self.sealed = False
-        #: its last batch has a place of this replica's own (``Flag.CLEANED``)
+        #: The position of the last batch differs from the leader's (``Flag.CLEANED``).
         self.cleaned = False
-        #: its first batch is a control marker
+        #: The first batch is a control marker.
         self.begins_with_marker = False
         self._data = -1
         self._index = -1
         self._bases: array[int] = array("q")
         self._positions: array[int] = array("q")
         self._mapped: memoryview | None = None
-        #: appends up to this position reserve nothing, see ``_reserve``
+        #: Appends up to this position reserve no space, see ``_reserve``.
         self._reserved = RESERVE_FROM_BYTES
 
     def __repr__(self) -> str:
@@ -108,7 +111,7 @@ class Segment:
         return self.data_size + self.count * HEADER_BYTES
 
     def adopt(self, *, count: int, first: BatchHeader, last: BatchHeader) -> None:
-        """Take the state of a segment found on disk from its first and last header."""
+        """Set the state of a segment that exists on disk from its first and last header."""
         self.count = count
         self.end_offset = last.next_offset
         self.data_size = last.position + last.stored_bytes
@@ -124,11 +127,13 @@ class Segment:
     def append(
         self, headers: Sequence[BatchHeader], *, packed: Sequence[Buffer], data: Sequence[Buffer], prelude: bytes
     ) -> None:
-        """Append batches whose headers are final. ``prelude`` starts the data of a new segment, else it is empty.
+        """Append batches with final headers.
+
+        ``prelude`` starts the data of a new segment; for others it is empty.
 
         Raises:
-            OSError: nothing was appended, the files are as they were.
-            StorageError: they could not be cut back: the log directory must go offline.
+            OSError: nothing was appended. The files are unchanged.
+            StorageError: the append could not be undone. The log directory must go offline.
         """
         new = self.count == 0
         data_size = self.data_size
@@ -164,7 +169,7 @@ class Segment:
     def append_plain(
         self, packed: Buffer, body: Buffer, *, base_offset: int, end_offset: int, running_max: int, append_us: int
     ) -> None:
-        """As ``append``, of one batch, neither cleaned nor the segment's first."""
+        """Append one batch that is neither cleaned nor the segment's first. Errors are those of ``append``."""
         position, count = self.data_size, self.count
         assert count and not self.cleaned, self
         try:
@@ -188,20 +193,21 @@ class Segment:
         self._positions.append(position)
 
     def _reserve(self, end: int) -> None:
-        """Room on the disk for data up to position ``end``, which is what is about to be appended, and some more.
+        """Reserve disk space up to position ``end``, the end of the next append, and some more.
 
-        An append that has to find its room waits, on ext4, for the lock under which what was written before is being
-        given its own, while the kernel writes pages back: up to hundreds of milliseconds, in which the broker's loop
-        stands still. What is reserved is found with less. It is no part of the file's size, and what is never needed is
-        given back when the segment is sealed or cut. Small segments go without: there may be ten thousand.
+        On ext4 an append that needs space waits for a lock. The kernel holds that lock while it writes pages back and
+        allocates space for earlier writes: up to hundreds of milliseconds, in which the broker's loop is blocked. An
+        append into reserved space waits less. The reserved space is no part of the file's size, and sealing or
+        truncating the segment frees the unused rest. Small segments reserve nothing, because there may be ten thousand
+        of them.
         """
         start, end = self.data_size, end + min(end // 4, _RESERVE_MOST_BYTES)
         try:
             self.disk.reserve(self._data, end - start, start)
             self._reserved = end
-        except OSError:  # no room, or a file system that cannot: the append finds out what that means for it
+        except OSError:  # no space, or a file system without support: the append itself then fails or succeeds
             self._reserved = NO_CUT
-            with contextlib.suppress(OSError):  # a part of it may have been
+            with contextlib.suppress(OSError):  # part of it may be reserved
                 self.disk.truncate(self._data, start)
 
     def _cut_back(self, failure: OSError) -> None:
@@ -223,13 +229,15 @@ class Segment:
     # --- read ---------------------------------------------------------------------------------------------------
 
     def find(self, offset: int) -> int:
-        """Number of the batch that holds ``offset``, which lies in the segment."""
+        """Return the number of the batch that holds ``offset``, which lies in the segment."""
         return bisect_right(self.bases(), offset) - 1
 
     def reach(self, first: int, max_bytes: int, *, end_offset: int) -> int:
-        """Number after the last batch of ``[first, ...)`` within ``max_bytes`` that ends at or below ``end_offset``.
+        """Return the number after the last of the batches from ``first`` on that a read returns.
 
-        At least one batch whatever ``max_bytes``, unless even that ends above ``end_offset``.
+        Those fit ``max_bytes`` and end at or below ``end_offset``.
+
+        The range has at least one batch whatever ``max_bytes`` is, unless even that batch ends above ``end_offset``.
         """
         if end_offset >= self.end_offset:
             last = self.count
@@ -243,11 +251,17 @@ class Segment:
         return max(first + 1, bisect_right(self._positions, start + max_bytes, first, last) - 1)
 
     def position_of(self, batch: int) -> int:
-        """File position of the batch with this number; of the end of the data for the number after the last."""
+        """Return the file position of a batch.
+
+        The number after the last batch has the position of the end of the data.
+        """
         return self._positions[batch] if batch < self.count else self.data_size
 
     def bases(self) -> array[int]:
-        """Base offsets of all batches, rising. Not to be kept: appends grow it, closing drops it."""
+        """Return the rising base offsets of all batches.
+
+        Do not keep the array: appends grow it, and closing drops it.
+        """
         if self._data < 0:
             self._open()
         else:
@@ -255,14 +269,17 @@ class Segment:
         return self._bases
 
     def read(self, first: int, last: int, *, mapped: bool = False) -> tuple[bytes, memoryview]:
-        """Headers and data of the batches ``[first, last)``. Sealed data are a view of the mapped file, others only if
-        ``mapped``: a file that is not sealed may be cut in place, under a view that somebody has kept."""
+        """Return headers and data of the batches ``[first, last)``.
+
+        Sealed data are a view of the mapped file. Other data are one only if ``mapped``, because an unsealed file may
+        be truncated in place under a view that a reader holds.
+        """
         self.bases()
         start = self._positions[first]
         return self.read_headers(first, last), self._read_data(start, self.position_of(last) - start, mapped=mapped)
 
     def read_headers(self, first: int, last: int) -> bytes:
-        """Packed headers of the batches ``[first, last)``."""
+        """Return the packed headers of the batches ``[first, last)``."""
         self.bases()
         expected = (last - first) * HEADER_BYTES
         found = self.disk.read(self._index, expected, first * HEADER_BYTES)
@@ -270,17 +287,17 @@ class Segment:
         return found
 
     def headers(self, first: int = 0) -> np.ndarray:
-        """Headers from number ``first`` to the end, as an array of ``HEADER_DTYPE``."""
+        """Return the headers from number ``first`` to the end, as an array of ``HEADER_DTYPE``."""
         return header_array(self.read_headers(first, self.count))
 
     def header(self, batch: int) -> BatchHeader:
         return unpack_header(self.read_headers(batch, batch + 1))
 
     def first_at_or_after(self, timestamp_us: int, *, log_start_offset: int) -> BatchHeader | None:
-        """The first batch above ``log_start_offset`` that holds a record at or after ``timestamp_us``.
+        """Return the first batch above ``log_start_offset`` that holds a record at or after ``timestamp_us``.
 
-        Only the running maximum can be searched, as producers' timestamps are not ordered. Batches below the log
-        start take part in it, so the rest of a segment cut by the log start is scanned.
+        Producers' timestamps are not ordered, so only the running maximum allows a binary search. It includes batches
+        below the log start. So if the log start lies inside the segment, the rest of the segment is scanned.
         """
         if self.running_max < timestamp_us:
             return None
@@ -307,17 +324,18 @@ class Segment:
 
     def _check_length(self, path: Path, found: int, expected: int) -> None:
         if found != expected:
-            raise StorageError(f"{path}: {found} bytes found, {expected} expected: the file was cut from outside")
+            raise StorageError(f"{path}: {found} bytes found, {expected} expected: another process truncated the file")
 
-    # --- cutting ------------------------------------------------------------------------------------------------
+    # --- truncation ---------------------------------------------------------------------------------------------
 
     def truncate(self, count: int, *, in_place: bool, put_copies: Callable[[], None] | None = None) -> None:
-        """Keep the first ``count`` (at least one) batches and no footer: index tail first, then data.
+        """Keep the first ``count`` (at least one) batches and no footer.
 
-        A file whose content a reader may have mapped must not shrink under it (SIGBUS): then not ``in_place``, the
-        part kept is copied and renamed over the file. The file may have been fsynced, also where nobody here knows it
-        any more (a process was killed): so the copy is, before it takes its place. ``put_copies``: renames copies of
-        ``files_cut_to`` that are there and fsynced already.
+        Truncate the index first, then the data.
+
+        A file must not shrink under a reader's map (SIGBUS). So without ``in_place`` the remaining part is copied, and
+        the copy is renamed over the file. The file may have been fsynced by a process that was killed, so the copy is
+        fsynced before the rename. ``put_copies`` renames copies of ``files_cut_to`` that already exist and are fsynced.
         """
         assert 0 < count <= self.count, (count, self)
         last = self.header(count - 1)
@@ -345,7 +363,7 @@ class Segment:
         self.cleaned = bool(last.flags & _CLEANED)
 
     def files_cut_to(self, count: int) -> list[tuple[Path, int]]:
-        """The files in the order in which they are cut, and how many bytes ``count`` batches leave of each."""
+        """Return the files in the order of their truncation, each with the bytes of its first ``count`` batches."""
         last = self.header(count - 1)
         return [(self.index_path, count * HEADER_BYTES), (self.data_path, last.position + last.stored_bytes)]
 
@@ -356,7 +374,7 @@ class Segment:
         self.disk.rename(fresh, path)
 
     def mark_deleted(self) -> list[Path]:
-        """Rename the files out of the log; return what remains to be removed, in any thread."""
+        """Rename the files out of the log. Return the paths that any thread may then remove."""
         self.close()
         doomed = []
         for path in (self.data_path, self.index_path):
@@ -391,7 +409,7 @@ class Segment:
         self.files.opened(self)
 
     def close(self) -> None:
-        """Close the files and drop what can be loaded again. Views handed out stay valid."""
+        """Close the files and drop what can be loaded again. Views that readers hold stay valid."""
         self.files.closed(self)
         if self._data >= 0:
             self.disk.close(self._data)
@@ -403,14 +421,19 @@ class Segment:
         self._mapped = None
 
     def sync(self) -> None:
-        """fsync data, then index. Blocks. Through descriptors of its own: threads may sync many segments at a time,
-        and the open files are the event loop's."""
+        """fsync data, then index.
+
+        Block.
+
+        This opens its own descriptors: threads may sync many segments at the same time, and the open files belong to
+        the event loop.
+        """
         for path in (self.data_path, self.index_path):
             sync_file(self.disk, path)
 
 
 def segment_at(segments: Sequence[Segment], offset: int) -> int:
-    """Number of the segment that holds ``offset``, -1 below the first."""
+    """Return the index of the segment that holds ``offset``, or -1 if it is below the first."""
     return bisect_right(segments, offset, key=_base_offset) - 1
 
 

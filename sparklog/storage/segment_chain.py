@@ -1,6 +1,8 @@
-"""The segments of one log, oldest first: appended to at the end as a whole or not at all, cut newest first.
+"""The segments of one log, oldest first.
 
-Knows files and offsets; leader epochs, producers and what is committed are the log's.
+Appends are complete or have no effect. Truncation removes the newest first.
+
+The chain knows files and offsets. Leader epochs, producers and the high watermark belong to the log.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ from sparklog.storage.truncation_job import TruncationJob
 
 
 class SegmentChain:
-    """Owned by its log. Methods raise OSError as the disk does, except where they say otherwise."""
+    """The segments of one log, which owns the chain. Methods raise OSError like the disk, unless they say otherwise."""
 
     def __init__(self, disk: Disk, directory: Path, *, files: OpenFiles, segments: Sequence[Segment] = ()) -> None:
         self.segments = list(segments)
-        #: how many segments at the front are sealed
+        #: The number of sealed segments at the front.
         self.sealed_prefix = 0
         self._disk = disk
         self._directory = directory
         self._files = files
-        #: below the log start; their files go with the next checkpoint
+        #: Segments below the log start. Their files are deleted after the next checkpoint.
         self._retired: list[Segment] = []
         self.count_sealed()
 
@@ -41,12 +43,12 @@ class SegmentChain:
         return sum(segment.size_bytes for segment in self.segments)
 
     def at(self, offset: int) -> Segment:
-        """The segment that holds ``offset``, which is not below the first one."""
+        """Return the segment that holds ``offset``, which is not below the first segment."""
         last = self.segments[-1]
         return last if offset >= last.base_offset else self.segments[segment_at(self.segments, offset)]
 
     def count_sealed(self) -> None:
-        """Bring ``sealed_prefix`` up to date after segments were sealed, cut or removed."""
+        """Update ``sealed_prefix`` after segments were sealed, truncated or removed."""
         count = min(self.sealed_prefix, len(self.segments))
         while count and not self.segments[count - 1].sealed:
             count -= 1
@@ -57,11 +59,13 @@ class SegmentChain:
     # --- append -------------------------------------------------------------------------------------------------
 
     def append(self, runs: Sequence[SegmentWrite], prelude: Callable[[int], bytes]) -> None:
-        """Carry out a plan. ``prelude`` gives the first bytes of a segment by schema id.
+        """Carry out a plan.
+
+        ``prelude`` returns the first bytes of a segment by schema id.
 
         Raises:
             OSError: nothing was appended.
-            StorageError: what was appended could not be taken back.
+            StorageError: the append could not be undone.
         """
         segments, count = len(self.segments), self.segments[-1].count if self.segments else 0
         try:
@@ -80,13 +84,13 @@ class SegmentChain:
             return
         segment = self.segments[-1]
         if segment.sealed:
-            # the leader did not roll where an earlier one did: go on behind the data, without the footer
+            # The leader did not roll where an earlier leader did. Remove the footer and continue after the data.
             segment.truncate(segment.count, in_place=False)
             self.count_sealed()
         segment.append(run.headers, packed=run.packed, data=run.data, prelude=b"")
 
     def _undo(self, segments: int, count: int, failure: OSError) -> None:
-        """The failed segment cut itself back; take back the runs before."""
+        """Undo the earlier writes of a plan. The failed segment has undone its own."""
         try:
             while len(self.segments) > segments:
                 self._remove(self.segments.pop())
@@ -97,26 +101,28 @@ class SegmentChain:
                 f"{self._directory}: an append failed ({failure}) and could not be cut back ({second})"
             ) from failure
 
-    # --- cutting ------------------------------------------------------------------------------------------------
+    # --- truncation ---------------------------------------------------------------------------------------------
 
     def boundary(self, offset: int) -> int:
-        """Base offset of the batch that holds ``offset``."""
+        """Return the base offset of the batch that holds ``offset``."""
         segment = self.at(offset)
         return segment.bases()[segment.find(offset)]
 
     def copied_by_cut(self, end: int, *, served_end: int) -> tuple[Segment, int] | None:
-        """The segment of which ``cut`` makes a copy, and how many batches of it; None: it makes none."""
+        """Return the segment that ``cut`` copies and the number of its batches to keep, or None if it copies none."""
         last = self.segments[segment_at(self.segments, end - 1)]
         count = last.count if end == last.end_offset else last.find(end)
         is_whole = count == last.count and last.sealed
         return None if is_whole or (end >= served_end and not last.sealed) else (last, count)
 
     def cut(self, end: int, *, served_end: int, job: TruncationJob | None = None) -> None:
-        """Remove everything from the batch at ``end`` on; at least one batch is left.
+        """Remove the batch at ``end`` and everything after it.
 
-        Nothing below ``served_end`` is cut in place, as a reader may have it mapped; what is left is as durable as it
-        was. The seal of the segment that becomes the last was cancelled before, so that a part of a footer may be
-        there. ``job`` may have made the copy already.
+        At least one batch remains.
+
+        No file is truncated in place below ``served_end``, because a reader may have it mapped. The remaining part is
+        as durable as before. The caller has cancelled the seal of the segment that becomes the last, so that segment
+        may have a part of a footer. ``job`` may have made the copy already.
         """
         keep = segment_at(self.segments, end - 1)
         for doomed in reversed(self.segments[keep + 1 :]):
@@ -132,7 +138,7 @@ class SegmentChain:
         self.count_sealed()
 
     def clear(self) -> None:
-        """Remove all segments, retired ones too: the log may now go where they were."""
+        """Remove all segments, retired ones too. Later appends may use the same offsets."""
         while self.segments:
             self._remove(self.segments[-1])
             self.segments.pop()
@@ -140,13 +146,13 @@ class SegmentChain:
             self._remove(self._retired.pop())
         for name in self._disk.names(self._directory):
             if name.endswith(DELETED_SUFFIX):
-                # a removal in the thread may be faster
+                # the removing thread may have been faster
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.remove(self._directory / name)
         self.count_sealed()
 
     def retire_below(self, log_start_offset: int) -> None:
-        """Take the segments wholly below out of the log, except the last; their files stay."""
+        """Take the segments that end at or below the offset out of the log, except the last. Their files stay."""
         while len(self.segments) > 1 and self.segments[0].end_offset <= log_start_offset:
             segment = self.segments.pop(0)
             segment.close()
@@ -159,11 +165,11 @@ class SegmentChain:
         return bool(self._retired)
 
     def is_deletable(self, durable_start: int) -> bool:
-        """Whether ``delete_retired`` would take files away."""
+        """Return whether ``delete_retired`` would delete files."""
         return bool(self._retired) and self._retired[0].end_offset <= durable_start
 
     def delete_retired(self, durable_start: int) -> list[Path]:
-        """Rename the files of retired segments below ``durable_start`` out of the way; return what to remove."""
+        """Rename the files of retired segments below ``durable_start``, and return the paths to remove."""
         doomed: list[Path] = []
         while self.is_deletable(durable_start):
             doomed.extend(self._retired.pop(0).mark_deleted())
@@ -177,9 +183,9 @@ class SegmentChain:
         count: int,
         ends: tuple[BatchHeader, BatchHeader],
     ) -> None:
-        """A sealed segment of ``count`` batches takes the place of those that begin at ``bases``, which are sealed.
+        """Replace the sealed segments that begin at ``bases`` by one sealed segment of ``count`` batches.
 
-        ``rename`` puts its files over those of the first of them. Views of the old ones stay valid.
+        ``rename`` moves its files over those of the first old segment. Views of the old files stay valid.
         """
         at = segment_at(self.segments, bases[0])
         old = self.segments[at : at + len(bases)]
@@ -201,8 +207,10 @@ class SegmentChain:
     # --- files --------------------------------------------------------------------------------------------------
 
     def beyond(self, offset: int) -> list[Segment]:
-        """Every segment that reaches beyond ``offset``, of those as well that have left the log and are still there: a
-        start that does not hear of their leaving takes what is torn of them for the log's end."""
+        """Return every segment that ends above ``offset``, including retired ones whose files still exist.
+
+        If a start finds such a file damaged, without a checkpoint that retires it, it ends the log there.
+        """
         return [segment for segment in (*self._retired, *self.segments) if segment.end_offset > offset]
 
     def close(self) -> None:

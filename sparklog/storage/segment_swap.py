@@ -1,15 +1,15 @@
-"""One segment takes the place of several, all or nothing: the files of a swap, and how a start ends an unfinished one.
+"""Replacement of several segments by one, all or nothing: the files of a swap, and how a start ends an unfinished swap.
 
 ::
 
     <base>.arrow.cleaned, <base>.index.cleaned     the new segment, fsynced
-    <base>.swap                                    then: whose place it takes, fsynced; from here on it is decided
+    <base>.swap                                    then: the segments to replace, fsynced; the swap is now decided
     <base>.arrow, <base>.index                     then: renamed over the first old segment's files
     (the other old segments' files)                then, with the renames durable: deleted
     (no <base>.swap)                               last
 
-A start that finds ``.swap`` finishes; ``.cleaned`` without it is thrown away. While there is a ``.swap`` the log is not
-cut where it is: whoever cuts finishes or forgets the swap first.
+A start that finds ``.swap`` finishes the swap. It deletes ``.cleaned`` files without a ``.swap``. While a ``.swap``
+exists, the log is not truncated in its segments: the code that truncates first finishes or undoes the swap.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _SUFFIXES = (DATA_SUFFIX, INDEX_SUFFIX)
 
 
 class SwapFile(msgspec.Struct, frozen=True):
-    """Base offsets of the segments that the new one takes the place of; its own is the first."""
+    """Base offsets of the segments to replace. The new segment has the first of them."""
 
     bases: tuple[int, ...]
-    #: where the new segment ends
+    #: The end of the new segment.
     end_offset: int
     version: int = 1
 
 
 def cleaned_paths(directory: Path, base: int) -> tuple[Path, Path]:
-    """Data and index of the new segment."""
+    """Return the paths of the new segment's data and index."""
     data, index = (directory / (file_stem(base) + suffix + CLEANED_SUFFIX) for suffix in _SUFFIXES)
     return data, index
 
 
 def decide(disk: Disk, directory: Path, bases: Sequence[int], *, end_offset: int) -> None:
-    """The new segment's content is fsynced: from here on it takes the others' place. Durable on return."""
-    disk.sync_directory(directory)  # its names have to be there before the decision is
+    """Decide the swap, durably. The new segment's content is already fsynced."""
+    disk.sync_directory(directory)  # the names must be durable before the decision is
     replace_file(disk, _journal(directory, bases[0]), encode_state(SwapFile(tuple(bases), end_offset)))
 
 
@@ -59,25 +59,30 @@ def is_decided(disk: Disk, directory: Path, base: int) -> bool:
 
 
 def forget(disk: Disk, directory: Path, base: int) -> None:
-    """The decision is taken back, before anything was renamed. Durable on return."""
+    """Undo the decision, before any rename. Durable on return."""
     disk.remove(_journal(directory, base))
     disk.sync_directory(directory)
     remove_cleaned(disk, directory, base)
 
 
 def rename(disk: Disk, directory: Path, base: int) -> None:
-    """The new segment's files come under their names. Repeatable."""
+    """Rename the new segment's files into their place. Repeatable."""
     for path in cleaned_paths(directory, base):
         if disk.exists(path):
             disk.rename(path, path.with_name(path.name.removesuffix(CLEANED_SUFFIX)))
 
 
 def finish(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
-    """All that is left to do after ``rename``; the old segments are gone on return, durably, and so is the decision: it
-    must not come back when the segment's next cleaning has begun to write. Repeatable."""
+    """Complete the swap after ``rename``.
+
+    Repeatable.
+
+    On return the old segments and the decision are deleted, durably. The decision must not reappear after the segment's
+    next cleaning has begun to write.
+    """
     disk.sync_directory(directory)
     for base in reversed(bases[1:]):
-        # the data's name says that the whole segment is being deleted
+        # the renamed data file marks the whole segment as being deleted
         for suffix in _SUFFIXES:
             path = directory / (file_stem(base) + suffix)
             if disk.exists(path):
@@ -98,10 +103,10 @@ def remove_cleaned(disk: Disk, directory: Path, base: int) -> None:
 
 
 def recover_swaps(disk: Disk, directory: Path) -> None:
-    """Finish what was decided, throw away what was not. At start, before anything else is looked at.
+    """Finish decided swaps and delete the files of others, at start, before any other check.
 
     Raises:
-        NewerFormatError, StorageError: a ``.swap`` that cannot be read: it was fsynced before it had its name.
+        NewerFormatError, StorageError: a ``.swap`` is unreadable, although it was fsynced before it got its name.
     """
     names = disk.names(directory)
     for name in names:
@@ -116,7 +121,7 @@ def recover_swaps(disk: Disk, directory: Path) -> None:
             if _is_there(disk, directory, decided):
                 rename(disk, directory, decided.bases[0])
                 finish(disk, directory, decided.bases)
-            else:  # not a state that a crash leaves: nothing is deleted, and what is there is looked at as it is
+            else:  # No crash leaves this state. Delete no segment, and check the existing ones as they are.
                 _log.error("%s: the new segment does not exist; keeping the old ones", path)
                 disk.remove(path)
                 disk.sync_directory(directory)
@@ -126,7 +131,7 @@ def recover_swaps(disk: Disk, directory: Path) -> None:
 
 
 def _is_there(disk: Disk, directory: Path, decided: SwapFile) -> bool:
-    """Whether the new segment is, renamed or not yet, by the last header of its index."""
+    """Return whether the new segment exists, renamed or not, according to the last header of its index."""
     path = cleaned_paths(directory, decided.bases[0])[1]
     if not disk.exists(path):
         path = directory / (file_stem(decided.bases[0]) + INDEX_SUFFIX)

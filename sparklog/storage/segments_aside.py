@@ -1,14 +1,14 @@
-"""Segment files that recovery takes out of a log because it cannot use them, though they may hold records.
+"""Segment files that recovery removes from a log because it cannot use them, although they may hold records.
 
 ::
 
-    set-aside/<nanoseconds>-<topic>-<partition>/set-aside.json      whose they are, and why they are here
-                                                partition.json      a copy: the schemas that their batches need
+    set-aside/<nanoseconds>-<topic>-<partition>/set-aside.json      their partition, and the reason
+                                                partition.json      a copy: the schemas of their batches
                                                 <base>.arrow, .index
 
-Whole segments come here by renames, which need no room. Of a segment whose beginning stays in the log, what follows is
-copied: at the positions that it had, so that the headers that are left still say where each batch is. Nothing here is
-read by a broker again; ``storage.salvage`` reads it for people.
+Renames move whole segments here, which needs no space. If the beginning of a segment stays in the log, the rest is
+copied here. The copy keeps the positions, so that its headers stay valid. No broker reads these files again; an
+operator does with ``storage.salvage``.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, Segment
 from sparklog.storage.set_aside import MARK_FILE, SET_ASIDE, SetAsideMark
 
 _PIECE_BYTES = 1 << 20
-#: What stands before the schema message of a data file.
+#: The bytes before the schema message of a data file.
 _MAGIC_BYTES = 8
-#: What a sealed data file ends with: the bytes of its footer as an i32, and the magic.
+#: The bytes at the end of a sealed data file: the footer's length as an i32, and the magic.
 _FOOTER_END_BYTES = 4 + len(MAGIC)
 
 logger = logging.getLogger(__name__)
 
 
 class SegmentsAside:
-    """What one recovery of the log in ``directory`` sets aside. The directory here is made with the first file.
+    """The files that one recovery of the log in ``directory`` sets aside.
 
-    Methods raise OSError as the disk does.
+    The first file makes the target directory.
+
+    Methods raise OSError like the disk.
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
@@ -53,19 +55,21 @@ class SegmentsAside:
 
     @property
     def name(self) -> str:
-        """Where the files are, below the log directory; empty while nothing was set aside."""
+        """Return the path of the files below the log directory, or "" if nothing was set aside."""
         return f"{SET_ASIDE}/{self._target.name}" if self._target is not None else ""
 
     def move(self, segment: Segment) -> None:
-        """Take the files of ``segment`` out of the log."""
+        """Move the files of ``segment`` out of the log."""
         target = self._made()
         for path in (segment.data_path, segment.index_path):
             if self._disk.exists(path):
                 self._disk.rename(path, target / path.name)
 
     def keep_tail(self, segment: Segment, data: int, index: int, *, batches: int, position: int) -> None:
-        """Copy what follows the first ``batches`` batches, which end at ``position`` of the data. Durable on return:
-        the files of the log are about to be cut."""
+        """Copy what follows the first ``batches`` batches, which end at ``position`` of the data.
+
+        The copy is durable on return, because the log's files are about to be truncated.
+        """
         target = self._made()
         copies = (
             (data, target / segment.data_path.name, position, position),
@@ -83,7 +87,10 @@ class SegmentsAside:
             raise
 
     def finish(self, reason: str) -> None:
-        """Leave word of what was set aside, if anything was. The files are kept also where there is no room for it."""
+        """Describe the files that were set aside, if there are any.
+
+        They are kept even if the disk has no room for it.
+        """
         if self._target is None:
             return
         try:
@@ -96,7 +103,7 @@ class SegmentsAside:
 
     def _made(self) -> Path:
         if self._target is None:
-            # A name has at most 255 bytes. The mark says in full what is cut off here.
+            # A name has at most 255 bytes. The mark has the full name.
             name = f"{time.time_ns()}-{self._directory.name}"[:255]
             target = self._directory.parent / SET_ASIDE / name
             self._disk.make_directory(target)
@@ -124,12 +131,12 @@ class SegmentsAside:
             logger.warning("%s: set aside without its schemas: %s", target, failure)
         mark = SetAsideMark(*tp, topic_id, reason, since_ms=time.time_ns() // 1_000_000)
         last = self._last_header(target)
-        if last is not None:  # then the leader can be asked whether it has all of it
+        if last is not None:  # with it the broker can ask the leader whether it has all these records
             mark = msgspec.structs.replace(mark, log_end_offset=last.next_offset, last_epoch=last.leader_epoch)
         replace_file(self._disk, target / MARK_FILE, encode_state(mark))
 
     def _last_header(self, target: Path) -> BatchHeader | None:
-        """The header of the last batch in ``target``; None where data of later batches may be there, or no header."""
+        """Return the last header in ``target``. Return None without one, or if there may be data of later batches."""
         stems = [name.removesuffix(DATA_SUFFIX).removesuffix(INDEX_SUFFIX) for name in self._disk.names(target)]
         stem = max(filter(str.isdigit, stems))
         index, data = target / (stem + INDEX_SUFFIX), target / (stem + DATA_SUFFIX)
@@ -149,10 +156,10 @@ class SegmentsAside:
 
 
 def may_hold_records(segment: Segment, *, claimed: int) -> bool:
-    """Whether a segment that recovery cannot use may hold records: headers, or data that are no leftover of an append
-    which did not finish. ``claimed``: the log was committed or fsynced up to there once.
+    """Return whether a segment that recovery cannot use may hold records.
 
-    An append writes data first, then headers, into files that it has made in this order.
+    Those are headers, or data that cannot come from an unfinished append. ``claimed`` is the offset up to which the log
+    was once committed or fsynced. An append writes data first, then headers, into files that it makes in this order.
     """
     disk = segment.disk
     if disk.exists(segment.index_path):
@@ -177,7 +184,7 @@ def may_hold_records(segment: Segment, *, claimed: int) -> bool:
 
 
 def _footer_bytes(disk: Disk, path: Path, size: int) -> int:
-    """The bytes that a file of ``size`` bytes says that its footer takes, with what stands around it; 0 for none."""
+    """Return the declared size of a file's footer with its frame, or 0 without one. ``size`` is the file's."""
     handle = disk.open(path)
     try:
         ending = disk.read(handle, _FOOTER_END_BYTES, size - _FOOTER_END_BYTES) if size > _FOOTER_END_BYTES else b""

@@ -1,15 +1,15 @@
-"""Logs that are kept though this broker does not serve them: ``set-aside/`` below a log directory.
+"""Logs that are kept although this broker does not serve them: ``set-aside/`` below a log directory.
 
 ::
 
-    set-aside/<nanoseconds>-<topic>-<partition>/set-aside.json     whose log it was, why and since when
-                                                partition.json     and all other files, as they were
+    set-aside/<nanoseconds>-<topic>-<partition>/set-aside.json     the log's partition, the reason and the time
+                                                partition.json     and all other files, unchanged
 
-A directory comes here by one rename, so that it needs no room, and goes away by one. The number in front is the wall
-clock's and orders several copies of one log. Only a copy with a readable ``set-aside.json`` of an intact log is served
-again by itself; everything else is kept for an operator. Nothing here decides what may be deleted.
+One rename moves a directory here, which needs no space, and one rename moves it away. The number in the name is the
+wall clock's and orders several copies of one log. The broker serves only a copy with a readable ``set-aside.json`` of
+an intact log again. Everything else is kept for an operator. This module does not decide what may be deleted.
 
-Owned by the event loop of its broker; ``entries`` and ``size_bytes`` may run in any thread.
+The broker's event loop owns it. ``entries`` and ``size_bytes`` may run in any thread.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class SetAsideMark(msgspec.Struct, frozen=True):
-    """What ``set-aside.json`` says. ``intact``: the log could be opened when it was set aside, and the offsets and the
-    last leader epoch are its own."""
+    """The content of ``set-aside.json``.
+
+    ``intact``: the log could be opened when it was set aside, and the offsets and the last leader epoch are its own.
+    """
 
     topic: str
     partition: int
@@ -51,8 +53,10 @@ class SetAsideMark(msgspec.Struct, frozen=True):
 
 
 class SetAsideEntry(msgspec.Struct, frozen=True):
-    """One directory in ``set-aside/``. An earlier release left no mark: then ``mark`` has what its name and its
-    ``partition.json`` say."""
+    """One directory in ``set-aside/``.
+
+    An earlier release left no mark. Then ``mark`` is derived from the name and ``partition.json``.
+    """
 
     name: str
     mark: SetAsideMark
@@ -70,22 +74,25 @@ class SetAside:
         self._disk = disk
         self._log_dir = log_dir
         self.path = log_dir / SET_ASIDE
-        #: Sizes and marks by name: what is set aside does not change.
+        #: Sizes and marks by name. A set-aside log does not change.
         self._sizes: dict[str, int] = {}
         self._marks: dict[str, SetAsideMark] = {}
-        #: Names of intact logs by whose log they are, the newest last; None: nobody has asked yet.
+        #: Names of intact logs by partition and topic id, the newest last. None: not read yet.
         self._intact: dict[tuple[str, int, str], list[str]] | None = None
-        #: Added, and not durable yet.
+        #: Entries that were added and are not durable yet.
         self._unsynced: list[str] = []
 
     def add(self, name: str, mark: SetAsideMark, *, now_ns: int) -> str:
-        """Move the entry ``name`` of the log directory here; return the name it has here. It is durable after ``sync``:
-        thousands come together, on the event loop.
+        """Move the entry ``name`` of the log directory here, and return its new name.
+
+        ``sync`` makes it durable.
+
+        Thousands may be added together, on the event loop.
 
         Raises:
             OSError: the directory could not be moved.
         """
-        # A name has at most 255 bytes. The mark says in full what is cut off here.
+        # A name has at most 255 bytes. The mark has the full name.
         target = f"{now_ns}-{name}"[:255]
         self._disk.make_directory(self.path)
         try:
@@ -102,12 +109,12 @@ class SetAside:
         return target
 
     def sync(self) -> None:
-        """Make durable what was added. In any thread. Raises OSError."""
+        """Make the added entries durable. Any thread may call this. Raises OSError."""
         added, self._unsynced = self._unsynced, []
         if not added:
             return
         for name in added:
-            with suppress(FileNotFoundError, NotADirectoryError):  # taken out again, or a file
+            with suppress(FileNotFoundError, NotADirectoryError):  # moved out again, or a file
                 for file in self._disk.names(self.path / name):
                     sync_file(self._disk, self.path / name / file)
                 self._disk.sync_directory(self.path / name)
@@ -118,7 +125,7 @@ class SetAside:
         """Move the entry ``name`` to ``target`` on the same disk.
 
         Raises:
-            OSError: it could not be moved.
+            OSError: the entry could not be moved.
         """
         mark = self._mark(name)
         self._disk.rename(self.path / name, target)
@@ -130,12 +137,12 @@ class SetAside:
             names.remove(name)
 
     def entries(self) -> list[SetAsideEntry]:
-        """Return all that is set aside, oldest first."""
+        """Return all entries, oldest first."""
         found = [SetAsideEntry(name, self._mark(name), self._size(name)) for name in self._names()]
         return sorted(found, key=lambda entry: (entry.mark.since_ms, entry.name))
 
     def newest_intact(self, tp: TopicPartition, topic_id: str) -> SetAsideEntry | None:
-        """Return the copy of this topic's partition that was set aside last as an intact log, if there is one."""
+        """Return the intact copy of this topic's partition that was set aside last, or None."""
         if self._intact is None:
             self._intact = {}
             for entry in self.entries():
@@ -145,7 +152,7 @@ class SetAside:
         return SetAsideEntry(names[-1], self._mark(names[-1]), 0) if names else None
 
     def schemas(self, name: str) -> tuple[TopicSchema, ...]:
-        """Return the schemas of an entry's batches; none where its ``partition.json`` cannot be read."""
+        """Return the schemas of an entry's batches, or none if its ``partition.json`` is unreadable."""
         path = self.path / name / PARTITION_FILE
         try:
             return decode_state(read_file(self._disk, path), PartitionFile, path=path).schemas
@@ -195,10 +202,10 @@ class SetAside:
 
 
 def _tree_bytes(disk: Disk, path: Path) -> int:
-    """Return the bytes of a file, or of all files in a directory and below it."""
+    """Return the bytes of a file, or of all files below a directory."""
     try:
         names = disk.names(path)
-    except OSError:  # a file, or gone
+    except OSError:  # a file, or it no longer exists
         return _file_bytes(disk, path)
     return sum(_tree_bytes(disk, path / name) for name in names)
 

@@ -1,7 +1,9 @@
-"""What a log directory says of its cluster, read with no broker running. Changes nothing.
+"""The inventory of a log directory, read without a running broker.
 
-Logs are judged by the headers in their indexes: where they end, and in which leader epoch. A tail that a start would
-cut counts as there.
+Changes nothing.
+
+Each log is judged by the headers in its indexes: its end, and its last leader epoch. Batches that a start would
+truncate are included.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from sparklog.storage.topic_notes import read_topic_notes
 
 
 def survey(log_dir: Path) -> DirectoryInventory:
-    """Return what is in a log directory.
+    """Return the content of a log directory.
 
     Raises:
-        StorageError: it is no broker's log directory, a broker has it open, or it is of a newer format.
+        StorageError: the path is no broker's log directory, a broker has it open, or it has a newer format.
     """
     disk = RealDisk()
     try:
@@ -81,7 +83,7 @@ def _logs(log_dir: Path, broker_id: int, problems: list[str]) -> Iterator[LogCop
 
 
 def read_copy(directory: Path, broker_id: int) -> LogCopy:
-    """Return what one partition directory holds. Raises StorageError or OSError."""
+    """Return the content of one partition directory. Raises StorageError or OSError."""
     stored = StoredPartition(directory)
     last_epoch, end = NO_EPOCH, 0
     for report in stored.reports(thorough=False):

@@ -1,7 +1,8 @@
-"""What a broker was told of the topics that it hosts: ``topics`` in the root of a log directory.
+"""The topics that a broker hosts, as it knows them: ``topics`` in the root of a log directory.
 
-ZooKeeper holds this; the file is for its loss, and for topics whose logs are set aside. ``partition.json`` has no more
-than a log needs to be read. Replaced atomically, durable on return, and some seconds behind what the broker was told.
+ZooKeeper has this information. The file is for the loss of ZooKeeper, and for topics whose logs are set aside.
+``partition.json`` has only what is needed to read a log. The file is replaced atomically and durable on return. It is
+some seconds older than the broker's knowledge.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class _Notes(msgspec.Struct, frozen=True):
 
 
 def read_topic_notes(disk: Disk, log_dir: Path) -> dict[str, TopicNote]:
-    """Return the notes by topic id; none from a missing or damaged file.
+    """Return the notes by topic id, or none if the file is missing or damaged.
 
     Raises:
-        NewerFormatError: it was written by a newer release.
+        NewerFormatError: a newer release wrote it.
     """
     path = log_dir / TOPICS_FILE
     try:
@@ -40,11 +41,11 @@ def read_topic_notes(disk: Disk, log_dir: Path) -> dict[str, TopicNote]:
     except NewerFormatError:
         raise
     except StorageError as failure:
-        logger.warning("%s; topics are noted again", failure)
+        logger.warning("%s; the broker writes the notes on its topics again", failure)
         return {}
     return {note.topic_id: note for note in found.topics}
 
 
 def write_topic_notes(disk: Disk, log_dir: Path, notes: dict[str, TopicNote]) -> None:
-    """Raises OSError."""
+    """Write the notes. Raises OSError."""
     replace_file(disk, log_dir / TOPICS_FILE, encode_state(_Notes(tuple(notes.values()))))

@@ -1,9 +1,11 @@
-"""Which transactions are open in one log, and where the aborted ones lie. Pure.
+"""The open and the aborted transactions of one log.
 
-A transaction is open here from its producer's first transactional batch to the marker that names the producer. Readers
-of committed records stop at the first open one (the last stable offset), and skip the batches of aborted producers
-within their ranges. A marker counts for that only once it is committed itself: were it lost with its leader, the
-transaction would be open again, and the last stable offset must not go back. Source: KIP-98.
+Pure.
+
+A transaction is open from its producer's first transactional batch to the marker that names the producer. Readers of
+committed records stop at the first open one (the last stable offset), and skip the batches of aborted producers within
+their ranges. A marker counts for that only once it is committed itself. If it were lost with its leader, the
+transaction would be open again, and the last stable offset must not decrease. Source: KIP-98.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ class OpenTransaction(NamedTuple):
 
 
 class TransactionState(NamedTuple):
-    """A copy of the table, for a snapshot. ``recent``: ended ones whose marker may not be committed yet."""
+    """A copy of the table, for a snapshot. ``recent``: ended transactions whose marker may not be committed yet."""
 
     open: dict[int, OpenTransaction]
     aborted: tuple[EndedTransaction, ...]
     recent: tuple[EndedTransaction, ...]
 
 
-#: A plain number: every batch of a producer is asked, and ``&`` of an enum makes a new member each time.
+#: A plain int, because it is tested for every batch of a producer, and ``&`` of an enum makes a new member each time.
 _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 
 
@@ -40,26 +42,26 @@ class TransactionTable:
     """The transactions of one log. Owned by its ``ProducerTable``."""
 
     def __init__(self, state: TransactionState | None = None) -> None:
-        #: By producer id, in order of first offset: logs grow at their end.
+        #: By producer id, in order of first offset, because logs grow at their end.
         self._open: dict[int, OpenTransaction] = dict(state.open) if state else {}
-        #: how many began since the table was made
+        #: The number of transactions that began since the table was made.
         self.begun = 0
         self._aborted = AbortedRanges(state.aborted if state else ())
         #: In order of the markers' offsets.
         self._recent: list[EndedTransaction] = list(state.recent) if state else []
 
     def __contains__(self, producer_id: int) -> bool:
-        """Whether it has a transaction open here."""
+        """Return whether the producer has an open transaction in this log."""
         return producer_id in self._open
 
     def appended(self, header: BatchHeader) -> None:
-        """A producer's batch was appended."""
+        """Record a producer's appended batch."""
         if header.flags & _TRANSACTIONAL and header.producer_id not in self._open:
             self._open[header.producer_id] = OpenTransaction(header.producer_epoch, header.base_offset)
             self.begun += 1
 
     def ended(self, header: BatchHeader, marker: Marker) -> None:
-        """A marker was appended: whom it names has nothing open any more."""
+        """Record an appended marker: it ends the open transactions of the producers that it names."""
         for aborted, producers in ((False, marker.committed), (True, marker.aborted)):
             for producer_id, _ in producers:
                 begun = self._open.pop(producer_id, None)
@@ -71,13 +73,17 @@ class TransactionTable:
                     self._aborted.append(over)
 
     def committed_below(self, high_watermark: int) -> None:
-        """Markers below are committed: what they ended holds no reader up any more. To be told of every move, by
-        replicas that nobody reads from as well, or the list would grow for ever."""
+        """Drop ended transactions whose marker is below the high watermark and so committed.
+
+        They no longer limit readers.
+
+        Call it for every move, even on replicas without readers, or the list would grow without a bound.
+        """
         if self._recent and self._recent[0].last_offset < high_watermark:
             del self._recent[: bisect_left(self._recent, high_watermark, key=last_offset_of)]
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """First offset whose fate is open, at most ``high_watermark``."""
+        """Return the first offset of a transaction whose end is not committed, at most ``high_watermark``."""
         if not (self._open or self._recent):
             return high_watermark
         self.committed_below(high_watermark)
@@ -89,15 +95,15 @@ class TransactionTable:
         return stable
 
     def aborted_between(self, start: int, end: int) -> Iterator[EndedTransaction]:
-        """Aborted transactions with an offset in ``[start, end)``."""
+        """Return the aborted transactions with an offset in ``[start, end)``."""
         return self._aborted.between(start, end)
 
     def forget_below(self, log_start_offset: int) -> None:
-        """Records below are gone: so are aborted transactions that ended there."""
+        """Drop the aborted transactions that ended below the log start."""
         self._aborted.forget_below(log_start_offset)
 
     def forget_open(self) -> None:
-        """Nothing is known of what followed: only ranges that ended stay."""
+        """Drop the open transactions, because their ends are unknown. Only aborted ranges stay."""
         self._open.clear()
         self._recent.clear()
 
@@ -106,7 +112,7 @@ class TransactionTable:
         return bool(self._open)
 
     def open(self) -> dict[int, OpenTransaction]:
-        """Producer id to what it has open: for people."""
+        """Return the open transactions by producer id, for operators."""
         return dict(self._open)
 
     def state(self) -> TransactionState:

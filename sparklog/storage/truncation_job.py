@@ -1,8 +1,8 @@
-"""What takes long in a cut: what is left of the segment that it goes through is copied beside it, and fsynced.
+"""The slow part of a truncation: the remaining part of the segment is copied and fsynced.
 
-``TruncationJob.run`` works in a thread and changes nothing of the log, which is served as it is until it is cut, back
-on the event loop (``Log.truncate``): there the copies take the places of the segment's files. What they hold of the
-segment cannot change before that; where it is not the log's any more, or another cut comes first, they are thrown away.
+``TruncationJob.run`` works in a thread and does not change the log, which is served until it is truncated on the event
+loop (``Log.truncate``). There the copies replace the segment's files. The copied part of the segment cannot change
+before that. If the segment leaves the log, or another truncation comes first, the copies are deleted.
 """
 
 from __future__ import annotations
@@ -16,30 +16,35 @@ from sparklog.errors import StorageError
 from sparklog.storage.disk import is_full, sync_file
 from sparklog.storage.segment import COPY_SUFFIX, Segment
 
-#: Copied and fsynced at a time: where a cut is forgotten, by the end of the process perhaps, no more is waited for.
+#: The bytes that are copied and fsynced at a time. A cancellation, perhaps by the end of the process, waits no longer.
 _PIECE_BYTES = 32 * 1024 * 1024
 _numbers = itertools.count()
 
 
 class TruncationJob:
-    """Made, cancelled and used on the event loop, run in any thread, once."""
+    """One copy for a truncation. Made, cancelled and used on the event loop; run once in any thread."""
 
     def __init__(self, segment: Segment, count: int, *, frees_segments: bool = False) -> None:
-        """``count``: batches to be kept of the segment. ``frees_segments``: the cut will remove others first, which
-        makes room. Raises OSError."""
+        """Create the job.
+
+        Raises OSError.
+
+        ``count`` is the number of batches of the segment to keep. ``frees_segments``: the truncation will first remove
+        other segments, which frees space.
+        """
         self.segment = segment
         self.count = count
-        #: the copies are there, and durable
+        #: The copies exist and are durable.
         self.done = False
-        #: The disk was full, and the cut itself makes no room on it: it is to be begun anew later. On the event loop
-        #: there would be no more room, and a cut that fails takes the log directory offline.
+        #: The disk was full, and the truncation itself frees no space: it must begin again later. On the event loop the
+        #: disk would be just as full, and a failed truncation takes the log directory offline.
         self.awaits_room = False
         self.cancelled = False
         self._frees_segments = frees_segments
         self._disk = segment.disk
         number = next(_numbers)
-        #: Which file, its copy, and how many bytes of it. The names are this job's own: one that was cancelled may
-        #: still be at work when another one begins, at this segment or at that of a topic made anew.
+        #: Each file, its copy, and the number of bytes to copy. The names belong to this job alone. A cancelled job may
+        #: still run when another one begins, for this segment or for that of a recreated topic.
         self._copies = [
             (path, path.with_name(f"{path.name}.{number}{COPY_SUFFIX}"), length)
             for path, length in segment.files_cut_to(count)
@@ -47,8 +52,9 @@ class TruncationJob:
         self._ends = threading.Lock()
 
     def run(self) -> None:
-        """Make the copies. Returns without ``done`` when cancelled, when the files have left the log, or the disk is
-        full.
+        """Make the copies.
+
+        Return without ``done`` if cancelled, if the files have left the log, or if the disk is full.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -58,7 +64,8 @@ class TruncationJob:
                 with self._ends:
                     self.done = not self.cancelled
         except OSError as failure:
-            # Nothing of the log's own was written: a job that was cancelled may fail by what came after it.
+            # The job wrote no file of the log. So the failure of a cancelled job may come from later events and is
+            # ignored.
             if not (self.cancelled or isinstance(failure, FileNotFoundError) or is_full(failure)):
                 raise StorageError(f"copying {self.segment.data_path} to cut it: {failure}") from failure
             self.awaits_room = is_full(failure) and not (self._frees_segments or self.cancelled)
@@ -78,13 +85,13 @@ class TruncationJob:
         return True
 
     def put_in_place(self) -> None:
-        """Put the copies over the segment's files, which are closed. Once, when ``done``. Raises OSError."""
+        """Rename the copies over the segment's files, which are closed. Call it once, if ``done``. Raises OSError."""
         for path, copy, _ in self._copies:
             self._disk.rename(copy, path)
         self._copies = []
 
     def cancel(self) -> list[Path]:
-        """Nobody wants the copies any more. Returns what remains to be removed."""
+        """Cancel the job: the copies are not needed. Return the files to remove."""
         with self._ends:
             self.cancelled = True
             return [copy for _, copy, _ in self._copies] if self.done else []

@@ -268,7 +268,7 @@ def test_an_index_truncated_under_a_running_leader(cluster: ProcessCluster) -> N
         refused, _ = fetch(connection, "short", first)
         assert refused.code == ErrorCode.KAFKA_STORAGE_ERROR
     wait_until(lambda: not cluster.slots[0].running, PATIENCE_S, "broker 0 to end")
-    assert _logged(cluster, 0, "the file was cut from outside")
+    assert _logged(cluster, 0, "another process truncated the file")
     wait_until(lambda: leader(cluster, "short") != 0, PATIENCE_S, "another leader")
     with cluster.connect(leader(cluster, "short")) as connection:
         assert read_all(connection, "short") == values
