@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from sparklog.cluster.broker_connections import BrokerConnections
@@ -139,7 +140,8 @@ class ControllerTerm:
         self._unwatch: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._to_write: deque[StateWrite] = deque()
-        self._outcomes: dict[TopicPartition, StateOutcome | None] = {}
+        #: Outcomes that the core has not received yet, with the writes that they are of.
+        self._outcomes: dict[TopicPartition, tuple[StateWrite, StateOutcome | None]] = {}
         self._deleting: dict[str, str] = {}  # names by topic id: one made anew may have to go as well
         self._reading_brokers = asyncio.Lock()
         self._proofs = RequiredProofs(self._session, enabled=bool(keys))
@@ -355,9 +357,12 @@ class ControllerTerm:
         try:
             self._advance(event)
         except Exception as error:
-            log.exception("%s failed", type(event).__name__)
-            self.failed = True
-            self._finish(f"{type(event).__name__}: {type(error).__name__}: {error}")
+            self._fail(type(event).__name__, error)
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        log.error("%s failed", what, exc_info=error)
+        self.failed = True
+        self._finish(f"{what}: {type(error).__name__}: {error}")
 
     def _advance(self, event: Event) -> None:
         for effect in self.core.step(event, _now_ms()):
@@ -427,27 +432,42 @@ class ControllerTerm:
             self._write_more()
 
     def _write_more(self) -> None:
-        """Write states for a part of this turn of the loop: a new topic may have thousands of partitions."""
+        """Write states for a part of this turn of the loop: a new topic may have thousands of partitions. Skip writes
+        of topics that have been deleted, or whose deletion has begun, since the core ordered these writes. Otherwise
+        they would put nodes into a topic whose nodes are being deleted."""
         ends_s = time.monotonic() + _TURN_S
         while self._to_write and not self._over.done():
             write = self._to_write.popleft()
-            self._store.write_state(
-                write.tp,
-                write.state,
-                topic_id=write.topic_id,
-                leader_incarnation=write.leader_incarnation,
-                expected_version=write.expected_version,
-                on_outcome=self._state_outcome,
-            )
+            if not self._is_pending(write) or self.core.state.topics[write.tp.topic].deleting:
+                continue
+            try:
+                self._store.write_state(
+                    write.tp,
+                    write.state,
+                    topic_id=write.topic_id,
+                    leader_incarnation=write.leader_incarnation,
+                    expected_version=write.expected_version,
+                    on_outcome=partial(self._state_outcome, write),
+                )
+            except Exception as error:
+                # The loop calls this method and would only log the error. The other writes would wait forever.
+                self._fail(f"write of {write.tp}", error)
+                return
             if self._to_write and time.monotonic() >= ends_s:
                 self._loop.call_soon(self._write_more)
                 return
 
-    def _state_outcome(self, tp: TopicPartition, outcome: StateOutcome | None) -> None:
+    def _is_pending(self, write: StateWrite) -> bool:
+        """Return whether the core waits for the outcome of this write. It does not if the topic was deleted, also where
+        the partition of a new topic with this name waits for a write of its own."""
+        partition = self.core.state.partition(write.tp)
+        return partition is not None and partition.pending is write
+
+    def _state_outcome(self, write: StateWrite, tp: TopicPartition, outcome: StateOutcome | None) -> None:
         """Outcomes come one by one, many in a turn of the loop; the core gets each turn's together."""
         if not self._outcomes:
             self._loop.call_soon(self._report_outcomes)
-        self._outcomes[tp] = outcome
+        self._outcomes[tp] = (write, outcome)
 
     def _report_outcomes(self) -> None:
         outcomes, self._outcomes = self._outcomes, {}
@@ -458,17 +478,19 @@ class ControllerTerm:
         written: dict[TopicPartition, int] = {}
         gone: dict[TopicPartition, VersionedState | None] = {}
         unknown: list[TopicPartition] = []
-        lost: list[TopicPartition] = []
-        for tp, outcome in outcomes.items():
+        lost: list[StateWrite] = []
+        for tp, (write, outcome) in outcomes.items():
+            if isinstance(outcome, EpochLost):
+                self._step(Fenced("another controller has a higher epoch"))
+                return
+            if not self._is_pending(write):
+                continue
             if isinstance(outcome, Written):
                 written[tp] = outcome.version
             elif outcome is None:
-                lost.append(tp)
+                lost.append(write)
             elif isinstance(outcome, NodeGone):
                 gone[tp] = None
-            elif isinstance(outcome, EpochLost):
-                self._step(Fenced("another controller has a higher epoch"))
-                return
             else:
                 assert isinstance(outcome, FateUnknown)
                 unknown.append(tp)
@@ -481,14 +503,14 @@ class ControllerTerm:
         if lost:
             self._start(self._read_refused(lost), "read refused states")
 
-    async def _read_refused(self, tps: Sequence[TopicPartition]) -> None:
-        try:
-            found = await self._store.read_states(tps)
-        except ZkUnreachable:
-            self._step(StatesUnknown(tuple(tps)))
-            return
-        if found:
-            self._step(StatesRefused(found))
+    async def _read_refused(self, writes: Sequence[StateWrite]) -> None:
+        found: dict[TopicPartition, VersionedState | None] = {}
+        with suppress(ZkUnreachable):
+            found = await self._store.read_states([write.tp for write in writes])
+        tps = [write.tp for write in writes if self._is_pending(write)]
+        read = {tp: found[tp] for tp in tps if tp in found}
+        if read:
+            self._step(StatesRefused(read))
         unread = tuple(tp for tp in tps if tp not in found)
         if unread:
             self._step(StatesUnknown(unread))
@@ -636,6 +658,4 @@ class ControllerTerm:
         error = task.exception()
         if error is not None and not self._over.done():
             # Not foreseen: as in ``_step``.
-            log.error("%s failed", task.get_name(), exc_info=error)
-            self.failed = True
-            self._finish(f"{task.get_name()}: {type(error).__name__}: {error}")
+            self._fail(task.get_name(), error)

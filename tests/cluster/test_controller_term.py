@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from sparklog.cluster import controller_term
 from sparklog.cluster.controller_term import ControllerTerm
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.controller.effects import DeleteTopic
 from sparklog.controller.events import (
     BrokersRead,
+    DeletionsRead,
     Event,
+    Loaded,
     StoppingRead,
     TopicDeleted,
     TopicGone,
     TopicRead,
     TopicSnapshot,
 )
-from sparklog.model import TopicRecord
+from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, TopicRecord, VersionedState
+from sparklog.zk.controller_store import NodeGone, StateOutcome, Written
 from sparklog.zk.errors import ZkUnreachable
 from sparklog.zk.session import PAUSE_S, SessionState
 from sparklog.zk.unreadable import Unreadable
@@ -173,5 +179,129 @@ def test_an_ended_broker_is_gone_before_its_stop_request_is() -> None:
         asked.clear()
         await term._read_stopping()
         assert events[1:] == [BrokersRead((), frozenset()), StoppingRead({})]
+
+    asyncio.run(scenario())
+
+
+class RecordingStore:
+    """A store that remembers what it is asked to write. ``told`` holds the callback for each write."""
+
+    def __init__(self) -> None:
+        self.session = BreakingSession(0)
+        self.unreadable = Unreadable()
+        self.written: list[tuple[int, str]] = []
+        self.told: list[Callable[[StateOutcome | None], None]] = []
+        self.error: Exception | None = None
+        self.read = asyncio.Event()
+
+    async def read_states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
+        await self.read.wait()
+        return dict.fromkeys(tps)
+
+    def write_state(
+        self,
+        tp: TopicPartition,
+        state: LeaderAndIsr,
+        *,
+        topic_id: str,
+        leader_incarnation: int,
+        expected_version: int,
+        on_outcome: Callable[[TopicPartition, StateOutcome | None], None],
+    ) -> None:
+        if self.error is not None:
+            raise self.error
+        self.written.append((tp.partition, topic_id))
+        self.told.append(lambda outcome: on_outcome(tp, outcome))
+
+
+async def term_with_live_brokers(store: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> ControllerTerm:
+    """Return a term that writes one state in each turn of the loop. Its brokers do not receive updates."""
+    monkeypatch.setattr(controller_term, "_TURN_S", 0.0)
+    core = Controller(controller_id="c", controller_epoch=1, settings=ControllerSettings())
+    term = ControllerTerm(cast(Any, store), core, cluster_id="", session_timeout_ms=1000, on_change=lambda: None)
+    monkeypatch.setattr(term, "_send_update", lambda effect: asyncio.sleep(0))
+    brokers = tuple(
+        BrokerRegistration(broker_id, "host", 9000 + broker_id, "boot", "", incarnation=1) for broker_id in (1, 2, 3)
+    )
+    term._step(Loaded(brokers, {}, (), {}, cautious=False))
+    return term
+
+
+def new_topic(topic_id: str, partitions: int = 4) -> TopicRead:
+    return TopicRead(TopicSnapshot(TopicRecord("t", topic_id, ((1, 2, 3),) * partitions, ()), {}, 0))
+
+
+def test_states_of_a_topic_are_not_written_once_its_deletion_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the deletion, which lists the topic's nodes first, meets nodes that it did not list."""
+
+    async def scenario() -> None:
+        store = RecordingStore()
+        term = await term_with_live_brokers(store, monkeypatch)
+        monkeypatch.setattr(term, "_delete_topic", lambda name, topic_id: asyncio.sleep(0))
+        term._step(new_topic("id-1"))
+        assert store.written == [(0, "id-1")], "the others have their turns later"
+        term._step(DeletionsRead({"t": "id-1"}))
+        await asyncio.sleep(0.05)
+        assert store.written == [(0, "id-1")]
+        term._step(TopicDeleted("t", "id-1"))
+        assert not term.core.state.topics and term.core._states.writing == 0
+        await term._end()
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_made_again_is_not_taken_for_its_predecessor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The predecessor's writes are not sent, and their outcomes do not end the writes of the new topic."""
+
+    async def scenario() -> None:
+        store = RecordingStore()
+        term = await term_with_live_brokers(store, monkeypatch)
+        term._step(new_topic("id-1"))
+        term._step(new_topic("id-2"))
+        await asyncio.sleep(0.05)
+        assert store.written == [(0, "id-1"), *((number, "id-2") for number in range(4))]
+        store.told[0](NodeGone())  # of the first topic's write
+        await asyncio.sleep(0.01)
+        for told in store.told[1:]:
+            told(Written(0))
+        await asyncio.sleep(0.01)
+        stored = [partition.stored for partition in term.core.state.topics["t"].partitions]
+        assert all(found is not None and found.state.leader == 1 for found in stored)
+        assert not term._over.done()
+        await term._end()
+
+    asyncio.run(scenario())
+
+
+def test_a_state_read_for_a_deleted_topic_does_not_end_the_write_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        store = RecordingStore()
+        term = await term_with_live_brokers(store, monkeypatch)
+        term._step(new_topic("id-1", partitions=1))
+        store.told[0](None)  # the node is at another version: it is read
+        await asyncio.sleep(0.01)
+        term._step(new_topic("id-2", partitions=1))
+        store.read.set()
+        await asyncio.sleep(0.01)
+        store.told[1](Written(0))
+        await asyncio.sleep(0.01)
+        [partition] = term.core.state.topics["t"].partitions
+        assert partition.stored is not None and partition.stored.state.leader == 1
+        await term._end()
+
+    asyncio.run(scenario())
+
+
+def test_a_state_that_cannot_be_written_in_a_later_turn_ends_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A term that only logged this would never write a state again, and would elect no leader."""
+
+    async def scenario() -> None:
+        store = RecordingStore()
+        term = await term_with_live_brokers(store, monkeypatch)
+        term._step(new_topic("id-1"))
+        store.error = ValueError("not encoded")
+        assert "not encoded" in await asyncio.wait_for(term._over, 30)
+        assert term.failed
+        await term._end()
 
     asyncio.run(scenario())
