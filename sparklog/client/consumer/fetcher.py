@@ -111,7 +111,8 @@ class Fetcher:
         self._stale: set[str] = set()
         self._refresh_at = 0.0
         self._refreshes = 0
-        self._turn = 0
+        #: By broker, the place in its group of the partition with which its next request begins.
+        self._turns: dict[int, int] = {}
         self._moved = False
         #: The partitions to fetch; None: all.
         self.active: set[TopicPartition] | None = None
@@ -177,7 +178,7 @@ class Fetcher:
         ]
 
     def _send(self, broker_id: int, group: list[TopicPartition]) -> None:
-        asked = {tp: self.feeds[tp].position for tp in self._in_turn(group)}
+        asked = {tp: self.feeds[tp].position for tp in self._in_turn(broker_id, group)}
         leaders: dict[TopicPartition, Leader] = {}
         wanted = []
         for tp, position in asked.items():
@@ -218,17 +219,18 @@ class Fetcher:
             return
         self._under_way[broker_id] = _Poll(connection, asked, leaders)
 
-    def _in_turn(self, group: list[TopicPartition]) -> list[TopicPartition]:
+    def _in_turn(self, broker_id: int, group: list[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions for the next request, as many as it may have.
 
-        Another partition is the first one each time, because a full response leaves out those at the end.
+        Another partition is the first one each time, because a full response leaves out those at the end. Each broker
+        has its own turns. If brokers shared one counter and were asked one after the other, each request to a broker
+        could begin with the same partition.
         """
-        if len(group) > _FEW and len(group) > (most := self._most_at_once({tp.topic for tp in group})):
-            self._turn += most
-            return [group[(self._turn + number) % len(group)] for number in range(most)]
-        self._turn += 1
-        at = self._turn % len(group)
-        return group[at:] + group[:at]
+        count = len(group)
+        named = min(count, self._most_at_once({tp.topic for tp in group})) if count > _FEW else count
+        at = self._turns.get(broker_id, 0) % count
+        self._turns[broker_id] = at + (named if named < count else 1)
+        return (group[at:] + group[:at])[:named]
 
     def _most_at_once(self, topics: Collection[str]) -> int:
         """Return the number of partitions of these topics that one request may have. Its header's size is limited."""

@@ -1,0 +1,42 @@
+"""Which partitions one fetch names, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from sparklog.client.consumer import fetcher
+from sparklog.client.consumer.fetcher import Fetcher
+from sparklog.model import TopicPartition
+
+
+def partitions(count: int) -> list[TopicPartition]:
+    return [TopicPartition("t", number) for number in range(count)]
+
+
+def requests(brokers: int, group: list[TopicPartition], rounds: int) -> list[list[TopicPartition]]:
+    """Return what the requests to the first broker name, if all brokers are asked one after the other."""
+    asked = Fetcher(cast(Any, None), max_bytes=1, isolation=0)
+    named = [[asked._in_turn(broker, group) for broker in range(brokers)] for _ in range(rounds)]
+    return [of_brokers[0] for of_brokers in named]
+
+
+@pytest.mark.parametrize("brokers", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [300, 400, 500, 600])
+def test_requests_that_name_a_part_name_every_partition_in_time(
+    brokers: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "MAX_ENTRIES", 200)
+    group = partitions(count)
+    found = requests(brokers, group, rounds=3)
+    assert all(len(named) == len(set(named)) == 200 for named in found)
+    assert set().union(*found) == set(group)
+
+
+@pytest.mark.parametrize("brokers", [1, 2, 3, 4])
+def test_every_partition_of_a_broker_comes_first_in_turn(brokers: int) -> None:
+    group = partitions(4)
+    found = requests(brokers, group, rounds=4)
+    assert {named[0] for named in found} == set(group)
+    assert all(set(named) == set(group) for named in found)
