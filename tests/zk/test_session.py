@@ -253,7 +253,7 @@ def test_a_session_survives_a_shortage_of_file_descriptors(tmp_path: Path, caplo
 
                 def tried() -> bool:
                     take()  # that of the connection, too, when it is given up
-                    return "again after OSError" in caplog.text or session.state is SessionState.EXPIRED
+                    return "to ZooKeeper after OSError" in caplog.text or session.state is SessionState.EXPIRED
 
                 os.kill(server.pid, signal.SIGSTOP)
                 await until(tried, "an attempt to connect")
