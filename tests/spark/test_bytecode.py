@@ -43,7 +43,7 @@ def load(archive: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_what_is_loaded_from_an_archive_is_not_compiled_any_more(archive: Path) -> None:
+def test_modules_loaded_from_an_archive_are_not_compiled_again(archive: Path) -> None:
     assert load(archive)[0] == "True"  # else the next line would prove nothing
     assert add_bytecode(archive)
     assert load(archive) == ["False", str(archive / "inside" / "module.pyc")]
@@ -62,7 +62,7 @@ def test_only_modules_of_this_python_get_bytecode(archive: Path) -> None:
     assert after.keys() - before.keys() == {"inside/__init__.pyc", "inside/module.pyc"}
 
 
-def test_a_process_that_has_read_the_directory_goes_on_with_it(archive: Path) -> None:
+def test_a_process_that_has_read_the_archives_directory_continues(archive: Path) -> None:
     reader = zipimport.zipimporter(str(archive))
     source = reader.get_source("inside/tests/test_module")
     add_bytecode(archive)
@@ -72,7 +72,7 @@ def test_a_process_that_has_read_the_directory_goes_on_with_it(archive: Path) ->
         reader.get_source("inside/tests/test_module")
 
 
-def test_compressed_bytecode_and_names_of_tests_are_left_out_later_too(archive: Path) -> None:
+def test_compressed_bytecode_and_tests_names_stay_excluded_later(archive: Path) -> None:
     with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as target:
         target.writestr("inside/module.pyc", b"of an earlier version")
     assert add_bytecode(archive)
@@ -84,7 +84,7 @@ def test_compressed_bytecode_and_names_of_tests_are_left_out_later_too(archive: 
     assert load(archive)[0] == "False"
 
 
-def test_an_archive_that_has_bytecode_stays_as_it_is(archive: Path) -> None:
+def test_an_archive_with_bytecode_stays_unchanged(archive: Path) -> None:
     add_bytecode(archive)
     before = (archive.stat().st_ino, archive.read_bytes())
     assert not add_bytecode(archive)
@@ -92,6 +92,6 @@ def test_an_archive_that_has_bytecode_stays_as_it_is(archive: Path) -> None:
     assert [path.name for path in archive.parent.iterdir()] == ["modules.zip"]
 
 
-def test_an_archive_that_is_none_is_told_of_and_left_alone(tmp_path: Path) -> None:
+def test_an_invalid_archive_is_reported_and_left_unchanged(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
         add_bytecode(tmp_path / "nowhere.zip")

@@ -16,19 +16,19 @@ def rows_of(batches: list[pa.RecordBatch]) -> list[int]:
     return [number for found in batches for number in found.column(0).to_pylist()]
 
 
-def test_small_batches_become_large_ones_in_their_order() -> None:
+def test_small_batches_are_joined_in_order() -> None:
     found = list(gathered((batch(10 * at, 10) for at in range(10)), 300))  # 80 bytes each
     assert rows_of(found) == list(range(100))
     assert [one.num_rows for one in found] == [40, 40, 20]
 
 
-def test_a_large_batch_is_handed_on_as_it_is() -> None:
+def test_a_large_batch_is_passed_on_unchanged() -> None:
     large = batch(0, 100)
     (found,) = gathered(iter([large]), 800)
     assert found is large
 
 
-def test_a_large_batch_takes_the_small_ones_before_it_along() -> None:
+def test_a_large_batch_joins_the_small_ones_before_it() -> None:
     found = list(gathered(iter([batch(0, 1), batch(1, 100), batch(101, 1)]), 800))
     assert [one.num_rows for one in found] == [101, 1]
     assert rows_of(found) == list(range(102))
@@ -44,12 +44,12 @@ def test_rows_without_columns_are_not_lost() -> None:
     assert [one.num_rows for one in gathered(iter([headers, headers]), 1000)] == [7, 7]
 
 
-def test_rows_of_almost_no_bytes_are_not_held_for_ever() -> None:
+def test_rows_of_almost_no_bytes_are_passed_on_in_time() -> None:
     flags = pa.record_batch({"flag": pa.array([True] * (1 << 17))})
     assert [one.num_rows for one in gathered(iter([flags] * 3), 1 << 30)] == [1 << 18, 1 << 17]
 
 
-def test_what_is_held_is_kept_when_the_source_goes_on_after_an_error() -> None:
+def test_held_rows_survive_an_error_of_the_source() -> None:
     """As ``read_range`` does after a loss: what it has given before is not given again."""
 
     def source() -> object:
@@ -62,7 +62,7 @@ def test_what_is_held_is_kept_when_the_source_goes_on_after_an_error() -> None:
     assert rows_of(list(gathered(source(), 1000))) == [0, 1]  # type: ignore[arg-type]
 
 
-def test_an_error_of_the_source_comes_through() -> None:
+def test_an_error_of_the_source_is_raised() -> None:
     def source() -> object:
         yield batch(0, 1)
         raise OSError("gone")

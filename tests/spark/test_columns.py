@@ -55,7 +55,7 @@ def test_default_topic() -> None:
     assert made[1] == common | {"key": None, "value": None, "offset": 71, "timestamp": APPENDED, "headers": None}
 
 
-def test_no_headers_are_null_however_they_are_stored() -> None:
+def test_missing_headers_are_null_in_every_encoding() -> None:
     rows = [{"headers": []}, {"headers": [{"key": "h", "value": None}]}, {"headers": None}]
     batch = pa.RecordBatch.from_pylist(rows, schema=DEFAULT_SCHEMA)
     made = assemble(TopicShape(DEFAULT_SCHEMA, "timestamp"), batch)
@@ -115,7 +115,7 @@ def test_a_null_that_was_declared_impossible_raises() -> None:
         plan_columns(declared, shape).assemble(HEADER, batch, partition=TP, offsets=offset_run(0, 2))
 
 
-def test_values_that_cannot_be_cast_are_null_where_their_errors_are_read() -> None:
+def test_uncastable_values_are_null_if_their_errors_are_read() -> None:
     shape = TopicShape(pa.schema([("x", pa.int32()), ("at", pa.timestamp("s")), ("l", pa.list_(pa.timestamp("s")))]))
     beyond = 2**60
     batch = pa.record_batch(
@@ -139,7 +139,7 @@ def test_values_that_cannot_be_cast_are_null_where_their_errors_are_read() -> No
     assert chosen["at"].null_count == 2
 
 
-def test_a_column_that_may_be_shown_as_null_is_not_called_not_null() -> None:
+def test_a_column_that_may_show_null_is_nullable() -> None:
     """Spark asks no column for nulls that is called so, and would take what lies in their place for values."""
     own = pa.schema([pa.field("at", pa.timestamp("s"), nullable=False), pa.field("x", pa.int32(), nullable=False)])
     shape = TopicShape(own)
@@ -153,7 +153,7 @@ def test_a_column_that_may_be_shown_as_null_is_not_called_not_null() -> None:
         project("t", shape, StructType([strict["at"], StructField("_cast_error", StringType())]))
 
 
-def test_a_column_of_the_topic_that_is_called_like_that_of_cast_errors_tells_none() -> None:
+def test_a_topic_column_named_like_the_cast_errors_is_plain() -> None:
     shape = TopicShape(pa.schema([("at", pa.timestamp("s")), ("_cast_error", pa.string())]))
     batch = pa.record_batch({"at": pa.array([2**60], pa.timestamp("s")), "_cast_error": pa.array(["own"])})
     with pytest.raises(BrokerError, match="SCHEMA_MISMATCH"):

@@ -63,7 +63,7 @@ def test_a_column_the_topic_does_not_have(
         ("'AA' carrier, interval '1' month delay", ["delay (interval month)"]),
     ],
 )
-def test_columns_that_do_not_fit_are_named_and_nothing_is_written(
+def test_unfit_columns_are_named_and_nothing_is_written(
     spark: SparkSession,
     admin: Admin,
     topic: str,
@@ -91,7 +91,7 @@ def test_a_null_where_the_topic_has_none(
     assert "'carrier'" in message
 
 
-def test_overwrite_says_what_to_do(
+def test_overwrite_names_the_supported_mode(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, partitions=1)

@@ -50,17 +50,17 @@ assert seen() is None, "what came later is collected"
 """
 
 
-def test_what_is_loaded_rests_once_and_only_in_tasks() -> None:
+def test_loaded_modules_are_frozen_once_and_only_in_tasks() -> None:
     subprocess.run([sys.executable, "-c", _CODE], check=True, timeout=60)
 
 
-def test_nothing_rests_where_a_source_is_made_by_hand() -> None:
+def test_a_source_created_by_hand_freezes_nothing() -> None:
     code = "import gc; from sparklog.spark.source import SparklogSource as S; S({}); assert not gc.get_freeze_count()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.integration
-def test_what_is_loaded_rests_where_spark_plans_and_where_it_commits(plain_spark: SparkSession, tmp_path: Path) -> None:
+def test_loaded_modules_are_frozen_where_spark_plans_and_commits(plain_spark: SparkSession, tmp_path: Path) -> None:
     def tell(step: str) -> None:
         (tmp_path / step).write_text(str(gc.get_freeze_count()))
 

@@ -96,7 +96,7 @@ def driver(bootstrap: str, directory: Path, *topics: str) -> Iterator[subprocess
             process.wait(10)
 
 
-def test_a_driver_killed_before_its_commit_and_one_before_its_checkpoint(
+def test_drivers_killed_before_commit_and_before_checkpoint(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
     """Also, in the second: a task that is killed once it has written, whose stage goes on, and a task whose second
@@ -153,7 +153,7 @@ def test_a_driver_killed_before_its_commit_and_one_before_its_checkpoint(
     assert [settled_rows(admin, brokers, name) for name in halves] == [[*range(0, ROWS, 2)], [*range(1, ROWS, 2)]]
 
 
-def test_the_leader_and_then_the_coordinator_are_killed_under_a_write(
+def test_a_write_survives_the_death_of_leader_and_coordinator(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, *, tmp_path: Path
 ) -> None:
     target = f"{topic}-copy"
@@ -175,7 +175,7 @@ def test_the_leader_and_then_the_coordinator_are_killed_under_a_write(
     assert settled_rows(admin, brokers, target) == [*range(2 * ROWS)]
 
 
-def test_the_coordinator_is_killed_between_its_decision_and_the_markers(
+def test_a_coordinator_dies_between_its_decision_and_the_markers(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, *, tmp_path: Path
 ) -> None:
     """One partition of the target has no leader, so that its marker cannot be written before the coordinator dies."""

@@ -35,7 +35,7 @@ def held(start: int, readable: int, *, end: int = -1, topic_id: str = "A", epoch
 # --- the text in the checkpoint ---
 
 
-def test_one_place_has_one_text() -> None:
+def test_an_offset_has_one_text() -> None:
     offset = StreamOffset({A10: Position("A", 7), B0: Position("B", 9, 2), A1: Position("A", 5, 0)})
     text = json.dumps(offset.to_json())
     assert text == (
@@ -46,7 +46,7 @@ def test_one_place_has_one_text() -> None:
     assert json.dumps(parse_stream_offset(json.loads(text)).to_json()) == text
 
 
-def test_what_a_batch_began_with_is_written_down() -> None:
+def test_a_batch_stores_where_it_began() -> None:
     offset = StreamOffset({A1: Position("A", 5)}, {A1: Position("A", 2)})
     stored = json.loads(json.dumps(offset.to_json()))
     assert list(stored) == ["from", "topics", "version"]
@@ -68,7 +68,7 @@ def test_the_marker() -> None:
         ({"version": 1, "topics": {"a": {"id": "A", "offsets": {"x": 5}}}}, "was not written by this source"),
     ],
 )
-def test_what_something_else_wrote_is_refused(stored: dict[str, Any], complaint: str) -> None:
+def test_an_offset_of_another_source_is_refused(stored: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         if not is_marker(stored):
             parse_stream_offset(stored)
@@ -77,14 +77,14 @@ def test_what_something_else_wrote_is_refused(stored: dict[str, Any], complaint:
 # --- what a batch covers ---
 
 
-def test_the_first_batch_carries_its_start_even_when_it_is_empty() -> None:
+def test_the_first_batch_carries_its_start_even_when_empty() -> None:
     now = {A0: held(0, 10), A1: held(3, 3)}
     end = end_of_batch(first_standing({A0: 10, A1: 3}, now), now, limit=None)
     assert end.begun == {A0: Position("A", 10), A1: Position("A", 3)} == end.positions
     assert batch_ranges(None, end) == []
 
 
-def test_a_replay_of_the_first_batch_begins_where_it_began() -> None:
+def test_a_replay_of_the_first_batch_starts_where_it_began() -> None:
     now = {A0: held(0, 10)}
     end = end_of_batch(first_standing({A0: 6}, now), now, limit=None)
     assert end.positions == {A0: Position("A", 10, 4)}
@@ -97,7 +97,7 @@ def test_a_replay_of_the_first_batch_begins_where_it_began() -> None:
     assert batch_ranges(replayed, after) == [BatchRange(A0, Position("A", 10, 4), 12)]
 
 
-def test_nothing_new_is_the_same_place() -> None:
+def test_without_new_records_the_offset_stays_equal() -> None:
     last = {A0: Position("A", 10, 2), A1: Position("A", 4)}
     now = {A0: held(0, 10, epoch=9), A1: held(4, 4, epoch=9)}
     end = end_of_batch(stand(last, now), now, limit=5)
@@ -134,7 +134,7 @@ def test_losses(now: dict[TopicPartition, Withheld], loss: str, begin: Position 
     assert standing.begins.get(A0) == standing.begun.get(A0) == begin
 
 
-def test_what_is_gone_is_not_read() -> None:
+def test_deleted_records_are_not_read() -> None:
     last, now = StreamOffset({A0: Position("A", 10, 1)}), {A0: held(12, 20)}
     end = end_of_batch(stand(last.positions, now), now, limit=None)
     assert batch_ranges(last, end) == [BatchRange(A0, Position("A", 12), 20)]
@@ -145,7 +145,7 @@ def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
     assert "a-0 is new, and its offsets 0 to 5 are already deleted" in told
 
 
-def test_what_is_no_loss() -> None:
+def test_which_changes_are_no_loss() -> None:
     # Committed records that may not be read yet: a query that used to read uncommitted ones waits for them.
     now = {A0: held(0, 8, end=15)}
     standing = stand({A0: Position("A", 10, 1)}, now)
@@ -164,7 +164,7 @@ def test_offsets_that_do_not_belong_together() -> None:
             batch_ranges(start, end)
 
 
-def test_available_now_ends_where_it_was_when_it_began() -> None:
+def test_available_now_ends_where_the_log_was_at_its_start() -> None:
     then = {A0: held(0, 10), A1: held(0, 5)}
     now = {A0: held(0, 99), A1: held(2, 7, topic_id="again"), A10: held(0, 3), B0: held(0, 1)}
     capped = held_back(now, then)
@@ -182,7 +182,7 @@ def test_an_epoch_is_kept_while_nothing_is_read() -> None:
 # --- limits ---
 
 
-def test_limits_spread_by_what_each_partition_has() -> None:
+def test_limits_are_spread_by_each_partitions_records() -> None:
     there = {A0: OffsetRange(0, 900), A1: OffsetRange(50, 150), B0: OffsetRange(7, 7)}
     assert spread(there, 100) == {A0: 90, A1: 60, B0: 7}
     assert spread(there, None) == spread(there, 1000) == {A0: 900, A1: 150, B0: 7}
@@ -198,13 +198,13 @@ def test_a_limit_always_moves_on_and_never_past_the_end(sizes: list[int], limit:
     assert sum(end - 5 for end in ends.values()) <= limit + len(sizes)
 
 
-def test_what_spark_is_told_of_limits() -> None:
+def test_which_limits_spark_gets() -> None:
     assert TriggerLimits().default_read_limit() == ReadAllAvailable()
     assert TriggerLimits(most=5, least=2).default_read_limit() == ReadMaxRows(5)
     assert TriggerLimits(least=2).default_read_limit() == ReadMinRows(2)
 
 
-def test_a_batch_waits_for_enough_but_not_for_ever() -> None:
+def test_a_batch_waits_for_enough_records_for_a_bounded_time() -> None:
     clock, limits = TriggerClock(), TriggerLimits(least=10, max_delay_ms=1000)
     assert not clock.is_too_early(limits, 1, 0)  # the first of a run
     assert clock.is_too_early(limits, 9, 500)

@@ -77,12 +77,12 @@ def test_ranges_leave_empty_partitions_out() -> None:
     ]
 
 
-def test_a_start_behind_the_end_raises() -> None:
+def test_a_start_after_the_end_raises() -> None:
     with pytest.raises(ConfigError, match="a-0: the read would start at offset 20, after its end 15"):
         settle_ranges({A0: 20}, {A0: 15})
 
 
-def test_pieces_of_at_most_so_many_records_and_at_least_so_many_pieces() -> None:
+def test_ranges_are_cut_by_maximum_size_and_minimum_count() -> None:
     ranges = [PartitionRange(A0, 0, 10), PartitionRange(A1, 5, 6)]
     assert cut_ranges(ranges) == ranges
     thirds = [PartitionRange(A0, 0, 3), PartitionRange(A0, 3, 6), PartitionRange(A0, 6, 10), ranges[1]]

@@ -97,7 +97,7 @@ def test_names_of_the_kafka_source() -> None:
     assert read(failOnDataLoss="FALSE", maxRecordsPerPartition="5").max_records_per_partition == 5
 
 
-def test_a_schema_is_asked_for_before_the_kind_of_read_is_known() -> None:
+def test_a_schema_is_requested_before_the_kind_of_read_is_known() -> None:
     options = {"subscribe": "a", "startingoffsets": "latest", "maxoffsetspertrigger": "5", "includeheaders": "true"}
     found = parse_schema_options(options, BOOTSTRAP)
     assert (found.selection, found.include_headers) == (Subscribe(("a",)), True)
@@ -117,7 +117,7 @@ def test_where() -> None:
         ("kafkaConsumer.pollTimeoutMs", "is not supported: requests are retried"),
     ],
 )
-def test_options_of_the_kafka_source_that_mean_nothing_here(name: str, hint: str) -> None:
+def test_options_of_the_kafka_source_without_meaning_are_refused(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         parse_read_options({"subscribe": "a", name: "x"}, BOOTSTRAP)
 
@@ -159,7 +159,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(name: str, suggestio
         parse_read_options({"subscribe": "a", name: "x"}, BOOTSTRAP)
 
 
-def test_an_unknown_option_like_no_other_lists_all() -> None:
+def test_an_unknown_option_lists_all_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown option 'zzz'; known options: .*assign, .*subscribePattern"):
         parse_read_options({"subscribe": "a", "zzz": "x"}, BOOTSTRAP)
 
@@ -220,7 +220,7 @@ def test_bad_options_of_a_stream(options: dict[str, str], complaint: str) -> Non
         parse_read_options({"subscribe": "a", **options}, BOOTSTRAP, streaming=True)
 
 
-def test_where_the_brokers_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_bootstrap_address_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BOOTSTRAP_VARIABLE, "environment:1")
     subscribe = {"subscribe": "a"}
     assert (

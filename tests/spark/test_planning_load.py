@@ -19,7 +19,7 @@ _OF_TASKS = {
 
 
 @pytest.mark.parametrize("step", ["reader", "stream", "writer", "topic_resolution"])
-def test_planning_loads_nothing_that_only_tasks_use(step: str) -> None:
+def test_planning_imports_no_modules_that_only_tasks_use(step: str) -> None:
     code = (
         f"import sys; import sparklog.spark.source, sparklog.spark.{step};"
         f"assert not {_OF_TASKS} & set(sys.modules), {_OF_TASKS} & set(sys.modules)"

@@ -28,7 +28,7 @@ DAY_US = 86_400_000_000
         ("timestamp <= 86400000", Bounds(timestamp=Span(high=DAY_US + 1))),
     ],
 )
-def test_what_is_understood(text: str, expected: Bounds) -> None:
+def test_supported_where_expressions(text: str, expected: Bounds) -> None:
     assert parse_where(text) == expected
 
 
@@ -53,7 +53,7 @@ def test_what_is_understood(text: str, expected: Bounds) -> None:
         ("timestamp > now", "expected a time.*, found now at 12"),
     ],
 )
-def test_what_is_refused(text: str, complaint: str) -> None:
+def test_refused_where_expressions(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parse_where(text)
 

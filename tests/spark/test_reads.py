@@ -72,7 +72,9 @@ def test_by_time(spark: SparkSession, events: str, fails: Callable[[Callable[[],
     assert split.count() == 56
 
 
-def test_offsets_that_are_gone(spark: SparkSession, events: str, fails: Callable[[Callable[[], object]], str]) -> None:
+def test_a_read_of_deleted_offsets(
+    spark: SparkSession, events: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
     beyond = {
         "startingOffsets": f'{{"{events}": {{"0": 39, "1": 41}}}}',
         "endingOffsets": f'{{"{events}": {{"0": 99, "1": -1}}}}',
@@ -98,7 +100,7 @@ def test_where(spark: SparkSession, events: str) -> None:
     assert spark.sql("select count(*) n from w").first() == Row(n=6)
 
 
-def test_every_call_loads_afresh_and_nothing_is_pushed_down(
+def test_every_query_reads_again_and_nothing_is_pushed_down(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str
 ) -> None:
     admin.create_topic(topic, partitions=2, schema="x bigint")
@@ -123,7 +125,7 @@ def test_every_call_loads_afresh_and_nothing_is_pushed_down(
     assert sparklog.read(spark, topic).count() == 40
 
 
-def test_what_read_refuses(spark: SparkSession, events: str) -> None:
+def test_arguments_that_read_refuses(spark: SparkSession, events: str) -> None:
     with pytest.raises(ConfigError, match="'ofset' is not a column of the topic; did you mean 'offset'"):
         sparklog.read(spark, events, columns=["ofset"])  # codespell:ignore ofset
     with pytest.raises(ConfigError, match="expected a list of names"):
@@ -132,7 +134,7 @@ def test_what_read_refuses(spark: SparkSession, events: str) -> None:
         sparklog.read(spark, events, where="value = 1")
 
 
-def test_headers_decide_what_is_fetched_and_decoded(
+def test_filters_limit_which_columns_and_batches_are_fetched(
     brokers: ProcessCluster, spark: SparkSession, events: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planned as Spark does it, read in this process, so that the readers' own counters can be seen."""
@@ -165,7 +167,7 @@ def test_headers_decide_what_is_fetched_and_decoded(
     assert readers == []
 
 
-def test_a_table_and_a_view_of_the_catalog_over_archive_and_log(
+def test_a_table_and_a_view_over_archive_and_log(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
     """Each query looks anew at both; the session knows no Delta."""

@@ -113,7 +113,7 @@ def test_projection(spark: SparkSession, admin: Admin, topic: str) -> None:
     assert offsets.count() == 100
 
 
-def test_a_frame_used_twice_a_union_and_a_view_stay_complete(spark: SparkSession, admin: Admin, topic: str) -> None:
+def test_a_reused_frame_a_union_and_a_view_stay_complete(spark: SparkSession, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2, schema="p int, x bigint")
     append(spark.sql("select cast(id % 5 as int) p, id x from range(50)"), topic)
     frame = read(spark, topic)
@@ -197,7 +197,7 @@ def test_latest_is_settled_once_for_a_frame(spark: SparkSession, admin: Admin, t
     assert read(spark, topic).count() == 20
 
 
-def test_a_cached_topic_made_anew_is_not_read_as_the_old_one(
+def test_a_cached_frame_of_a_recreated_topic_raises(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, partitions=1, schema="x bigint")

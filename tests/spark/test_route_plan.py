@@ -39,12 +39,12 @@ def test_default_topic_takes_text_and_bytes() -> None:
 
 
 @pytest.mark.parametrize("shape", [DEFAULT, TYPED], ids=["default", "typed"])
-def test_what_was_read_can_be_written_back(shape: TopicShape) -> None:
+def test_rows_that_were_read_can_be_written_back(shape: TopicShape) -> None:
     columns = topic_columns(shape, include_headers=True)
     assert sorted(plan_route("t", shape, columns).payload) == sorted(shape.schema.names)
 
 
-def test_a_column_the_topic_has_is_data_whatever_its_name() -> None:
+def test_a_column_of_the_topic_is_data_whatever_its_name() -> None:
     columns = struct(carrier="string", offset="long", _offset="long", _partition="integer", topic="string")
     assert plan_route("t", TYPED, columns) == TopicRoute("t", ("carrier", "offset"), "_partition")
 
@@ -86,7 +86,7 @@ def test_a_column_of_nulls_fits_everywhere() -> None:
     assert plan_route("t", TYPED, struct(carrier="string", delay="void")).payload == ("carrier", "delay")
 
 
-def test_rows_go_where_their_partition_column_says() -> None:
+def test_rows_go_to_the_partition_in_their_column() -> None:
     batch = pa.RecordBatch.from_pydict(
         {"value": ["a", "b", "c", "d"], "partition": pa.array([1, None, 0, 1], pa.int32())}
     )
@@ -125,7 +125,5 @@ def test_the_topic_column() -> None:
     ],
     ids=str,
 )
-def test_names_that_differ_in_case_are_the_topics_where_only_one_fits(
-    own: list[str], given: list[str], expected: list[str]
-) -> None:
+def test_a_name_in_another_case_matches_a_unique_column(own: list[str], given: list[str], expected: list[str]) -> None:
     assert with_topic_names(own, struct(**dict.fromkeys(given, "string"))).fieldNames() == expected

@@ -209,7 +209,7 @@ REFUSED: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_both_refuse(spark: SparkSession, sides: Sides, name: str) -> None:
+def test_queries_that_both_sources_refuse(spark: SparkSession, sides: Sides, name: str) -> None:
     for side in sides:
         with pytest.raises((PySparkException, Py4JJavaError)):
             load(spark, side, **REFUSED[name]).collect()
@@ -415,7 +415,9 @@ WRITTEN = "key binary, value string, headers array<struct<key: string, value: bi
 PLACED = ["key", "value", "headers", "topic", "partition", "offset", "timestampType"]
 
 
-def test_what_is_written_comes_back(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
+def test_written_rows_are_read_back_alike_in_both_sources(
+    spark: SparkSession, sides: Sides, topic: str, tmp_path: Path
+) -> None:
     """Columns say where rows go; else the key does, with the same hash. A batch, and a stream of text columns."""
     keys = spark.range(40).select(
         sf.concat(sf.lit("key"), "id").alias("key"), sf.col("id").cast("string").alias("value")
@@ -445,13 +447,15 @@ def test_what_is_written_comes_back(spark: SparkSession, sides: Sides, topic: st
     assert len(found[1]) == 44
 
 
-def test_what_differs_in_reads(spark: SparkSession, sides: Sides) -> None:
+def test_how_reads_differ_from_kafkas_source(spark: SparkSession, sides: Sides) -> None:
     """There, ``maxRecordsPerPartition`` alone cuts micro-batches but no batches."""
     tasks = [load(spark, side, subscribe=A, maxRecordsPerPartition="7").rdd.getNumPartitions() for side in sides]
     assert tasks == [2, 7]
 
 
-def test_what_differs_in_runs_that_end(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
+def test_how_finite_runs_differ_from_kafkas_source(
+    spark: SparkSession, sides: Sides, topic: str, tmp_path: Path
+) -> None:
     """There, AvailableNow leaves a rest that is smaller than ``minOffsetsPerTrigger`` to the next run."""
     options = {"subscribe": topic, "startingOffsets": "earliest"}
     limits = {"minOffsetsPerTrigger": "4", "maxOffsetsPerTrigger": "5"}
@@ -468,7 +472,7 @@ def test_what_differs_in_runs_that_end(spark: SparkSession, sides: Sides, topic:
     assert read[1] == read[0] and len(read[1]) == 11
 
 
-def test_what_differs_in_writes(spark: SparkSession, sides: Sides, topic: str) -> None:
+def test_how_writes_differ_from_kafkas_sink(spark: SparkSession, sides: Sides, topic: str) -> None:
     """Each write ends with a transaction's marker, which takes an offset; timestamps stay what they are."""
     offsets, kept = [], []
     for side in sides:

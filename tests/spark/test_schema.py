@@ -68,7 +68,7 @@ ALL_TYPES: list[DataType] = [
 
 
 @pytest.mark.parametrize("kind", ALL_TYPES, ids=lambda kind: kind.simpleString())
-def test_every_type_comes_back_as_it_went(kind: DataType) -> None:
+def test_every_type_survives_the_round_trip(kind: DataType) -> None:
     for nullable in (True, False):
         struct = StructType([StructField("x", kind, nullable)])
         back = topic_columns(TopicShape(arrow_schema(struct)))
@@ -94,7 +94,7 @@ def test_types_a_topic_cannot_hold_are_refused_by_name(kind: DataType) -> None:
     assert caught.value.code is ErrorCode.SCHEMA_MISMATCH
 
 
-def test_a_column_of_nothing_but_null_is_refused_by_name() -> None:
+def test_a_column_of_only_null_is_refused_by_name() -> None:
     with pytest.raises(BrokerError, match=r"column 'bad' \(null\): this type is not stored"):
         arrow_schema(StructType([StructField("bad", NullType())]))
 
@@ -124,7 +124,7 @@ def test_a_column_of_nothing_but_null_is_refused_by_name() -> None:
     ],
     ids=str,
 )
-def test_arrow_types_spark_lacks_get_one_that_holds_them(arrow: pa.DataType, expected: DataType | None) -> None:
+def test_arrow_types_unknown_to_spark_get_a_wider_type(arrow: pa.DataType, expected: DataType | None) -> None:
     assert spark_type(arrow) == expected
 
 

@@ -76,7 +76,7 @@ def test_only_attempts_that_the_driver_names_are_committed(plan: WritePlan) -> N
     assert seen(plan) == [1, 2]
 
 
-def test_what_an_attempt_appends_after_the_decision_is_refused(plan: WritePlan) -> None:
+def test_an_attempt_cannot_append_after_the_decision(plan: WritePlan) -> None:
     now = run(plan, 0, "a")
     winner: list[Written] = []
 
@@ -91,7 +91,7 @@ def test_what_an_attempt_appends_after_the_decision_is_refused(plan: WritePlan) 
     assert seen(plan) == [7]
 
 
-def test_a_driver_that_lingers_cannot_commit_what_a_later_one_took_over(plan: WritePlan) -> None:
+def test_a_slow_driver_cannot_commit_after_its_successor(plan: WritePlan) -> None:
     lingering = write_rows(plan, run(plan, 4, "old"), rows(1))
     later = write_rows(plan, run(plan, 4, "new"), rows(1))
     with pytest.raises(ProducerFenced):
@@ -105,7 +105,7 @@ def test_a_driver_that_lingers_cannot_commit_what_a_later_one_took_over(plan: Wr
     assert seen(plan) == [1]
 
 
-def test_a_version_that_is_committed_is_counted_not_written(plan: WritePlan, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_committed_version_is_not_written_again(plan: WritePlan, caplog: pytest.LogCaptureFixture) -> None:
     commit_run(plan.options.bootstrap, [write_rows(plan, run(plan, 3, "first"), rows(1, 2))])
     replays = [write_rows(plan, run(plan, 3, "again"), rows(1)), write_rows(plan, run(plan, 2, "again"), rows(2))]
     assert [(found.is_replay, found.rows, found.ranges) for found in replays] == [(True, 1, ())] * 2
@@ -116,7 +116,7 @@ def test_a_version_that_is_committed_is_counted_not_written(plan: WritePlan, cap
     assert seen(plan) == [1, 2, 3]
 
 
-def test_a_driver_may_ask_twice_and_abort_after_it_has_committed(plan: WritePlan) -> None:
+def test_a_driver_may_commit_twice_and_abort_after_a_commit(plan: WritePlan) -> None:
     """Spark aborts when a commit call failed, and that may have been no more than a lost answer."""
     written = write_rows(plan, run(plan, 0, "a"), rows(1))
     commit_run(plan.options.bootstrap, [written])
@@ -130,7 +130,7 @@ def test_a_version_without_rows_is_committed_too(plan: WritePlan) -> None:
     assert write_rows(plan, run(plan, 0, "b"), rows(1)).is_replay
 
 
-def test_an_abandoned_run_lets_readers_go_on_after_its_time_out(plan: WritePlan) -> None:
+def test_readers_continue_after_an_abandoned_run_times_out(plan: WritePlan) -> None:
     options = WriteOptions(plan.options.bootstrap, plan.options.topic, None, timeout_s=1)
     abandoned = write_rows(WritePlan(options, X, plan.routes, None), run(plan, 0, "a"), rows(1))
     commit_run(plan.options.bootstrap, [write_rows(plan, batch_run("other", None), rows(2))])
@@ -139,7 +139,7 @@ def test_an_abandoned_run_lets_readers_go_on_after_its_time_out(plan: WritePlan)
         commit_run(plan.options.bootstrap, [abandoned])
 
 
-def test_batch_writes_have_a_key_each_or_the_one_they_were_given(plan: WritePlan) -> None:
+def test_batch_writes_have_their_own_key_or_the_given_one(plan: WritePlan) -> None:
     def write(options: WriteOptions) -> None:
         writer = BatchWriter(WritePlan(options, X, plan.routes, None))
         writer.commit([writer.write(rows(1))])
@@ -153,7 +153,7 @@ def test_batch_writes_have_a_key_each_or_the_one_they_were_given(plan: WritePlan
     assert seen(plan) == [1, 1, 1, 1]
 
 
-def test_a_name_is_one_sequence_for_each_topic(admin: Admin, plan: WritePlan) -> None:
+def test_a_write_name_is_one_sequence_for_each_topic(admin: Admin, plan: WritePlan) -> None:
     """Two topics under one name and number, and a topic made anew: none is taken for another, which would leave its
     rows out."""
     first = str(plan.options.topic)
@@ -177,7 +177,7 @@ def test_a_name_is_one_sequence_for_each_topic(admin: Admin, plan: WritePlan) ->
     assert seen(write(options[0], 2)) == [2]
 
 
-def test_a_topic_made_anew_under_a_named_write_fails_it(admin: Admin, plan: WritePlan) -> None:
+def test_a_topic_recreated_during_a_named_write_fails_it(admin: Admin, plan: WritePlan) -> None:
     """It is known by the topic that it was planned for: committed as that, its rows in the new one would be written
     again by the next run."""
     topic = str(plan.options.topic)
@@ -247,9 +247,7 @@ def by_rows(admin: Admin, plan: WritePlan) -> ByRows:
     return ByRows(admin, plan)
 
 
-def test_a_named_write_of_rows_that_name_their_topics_is_in_all_of_them_or_in_none(
-    by_rows: ByRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_write_to_several_topics_is_atomic(by_rows: ByRows, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that dies before its decision, a task that dies between two topics, and a driver that dies with the
     first decision that it makes."""
     dead = by_rows.writer()
@@ -284,9 +282,7 @@ def test_a_named_write_of_rows_that_name_their_topics_is_in_all_of_them_or_in_no
     assert by_rows.open_keys() == []
 
 
-def test_a_named_write_of_rows_that_name_their_topics_is_one_of_that_name_in_each(
-    by_rows: ByRows, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_named_write_by_rows_counts_in_each_topic(by_rows: ByRows, caplog: pytest.LogCaptureFixture) -> None:
     """Written to other topics under the same name and number, it is another write there; whoever names the topic."""
     for value in (1, 2):  # the second time it is known
         by_rows.write(value)
@@ -311,7 +307,7 @@ def test_a_named_write_of_rows_that_name_their_topics_is_one_of_that_name_in_eac
 
 
 @pytest.mark.parametrize("rows_first", [True, False])
-def test_of_two_writes_of_one_name_to_one_topic_the_later_begun_counts(by_rows: ByRows, *, rows_first: bool) -> None:
+def test_the_later_of_two_writes_of_one_name_wins(by_rows: ByRows, *, rows_first: bool) -> None:
     """One names the topic by its rows, the other by an option: each is a transaction of its own."""
     many, one = by_rows.writer(), by_rows.by_option(1)
     if rows_first:
@@ -326,7 +322,7 @@ def test_of_two_writes_of_one_name_to_one_topic_the_later_begun_counts(by_rows: 
     assert by_rows.seen() == [[1], [2], []]
 
 
-def test_tasks_that_write_to_one_topic_keep_the_rows_of_another_alive(by_rows: ByRows) -> None:
+def test_tasks_on_one_topic_keep_another_topics_rows_alive(by_rows: ByRows) -> None:
     """A task's rows may be in a topic that no later task writes to: it is one transaction, and any task's signs of life
     are its."""
     writer = by_rows.writer(timeout_s=9)
@@ -347,7 +343,7 @@ def test_tasks_that_write_to_one_topic_keep_the_rows_of_another_alive(by_rows: B
     assert by_rows.seen() == [[1], [2], []]
 
 
-def test_a_topic_made_anew_between_two_tasks_fails_the_write(by_rows: ByRows) -> None:
+def test_a_topic_recreated_between_two_tasks_fails_the_write(by_rows: ByRows) -> None:
     """Committed, it would be known in both topics of the name, and the next run would write neither task's rows."""
     writer = by_rows.writer()
     messages = [writer.write(by_rows.rows(1, 2))]
@@ -363,7 +359,7 @@ def test_a_topic_made_anew_between_two_tasks_fails_the_write(by_rows: ByRows) ->
     assert by_rows.seen() == [[1, 3], [2], []]
 
 
-def test_an_aborted_named_write_of_rows_that_name_their_topics_leaves_nothing_open(by_rows: ByRows) -> None:
+def test_an_aborted_named_write_by_rows_leaves_nothing_open(by_rows: ByRows) -> None:
     """Nor does a task of it that comes late, to a topic that no other had come to, or as the first of all."""
     writer = by_rows.writer()
     writer.write(by_rows.rows(1))
@@ -378,7 +374,7 @@ def test_an_aborted_named_write_of_rows_that_name_their_topics_leaves_nothing_op
     assert by_rows.open_keys() == []
 
 
-def test_an_aborted_batch_leaves_nothing_and_its_tasks_cannot_go_on(plan: WritePlan) -> None:
+def test_an_aborted_batch_leaves_nothing_and_stops_its_tasks(plan: WritePlan) -> None:
     writer = BatchWriter(plan)
     writer.write(rows(1))
     writer.abort([None])
@@ -450,7 +446,7 @@ def in_a_process(code: str, given: object) -> bytes:
     return done.stdout
 
 
-def test_neither_who_plans_nor_who_commits_loads_what_it_does_not_use(plan: WritePlan, admin: Admin) -> None:
+def test_planner_and_committer_import_only_what_they_use(plan: WritePlan, admin: Admin) -> None:
     admin.add_columns(str(plan.options.topic), pa.schema([("y", pa.list_(pa.string()))]))
     writer = pickle.loads(in_a_process(_PLAN, (plan.options, X)))
     messages = [writer.write(rows(1, 2)), writer.write(rows(3))]

@@ -145,7 +145,7 @@ def test_limits_new_partitions_and_waiting(
     assert lag["topics"][topic]["offsets"] == {"0": 10, "1": 2}
 
 
-def test_available_now_reads_what_was_there_when_it_began(
+def test_available_now_reads_only_what_existed_at_its_start(
     query_of: Callable[..., Query], brokers: ProcessCluster, admin: Admin, topic: str
 ) -> None:
     admin.create_topic(topic, partitions=1)
@@ -174,7 +174,7 @@ def test_available_now_reads_what_was_there_when_it_began(
     assert query.plan() == query.offset
 
 
-def test_a_topic_deleted_and_a_topic_made_anew(
+def test_a_deleted_topic_and_a_recreated_topic(
     query_of: Callable[..., Query], brokers: ProcessCluster, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = f"{topic}-other"
@@ -235,7 +235,7 @@ def test_a_topic_deleted_between_planning_and_reading(
     assert "of offsets 0 to 2 only 2 to 2 can be read" in caplog.text
 
 
-def test_records_that_retention_has_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_deleted_by_retention_during_a_stream(caplog: pytest.LogCaptureFixture) -> None:
     """Of a batch that is planned, and of the one behind it."""
     with ProcessCluster(1, settings={"log.retention.check.interval.ms": "200"}) as cluster:
         tp = TopicPartition("taken", 0)

@@ -179,7 +179,7 @@ def test_a_log_that_an_unclean_election_has_cut(
     brokers.wait_ready()
 
 
-def test_aborted_transactions_are_gaps_and_an_open_one_is_waited_for(
+def test_a_stream_skips_aborted_transactions_and_waits_for_open_ones(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
 ) -> None:
     admin.create_topic(topic, partitions=1)

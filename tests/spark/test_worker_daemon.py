@@ -37,7 +37,7 @@ print(len(list(Path("/proc/self/task").iterdir())))
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux shows them")
 @pytest.mark.parametrize("given", [{}, {"JE_ARROW_MALLOC_CONF": "narenas:1"}])
-def test_what_is_loaded_before_forks_has_no_thread(given: dict[str, str], tmp_path: Path) -> None:
+def test_modules_loaded_before_forks_start_no_thread(given: dict[str, str], tmp_path: Path) -> None:
     """And what cannot be loaded, or prints where the JVM reads, keeps nobody from what can."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **given}
     done = subprocess.run(
@@ -95,14 +95,14 @@ except ModuleNotFoundError:
 """
 
 
-def test_archives_are_read_again_where_they_are_others_by_now(tmp_path: Path) -> None:
+def test_a_replaced_archive_is_read_again(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _ARCHIVES], check=False, capture_output=True, text=True, timeout=60, cwd=tmp_path
     )
     assert (done.returncode, done.stdout.strip()) == (0, "gone"), done.stderr
 
 
-def test_nothing_is_loaded_where_a_workers_memory_is_bounded() -> None:
+def test_nothing_is_preloaded_where_worker_memory_is_bounded() -> None:
     code = (
         "import sys; from sparklog.spark.worker_daemon import load; load();"
         "assert not {'numpy', 'pyarrow', 'pandas'} & set(sys.modules)"
@@ -202,7 +202,7 @@ def test_workers_draw_random_numbers_of_their_own(plain_spark: SparkSession) -> 
 
 
 @pytest.mark.integration
-def test_workers_have_what_they_need_and_threads_of_their_own(plain_spark: SparkSession) -> None:
+def test_workers_have_their_modules_and_their_own_threads(plain_spark: SparkSession) -> None:
     def seen(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         loaded = {"pandas", "sparklog.spark.write_task", "sparklog.spark.read_task"} <= set(sys.modules)
         status = Path(f"/proc/{os.getppid()}/status").read_text()

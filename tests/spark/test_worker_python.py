@@ -27,7 +27,7 @@ def test_workers_on_this_machine_run_the_programs_python(
     assert caplog.text == ""
 
 
-def test_a_warning_says_what_to_set_for_workers_elsewhere(
+def test_a_warning_names_the_python_setting_for_remote_workers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON")

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 pytestmark = pytest.mark.integration
 
 
-def test_workers_talk_to_the_jvm_over_unix_sockets_which_do_not_keep_small_writes_back(
+def test_workers_use_unix_sockets_that_send_small_writes_at_once(
     plain_spark: SparkSession,
 ) -> None:
     def families(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -36,7 +36,7 @@ def test_workers_talk_to_the_jvm_over_unix_sockets_which_do_not_keep_small_write
     assert [row.family for row in rows] == ["AF_UNIX"]
 
 
-def test_nobody_else_may_write_to_the_sockets_of_what_sparks_scripts_start() -> None:
+def test_sockets_of_sparks_scripts_are_not_writable_by_others() -> None:
     settings = Path(__file__).parents[2] / "conf" / "spark-env.sh"
     done = subprocess.run(
         ["sh", "-c", 'umask 002; . "$0"; umask', str(settings)], capture_output=True, text=True, check=True
@@ -59,7 +59,7 @@ spark.stop()
 """
 
 
-def test_a_worker_whose_rows_nobody_wants_any_more_ends_quietly() -> None:
+def test_a_worker_with_an_absent_reader_exits_quietly() -> None:
     done = subprocess.run([sys.executable, "-c", _LIMITED], check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

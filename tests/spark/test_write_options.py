@@ -20,7 +20,7 @@ def test_defaults() -> None:
     assert parse(topic="a", compression="ZSTD", failOnDataLoss="false") == WriteOptions("one:9092", "a", "zstd")
 
 
-def test_what_may_be_asked_for() -> None:
+def test_supported_write_options() -> None:
     assert parse(txnAppId="nightly", txnVersion="7").named == NamedWrite("nightly", 7)
     assert parse(exactlyOnce="false", kafka__acks="-1").acks == "all"
     assert parse(exactlyOnce="false", acks="0").acks == "0"
@@ -60,6 +60,6 @@ def test_bad_write_options(options: dict[str, str], complaint: str) -> None:
         parse(streaming=False, **options)
 
 
-def test_a_stream_is_known_by_its_query() -> None:
+def test_a_stream_is_identified_by_its_query() -> None:
     with pytest.raises(ConfigError, match="are for batch writes"):
         parse(streaming=True, txnAppId="a", txnVersion="1")

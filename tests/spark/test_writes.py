@@ -27,7 +27,7 @@ def start(frame: DataFrame, topic: str, checkpoint: Path, **options: str) -> Str
     return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
 
 
-def test_a_topic_is_made_and_extended_and_a_write_with_a_name_is_written_once(
+def test_a_named_write_creates_extends_and_writes_once(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     named = {"txnAppId": topic, "txnVersion": "0", "createTopic": "true", "partitions": "2", "keyColumns": "id"}
@@ -51,7 +51,7 @@ def test_a_topic_is_made_and_extended_and_a_write_with_a_name_is_written_once(
     assert totals.first() == Row(n=30, twice=10, ids=45 + 145 + 45)
 
 
-def test_columns_match_whatever_their_case_and_none_is_added_that_differs_in_case_only(
+def test_columns_match_in_any_case_and_no_near_duplicate_is_added(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, schema="Name string, Value int", partitions=1)
@@ -66,7 +66,7 @@ def test_columns_match_whatever_their_case_and_none_is_added_that_differs_in_cas
     assert "differ in case only" in fails(lambda: write(both, f"{topic}-both", createTopic="true"))
 
 
-def test_kafka_like_columns_make_a_topic_of_kafkas_columns(spark: SparkSession, admin: Admin, topic: str) -> None:
+def test_kafka_like_columns_create_a_topic_with_kafkas_columns(spark: SparkSession, admin: Admin, topic: str) -> None:
     write(spark.sql("select 'k' key, 'v' value, 'x' topic"), topic, createTopic="true")
     assert read(spark, topic).select("key", "value").collect() == [Row(key=bytearray(b"k"), value=bytearray(b"v"))]
 
@@ -88,7 +88,7 @@ def test_all_types_in_a_topic_made_by_a_stream(spark: SparkSession, admin: Admin
     assert first == Row(us=int(at.timestamp() * 1_000_000))
 
 
-def test_two_writes_in_one_foreach_batch_and_one_that_is_named(
+def test_a_repeated_foreach_batch_repeats_only_unnamed_writes(
     spark: SparkSession, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
     """The batch is run twice, as after a driver's death: unnamed writes are written again, the named ones are not. One
@@ -130,7 +130,7 @@ def test_complete_mode_appends_the_whole_result_each_time(
     assert found == [(0, 2), (0, 4), (1, 2), (1, 4)]
 
 
-def test_tables_read_insert_and_say_what_they_cannot(
+def test_tables_read_and_insert_and_refuse_the_rest(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, partitions=1, schema="x bigint, name string")
@@ -160,7 +160,7 @@ def test_tables_read_insert_and_say_what_they_cannot(
             spark.sql(f"drop table if exists {name}")
 
 
-def test_options_that_are_refused(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+def test_refused_write_options(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
     rows = spark.sql("select 1 x")
     assert "rows may then be lost" in fails(lambda: write(rows, "t", acks="1"))
     assert "did you mean 'createTopic'" in fails(lambda: write(rows, "t", createTopics="true"))
