@@ -97,7 +97,7 @@ def test_a_topic_without_a_schema(
     assert [seam.batch for seam in seams(lake, topic)] == list(range(len(seams(lake, topic))))
 
 
-def test_a_typed_topic_whose_schema_grows_while_it_is_archived(
+def test_a_typed_topic_whose_schema_grows_during_the_archive(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
     us = pa.timestamp("us", "UTC")
@@ -203,7 +203,7 @@ class _DiesBeforeCommit(BatchArchiver):
         raise ArchiveRefused("interrupted")
 
 
-def test_values_that_are_json_and_those_that_are_not(
+def test_json_values_and_invalid_ones_are_archived(
     spark: SparkSession,
     admin: Admin,
     brokers: ProcessCluster,
@@ -241,9 +241,7 @@ def test_values_that_are_json_and_those_that_are_not(
     assert ends(lake, topic) == {0: 8}
 
 
-def test_a_quarantine_that_outlives_its_table_and_its_own_commits(
-    plain_spark: SparkSession, lake: str, topic: str
-) -> None:
+def test_a_quarantine_older_than_its_table_and_its_commits(plain_spark: SparkSession, lake: str, topic: str) -> None:
     columns = ddl("_partition int, _offset bigint, _timestamp timestamp, reason string, record struct<a: int>")
     path = quarantine_path(lake, topic)
     seam = ArchiveProgress(topic=topic, topic_id="first", batch=0, ends={0: 6}, mode="append", attempt="a")
@@ -283,7 +281,7 @@ def test_a_quarantine_that_outlives_its_table_and_its_own_commits(
     assert [row[0] for row in left] == [None, None, [LOCAL]]
 
 
-def test_two_archives_of_one_topic(
+def test_an_overtaken_archive_of_a_topic_ends_without_traces(
     spark: SparkSession,
     admin: Admin,
     brokers: ProcessCluster,
@@ -323,7 +321,7 @@ def test_two_archives_of_one_topic(
     assert [seam.batch for seam in seams(lake, topic)] == [0, 1]
 
 
-def test_of_two_archives_the_one_that_was_there_first_goes_on(
+def test_the_older_of_two_archives_continues(
     spark: SparkSession,
     admin: Admin,
     brokers: ProcessCluster,
@@ -364,7 +362,7 @@ def test_of_two_archives_the_one_that_was_there_first_goes_on(
     assert places(rows(lake, topic)) == [(0, 0), (0, 1)]
 
 
-def test_two_commits_of_one_number_at_the_same_time(spark: SparkSession, lake: str, topic: str) -> None:
+def test_two_concurrent_commits_of_one_number(spark: SparkSession, lake: str, topic: str) -> None:
     """Both begin before either commits: Delta itself lets one through."""
     path = table_path(lake, topic)
     ArchiveTable(spark, path).create(ddl("a int"), partition_by=(), properties={})
@@ -394,7 +392,7 @@ def rows_of(spark: SparkSession, path: str) -> int:
     return spark.read.format("delta").load(path).count()
 
 
-def test_what_is_refused(
+def test_topics_that_an_archive_refuses(
     spark: SparkSession,
     admin: Admin,
     brokers: ProcessCluster,

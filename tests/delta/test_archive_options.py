@@ -85,12 +85,12 @@ def test_columns_of_values() -> None:
             parse_schemas([text], ["t", "u"], parse=parse)
 
 
-def test_packages_that_are_wanted_as_well() -> None:
+def test_additional_packages_are_submitted_too() -> None:
     assert submit_arguments()[:2] == ["--packages", PACKAGE]
     assert submit_arguments("a:b:1")[:2] == ["--packages", f"{PACKAGE},a:b:1"]
 
 
-def test_what_a_checkpoint_says_of_a_batch(tmp_path: Path) -> None:
+def test_batch_ends_are_read_from_a_checkpoint(tmp_path: Path) -> None:
     """The file as Spark writes it, with the source's offset in its last line."""
     ends = {TopicPartition("t", 0): Position("id", 7, 3), TopicPartition("t", 10): Position("id", 2)}
     begun = {TopicPartition("t", 10): Position("id", 1)}
@@ -132,7 +132,7 @@ def test_which_errors_are_tried_again() -> None:
     assert is_lasting(ConnectionRefusedError("the JVM is gone")) and not is_lasting(OSError(errno.ENOSPC, "no space"))
 
 
-def test_partitions_that_one_broker_knows_and_another_does_not_are_no_lasting_error() -> None:
+def test_a_partition_unknown_to_one_broker_is_no_lasting_error() -> None:
     """Spark's planning asks a broker of its own, which need not be as far as the one that the start was settled by."""
     known = {TopicPartition("t", number): OffsetRange(0, 5) for number in range(2)}
     place = parse_by_offset("startingOffsets", '{"t": {"0": 3}}', default=0)
@@ -190,7 +190,7 @@ def test_intervals_sizes_and_retentions() -> None:
             call()
 
 
-def test_small_batches_are_written_by_one_task_and_large_ones_by_many() -> None:
+def test_small_batches_take_one_task_and_large_ones_many() -> None:
     sizes = FileSizes(100_000_000)
     assert sizes.tasks(0) == sizes.tasks(1000) == 1
     assert sizes.tasks(10_000_000) == 40
@@ -207,9 +207,7 @@ def test_a_stop_lets_maintenance_begin_no_table(tmp_path: Path) -> None:
     assert said == ["stopped before first"]
 
 
-def test_a_stop_while_one_table_is_looked_after_lets_no_other_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_during_maintenance_starts_no_other_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither another topic's, nor the same one's quarantine."""
     archives = [ArchiveOptions(bootstrap="", topic=name, to=str(tmp_path), group="g") for name in ("first", "second")]
     stopping, begun, said = threading.Event(), list[str](), list[str]()

@@ -45,7 +45,7 @@ def said(batch: int) -> dict[str, str]:
     }
 
 
-def test_a_seam_and_its_text() -> None:
+def test_a_progress_record_survives_encoding() -> None:
     text = SEAM.to_json()
     assert json.loads(text)["sparklog"] == {
         "attempt": "a",
@@ -65,12 +65,12 @@ def test_a_seam_and_its_text() -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "by hand", "[1]", '{"other": 1}', '{"sparklog": 1}'])
-def test_what_others_write_beside_commits(text: str | None) -> None:
+def test_other_commit_texts_are_ignored(text: str | None) -> None:
     assert parse_seam(text) is None
 
 
 @pytest.mark.parametrize("inner", [{"format": 2}, {}, {"format": 1, "topic": "t"}])
-def test_a_seam_that_cannot_be_read_is_no_other_seam(inner: dict[str, Any]) -> None:
+def test_an_unreadable_progress_record_is_an_error(inner: dict[str, Any]) -> None:
     with pytest.raises(ArchiveProgressError):
         parse_seam(json.dumps({"sparklog": inner}))
 
@@ -109,7 +109,7 @@ def test_new_commits_are_looked_for_upwards(tmp_path: Path) -> None:
     assert log.newest_since(2) == (3, None)
 
 
-def test_commits_that_are_cleaned_away_behind_a_known_version(tmp_path: Path) -> None:
+def test_commits_removed_after_a_known_version_do_no_harm(tmp_path: Path) -> None:
     """An archive of a quiet topic knows a version that is gone when it looks again, and so is the next."""
     commit(tmp_path, 1, **said(0))
     log = open_log(str(tmp_path))
@@ -123,7 +123,7 @@ def test_commits_that_are_cleaned_away_behind_a_known_version(tmp_path: Path) ->
     assert version == 5 and found is not None and (found.version, found.seam.batch) == (5, 1)
 
 
-def test_commits_that_are_cleaned_away_while_they_are_looked_at(tmp_path: Path) -> None:
+def test_commits_removed_during_a_search_do_no_harm(tmp_path: Path) -> None:
     commit(tmp_path, 5)
 
     def read(name: str) -> bytes:

@@ -85,7 +85,7 @@ def test_optimised_and_deleted_rows(archived: Archived) -> None:
     assert read(archived, 0)[1] == expected([*range(10), *range(13, 60)])
 
 
-def test_bad_rows_stand_among_the_others_once(archived: Archived) -> None:
+def test_bad_rows_appear_once_among_the_others(archived: Archived) -> None:
     archived.append(rows(0, [1, 2, 5, 9]), {0: 12})
     archived.set_aside(rows(0, [0, 3, 7, 11, 15]), "reason")
     archived.set_aside(rows(0, [3, 5, 7]), "said again by a commit that was tried twice")
@@ -97,7 +97,7 @@ def test_bad_rows_stand_among_the_others_once(archived: Archived) -> None:
     assert [archive.end(partition) for partition in range(3)] == [16, 0, 5]
 
 
-def test_an_older_version_does_not_end_behind_bad_rows_of_later_batches(archived: Archived) -> None:
+def test_an_older_version_excludes_bad_rows_of_later_batches(archived: Archived) -> None:
     archived.append(rows(0, [1, 2]), {0: 3})
     archived.set_aside(rows(0, [5]), "its batch is not committed")
     before = open_archive(archived.table)
@@ -108,14 +108,14 @@ def test_an_older_version_does_not_end_behind_bad_rows_of_later_batches(archived
     assert open_archive(archived.table).end(0) == 10
 
 
-def test_an_offset_that_is_there_twice_is_told(archived: Archived) -> None:
+def test_a_duplicate_offset_is_reported(archived: Archived) -> None:
     archived.append(rows(0, [1, 2]), {0: 3})
     archived.append(rows(0, [2, 3]), {0: 4})
     with pytest.raises(ArchiveDamagedError, match="partition 0: offset 2 occurs twice"):
         read(archived, 0)
 
 
-def test_where_logs_ended_when_no_commit_says_it_any_more(archived: Archived) -> None:
+def test_the_end_of_a_log_without_commits_is_estimated(archived: Archived) -> None:
     archived.append(rows(0, [1, 2]), {0: 40})
     archived.append(rows(2, [7]), {0: 40, 2: 9})
     for commit in Path(archived.table, "_delta_log").glob("*.json"):
@@ -128,7 +128,7 @@ def test_where_logs_ended_when_no_commit_says_it_any_more(archived: Archived) ->
     assert open_archive(archived.table).end(0) == 6
 
 
-def test_a_table_whose_records_were_taken_apart_is_no_source(tmp_path: Path) -> None:
+def test_a_table_with_decomposed_records_is_no_source(tmp_path: Path) -> None:
     topic = described("json", DEFAULT_SCHEMA, partitions=1, key=("key",), event_time="timestamp")
     archived = Archived(tmp_path, topic)
     parsed = pa.table({"price": [1.5]})

@@ -39,7 +39,7 @@ def test_text_that_no_directory_can_be_called_by(
     assert places(bad_rows(lake, topic))[-2:] == [(0, 13), (0, 14)] and len(bad_rows(lake, topic)) == 8
 
 
-def test_a_table_that_is_partitioned_by_bytes(
+def test_a_table_partitioned_by_bytes(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
     """Keys that are text go there and back as they are; others Delta would change."""

@@ -91,7 +91,7 @@ def places(rows: list[Row]) -> list[tuple[int, int]]:
 _ALL = [*(float(number) for number in range(30)), *(float(number) for number in range(100, 110))]
 
 
-def test_one_dataframe_over_both(
+def test_one_dataframe_over_archive_and_log(
     spark: SparkSession, brokers: ProcessCluster, archive: Archive, orders: str, lake: str
 ) -> None:
     history = sparklog.read_history(spark, orders)
@@ -166,7 +166,7 @@ def test_where_a_moment_begins(spark: SparkSession, orders: str, lake: str) -> N
     }
 
 
-def test_what_is_refused(spark: SparkSession, orders: str) -> None:
+def test_arguments_that_read_history_refuses(spark: SparkSession, orders: str) -> None:
     spark.conf.unset(HISTORY_SETTING)
     for arguments, message in (
         ({}, "no archive given: pass history="),
@@ -189,7 +189,7 @@ def test_views_from_sql(spark: SparkSession, orders: str, lake: str) -> None:
     assert spark.sql("SELECT count(*) FROM by_delta WHERE price < 5").first() == (5,)
 
 
-def test_a_killed_query_goes_on_where_it_was(
+def test_a_killed_history_query_resumes_where_it_was(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, archive: Archive, tmp_path: Path
 ) -> None:
     """The driver dies in its first batch, which is half of the archive; before the next run the archive has got the
@@ -229,7 +229,7 @@ def test_a_killed_query_goes_on_where_it_was(
     assert sorted(row["price"] for rows in batches.values() for row in rows) == sorted([*_ALL, 30.0, 31.0, 32.0])
 
 
-def test_readers_see_each_offset_once_while_the_archive_and_producers_go_on(
+def test_readers_see_each_offset_once_during_archiving(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
     lake = str(tmp_path / "lake")

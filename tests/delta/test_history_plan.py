@@ -45,7 +45,7 @@ def test_history_begins_in_the_archive_and_ends_with_the_log() -> None:
     assert both(10, (10, 10)).ends == {_A: LogEnds(0, 10, 5)}
 
 
-def test_what_neither_store_has_is_named_where_it_is_asked_for() -> None:
+def test_records_in_neither_store_are_named_in_the_error() -> None:
     torn = both(10, (15, 20))
     assert torn.is_torn
     assert torn.losses([PartitionRange(_A, 0, 10)]) == []
@@ -63,7 +63,7 @@ def test_what_neither_store_has_is_named_where_it_is_asked_for() -> None:
     assert not both(10, (10, 10)).is_torn
 
 
-def test_the_archive_is_needed_below_the_seam_and_below_the_log() -> None:
+def test_the_archive_is_needed_below_its_end_and_the_log_start() -> None:
     assert both(10, (5, 20)).is_archive_needed({_A: 9})
     assert not both(10, (5, 20)).is_archive_needed({_A: 10})
     assert both(10, (15, 20)).is_archive_needed({_A: 12}), "the archive may have gone on since"
@@ -71,14 +71,14 @@ def test_the_archive_is_needed_below_the_seam_and_below_the_log() -> None:
     assert not both(0, (0, 20)).is_archive_needed({})
 
 
-def test_a_range_of_the_log_stays_whole_where_retention_was_quicker_than_the_look_by_time() -> None:
+def test_a_log_range_stays_whole_after_quick_retention() -> None:
     pieces = [PartitionRange(_A, 10, 30), PartitionRange(_B, 10, 30)]
     assert narrow(pieces, {_A: 20, _B: None}, {}) == [(_A, 20, 30)]
     assert narrow(pieces, {_A: 20, _B: None}, {_A: 10, _B: 10}) == [(_A, 20, 30)]
     assert narrow(pieces, {_A: 20, _B: None}, {_A: 11, _B: 30}) == pieces
 
 
-def test_a_time_is_looked_up_in_an_archive_that_reaches_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_is_searched_in_an_archive_that_reaches_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     older, newer = both(10, (5, 20)).snapshot, both(15, (15, 20)).snapshot
     topic = SelectedTopic("x", TopicShape(pa.schema([])))
     monkeypatch.setattr("sparklog.spark.history.take_snapshot", lambda table, name, ids: newer)
@@ -86,21 +86,21 @@ def test_a_time_is_looked_up_in_an_archive_that_reaches_the_log(monkeypatch: pyt
     assert as_new_as_log(older, topic, {_A: 11}) is newer
 
 
-def test_statistics_by_which_files_are_found_are_kept_however_many_columns_there_are() -> None:
+def test_statistics_for_file_selection_exist_with_any_column_count() -> None:
     narrow = StructType([StructField(f"c{number}", LongType()) for number in range(28)])
     assert statistics(table_columns(narrow)) == {}
     wide = StructType([*narrow.fields, StructField("inner", StructType([StructField("x", LongType())] * 2))])
     assert statistics(table_columns(wide)) == {"delta.dataSkippingNumIndexedCols": "34"}
 
 
-def test_times_of_statistics_are_taken_for_as_inexact_as_they_are() -> None:
+def test_times_of_statistics_are_as_inexact_as_stored() -> None:
     old, new = -(10**15), 10**15
     actions = pa.table({"min._timestamp": [new, old, None], "max._timestamp": [new, old, None]})
     minute = 60_000_000
     assert _spans(actions, "_timestamp") == [(new, new + 1000), (old - minute, old + 1000 + minute), _ALL]
 
 
-def test_files_are_shared_among_tasks_by_size_and_left_out_by_statistics() -> None:
+def test_files_are_packed_by_size_and_skipped_by_statistics() -> None:
     def file(name: str, partitions: Span, offsets: Span, size: int = 40 * _MB, times: Span = _ALL) -> DataFile:
         return DataFile(name, size, partitions, offsets, times)
 
@@ -123,7 +123,7 @@ def test_files_are_shared_among_tasks_by_size_and_left_out_by_statistics() -> No
     assert packed() == []
 
 
-def test_columns_of_a_topic_without_a_schema_that_its_table_has_under_other_names() -> None:
+def test_renamed_columns_of_a_table_are_matched_with_the_topic() -> None:
     """The time of its records is `_timestamp` in the table, where `Timestamp` is somebody's own."""
     topic = SelectedTopic("x", TopicShape(DEFAULT_SCHEMA, "timestamp"))
     seam = ArchiveProgress(topic="t", topic_id="x", batch=3, ends={}, mode="append")

@@ -100,7 +100,7 @@ def typed(brokers: ProcessCluster, admin: Admin, topic: str, lake: str) -> Archi
     return archive
 
 
-def test_each_offset_is_read_once_wherever_it_is(
+def test_each_offset_is_read_once_from_either_store(
     typed: Archive, brokers: ProcessCluster, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = options_of(brokers, typed)
@@ -157,7 +157,7 @@ def test_ranges_conditions_and_columns_hold_on_both_sides(typed: Archive, broker
     assert len(read(given, ["_topic"])) == 40
 
 
-def test_only_what_may_match_is_planned(typed: Archive, brokers: ProcessCluster, topic: str) -> None:
+def test_only_ranges_that_may_match_are_planned(typed: Archive, brokers: ProcessCluster, topic: str) -> None:
     def tasks(**options: str) -> tuple[int, list[str]]:
         """Files of the archive, and ranges of the log."""
         planned = reader_of(options_of(brokers, typed, **options)).partitions()
@@ -174,7 +174,7 @@ def test_only_what_may_match_is_planned(typed: Archive, brokers: ProcessCluster,
     assert tasks(startingOffsets=f'{{"{topic}": {{"0": 20, "1": 4}}}}') == (0, ["0:20-30", "1:4-10"])
 
 
-def test_a_moment_is_found_in_the_archive_the_log_or_ahead(
+def test_a_time_is_found_in_archive_or_log_or_ahead(
     typed: Archive, brokers: ProcessCluster, admin: Admin, topic: str
 ) -> None:
     admin.delete_records({TopicPartition(topic, 0): 20, TopicPartition(topic, 1): 4})
@@ -199,7 +199,7 @@ def test_a_moment_is_found_in_the_archive_the_log_or_ahead(
     assert in_process(*command).text.splitlines()[1].split() == ["0", "archive", "0", "2"]
 
 
-def test_rows_deleted_from_the_archive_stay_away_and_vacuumed_files_are_told(
+def test_deleted_archive_rows_stay_deleted_and_vacuumed_files_are_reported(
     typed: Archive, brokers: ProcessCluster
 ) -> None:
     given = options_of(brokers, typed)
@@ -215,7 +215,7 @@ def test_rows_deleted_from_the_archive_stay_away_and_vacuumed_files_are_told(
     assert len(read(given)) == 38
 
 
-def test_a_table_without_commits_of_its_archive_says_how_far_it_is_by_its_rows(
+def test_a_table_without_archive_commits_ends_with_its_rows(
     typed: Archive, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
     """As where Delta has cleaned its log."""
@@ -235,7 +235,7 @@ def test_a_table_without_commits_of_its_archive_says_how_far_it_is_by_its_rows(
             read({**given, "history": str(tmp_path / name)})
 
 
-def test_every_type_and_column_comes_back_from_the_archive(
+def test_every_type_and_column_survives_the_archive(
     brokers: ProcessCluster, admin: Admin, topic: str, lake: str
 ) -> None:
     schema = pa.schema(
@@ -316,7 +316,7 @@ def test_a_topic_without_a_schema_shows_the_same_columns(
     assert logged[1]["headers"]
 
 
-def test_what_is_no_history_of_the_topic_is_refused(
+def test_an_archive_of_another_topic_is_refused(
     typed: Archive, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
     given = options_of(brokers, typed)

@@ -135,7 +135,7 @@ def everything(zero: int = 30, one: int = 10) -> list[Place]:
     return [*((0, offset) for offset in range(zero)), *((1, offset) for offset in range(one))]
 
 
-def test_it_begins_in_the_archive_and_goes_on_in_the_log(
+def test_a_stream_starts_in_the_archive_and_continues_in_the_log(
     query_of: Callable[..., Query], brokers: ProcessCluster, topic: str
 ) -> None:
     query = query_of()
@@ -160,7 +160,7 @@ def test_it_begins_in_the_archive_and_goes_on_in_the_log(
     assert (whole.files, whole.ranges) == (1, ["0:20-35", "1:8-10"])
 
 
-def test_a_batch_is_the_same_whenever_it_is_run_again(
+def test_a_batch_is_the_same_at_every_rerun(
     query_of: Callable[..., Query],
     brokers: ProcessCluster,
     admin: Admin,
@@ -210,7 +210,7 @@ def _move(step: int, brokers: ProcessCluster, admin: Admin, archive: Archive, to
             archive.vacuum()
 
 
-def test_a_query_that_stood_still_goes_on_from_the_archive(
+def test_a_paused_query_continues_from_the_archive(
     query_of: Callable[..., Query], brokers: ProcessCluster, admin: Admin, archive: Archive, topic: str
 ) -> None:
     """Retention that waits for the archive, and not for this query, is no loss; while it runs as well."""
@@ -268,7 +268,7 @@ def test_offsets_without_rows_where_an_archive_begins_are_no_loss(
     query.reader.stop()
 
 
-def test_where_it_starts(query_of: Callable[..., Query], brokers: ProcessCluster, topic: str) -> None:
+def test_where_a_history_stream_starts(query_of: Callable[..., Query], brokers: ProcessCluster, topic: str) -> None:
     latest = query_of(startingOffsets="latest")
     end = latest.plan()
     assert latest.rows(end) == []
@@ -280,7 +280,7 @@ def test_where_it_starts(query_of: Callable[..., Query], brokers: ProcessCluster
     assert (given.files, given.ranges) == (1, ["0:20-30", "1:9-11"])
 
 
-def test_a_run_with_an_end_reads_what_was_there(
+def test_a_finite_run_reads_what_existed_at_its_start(
     query_of: Callable[..., Query], brokers: ProcessCluster, archive: Archive, topic: str
 ) -> None:
     query = query_of()

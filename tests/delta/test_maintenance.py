@@ -51,9 +51,7 @@ def operations(path: str) -> list[str]:
     return [action["commitInfo"]["operation"] for action in actions if "commitInfo" in action]
 
 
-def test_many_files_become_few_and_readers_of_older_versions_are_left_alone(
-    spark: SparkSession, lake: str, topic: str
-) -> None:
+def test_small_files_are_compacted_and_older_readers_unharmed(spark: SparkSession, lake: str, topic: str) -> None:
     table = Archived(lake, described(topic, OWN, partitions=1))
     for number in range(12):
         day = number % 4 == 3  # three of the second day
@@ -93,7 +91,9 @@ def test_many_files_become_few_and_readers_of_older_versions_are_left_alone(
     assert idle._has_rested(found, now + dt.timedelta(hours=171), 168)
 
 
-def test_what_fails_is_told_and_stops_nothing(spark: SparkSession, lake: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_maintenance_failure_is_logged_and_stops_nothing(
+    spark: SparkSession, lake: str, caplog: pytest.LogCaptureFixture
+) -> None:
     damaged = Path(lake) / "damaged" / "_delta_log" / f"{0:020d}.json"
     damaged.parent.mkdir(parents=True)
     damaged.write_text("no JSON\n")
@@ -145,7 +145,7 @@ def test_the_job_that_only_maintains(
     assert len(ended) == 3
 
 
-def test_maintenance_beside_appends_and_merges(
+def test_maintenance_during_appends_and_merges(
     spark: SparkSession,
     admin: Admin,
     brokers: ProcessCluster,

@@ -19,9 +19,7 @@ def test_a_topic_is_in_the_table_that_names_it() -> None:
     ("table_id", "seam_version", "expected"),
     [("table-a", 7, True), ("table-a", 5, True), ("table-a", 8, False), ("table-b", 5, False)],
 )
-def test_a_restored_topic_is_in_the_table_it_was_made_from_as_that_was(
-    table_id: str, seam_version: int, expected: bool
-) -> None:
+def test_a_restored_topic_is_in_its_source_table_up_to_then(table_id: str, seam_version: int, expected: bool) -> None:
     """What else the earlier topic was archived to holds other records where the restored one has gone on."""
     assert RESTORED.is_in("old", table_id=table_id, seam_version=seam_version) == expected
     assert RESTORED.ids == ("new", "old")

@@ -9,7 +9,7 @@ from sparklog.delta.process_liveness import may_run, patience_s, this_process
 from tests.waiting import wait_until
 
 
-def test_a_process_of_this_host_is_looked_up_and_one_of_another_may_run() -> None:
+def test_a_local_process_is_examined_and_a_remote_one_may_run() -> None:
     own = this_process()
     host, boot, number, began = own.split("/")
     assert number.isdecimal() and began.isdecimal()
@@ -31,5 +31,5 @@ def test_a_process_of_this_host_is_looked_up_and_one_of_another_may_run() -> Non
     assert not may_run(found)
 
 
-def test_how_long_the_other_is_waited_for() -> None:
+def test_how_long_another_archive_is_waited_for() -> None:
     assert [patience_s(every_s) for every_s in (0.0, 2.0, 30.0, 3600.0)] == [10.0, 5.0, 47.0, 120.0]

@@ -158,7 +158,7 @@ def wait_alike(cluster: ProcessCluster, name: str, number: int) -> None:
     wait_until(alike, PATIENCE_S, f"the replicas of {name}-{number} to be alike")
 
 
-def test_a_default_topic_comes_back(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
+def test_a_default_topic_is_restored(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
     archived = default_archive(tmp_path, "plain", count=4000)
     done = restored(cluster, archived)
     expected = wanted(archived)
@@ -211,7 +211,7 @@ def typed_rows() -> tuple[pa.Table, pa.Table]:
     return pa.concat_tables([whole.slice(0, 45), whole.slice(47)]), whole.slice(45, 2)
 
 
-def test_a_typed_topic_comes_back_with_its_types(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
+def test_a_typed_topic_is_restored_with_its_types(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
     config = {"retention.ms": "-1", "cleanup.policy": "compact", "min.insync.replicas": "1"}
     topic = described("typed", TYPED, partitions=1, key=("id",), event_time="at", config=config)
     archived = Archived(tmp_path, topic)
@@ -277,7 +277,7 @@ def test_a_restore_and_a_leader_are_killed(cluster: ProcessCluster, admin: Admin
     assert restored(cluster, archived).was_there
 
 
-def test_what_stands_in_the_way_is_told(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
+def test_obstacles_to_a_restore_are_reported(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
     archived = default_archive(tmp_path, "mine", count=1000)
     with pytest.raises(ConfigError, match=r"2 partitions requested, but .* has 4"):
         restored(cluster, archived, partitions=2)

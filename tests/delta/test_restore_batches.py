@@ -67,7 +67,7 @@ ORIGINALS = st.lists(st.tuples(st.lists(TIMES, min_size=1, max_size=6), st.integ
 
 @settings(max_examples=300, deadline=None)
 @given(batches=ORIGINALS, gaps=st.lists(st.integers(0, 2), min_size=36, max_size=36), event_time=st.booleans())
-def test_what_is_read_is_what_was_read(batches: list[Original], gaps: list[int], event_time: bool) -> None:
+def test_restored_batches_equal_the_archived_rows(batches: list[Original], gaps: list[int], event_time: bool) -> None:
     if not event_time:
         batches = [([None] * len(times), clock) for times, clock in batches]
     count = sum(len(times) for times, _ in batches)
@@ -77,7 +77,7 @@ def test_what_is_read_is_what_was_read(batches: list[Original], gaps: list[int],
     assert read_back(placing, rows, 7) == (offsets, shown(batches), ["x"] * count)
 
 
-def test_records_with_and_without_times_share_a_batch_where_they_can() -> None:
+def test_records_with_and_without_times_share_a_batch() -> None:
     """A topic whose producers leave out every second time must not come back in batches of one."""
     originals: list[Original] = [([*range(number, number + 9), None], 0) for number in range(0, 1000, 10)]
     rows = rows_of(originals, list(range(1000)))
@@ -108,7 +108,7 @@ def test_a_part_of_a_column_of_lists_is_written_alone() -> None:
     assert [decode_batch(*batch, schema).column("tags").to_pylist() for batch in batches][-1] == [None] * 5
 
 
-def test_gaps_that_no_batch_can_span_are_batches_of_their_own() -> None:
+def test_gaps_too_long_for_a_batch_split_it() -> None:
     offsets = [0, 1, 5 * MAX_SPAN, 5 * MAX_SPAN + 1, 6 * MAX_SPAN]
     rows = rows_of([([1, 2, 3, 4, 5], 0)], offsets)
     assert read_back(RestoreBatches(SCHEMA, 0, "at", 1 << 20), rows, 0)[:2] == (offsets, [1, 2, 3, 4, 5])

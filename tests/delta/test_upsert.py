@@ -51,7 +51,7 @@ def put(brokers: ProcessCluster, topic: str, **values: bytes | None) -> None:
             producer.send(topic, value, key=key.encode(), partition=0, timestamp=DAY)
 
 
-def test_a_compacted_topic_is_its_newest_values(
+def test_an_upsert_archive_holds_the_newest_values(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
     admin.create_topic(topic, partitions=1, replication_factor=1, config=COMPACTED)
@@ -90,7 +90,7 @@ def test_a_compacted_topic_is_its_newest_values(
     assert "is kept in mode upsert, asked for is append" in str(error)
 
 
-def test_a_typed_topic_with_two_keys_and_a_column_that_comes_later(
+def test_a_typed_topic_with_two_keys_and_a_new_column(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
     columns = [("n", pa.int64()), ("text", pa.string()), ("at", pa.timestamp("us", "UTC"))]
@@ -171,7 +171,7 @@ def fold(found: dict[str, tuple[Any, ...]], record: tuple[Any, ...]) -> None:
         found[key] = (key, value, partition, offset, when)
 
 
-def test_any_history_comes_to_what_a_dictionary_holds(spark: SparkSession, lake: str, topic: str) -> None:
+def test_any_history_equals_a_dictionary(spark: SparkSession, lake: str, topic: str) -> None:
     """Keys mostly of one partition, times that are often the same; batches of random bounds, some of them tried
     twice."""
     seed = random.randrange(2**32)
@@ -223,7 +223,7 @@ def test_of_two_partitions_the_later_time_counts(spark: SparkSession) -> None:
     assert chosen((1, 0, 7, late, False), (1, 1, 9, early, False)) == [(0, 7, False)]
 
 
-def test_a_batch_that_is_merged_again_changes_nothing(spark: SparkSession, lake: str, topic: str) -> None:
+def test_a_repeated_merge_changes_nothing(spark: SparkSession, lake: str, topic: str) -> None:
     """Whatever is in it: its number was there. What it did the first time is in the change feed."""
     path = table_path(lake, topic)
     table = empty(spark, path)
@@ -250,9 +250,7 @@ def test_a_batch_that_is_merged_again_changes_nothing(spark: SparkSession, lake:
     assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
 
 
-def test_a_merge_that_others_come_into_is_done_again(
-    spark: SparkSession, lake: str, topic: str, tmp_path: Path
-) -> None:
+def test_a_merge_disturbed_by_others_is_retried(spark: SparkSession, lake: str, topic: str, tmp_path: Path) -> None:
     """While it reads its rows somebody deletes others from the table: once, and then more often than it is tried."""
     path = table_path(lake, topic)
     table = empty(spark, path)
