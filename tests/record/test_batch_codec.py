@@ -58,7 +58,7 @@ def test_round_trip_of_nested_types(compression: str | None) -> None:
     assert decode_batch(header, body, NESTED_SCHEMA).equals(batch)
 
 
-def test_the_header_says_what_the_producer_knows() -> None:
+def test_the_header_has_the_fields_that_the_producer_knows() -> None:
     header, body = encode_batch(
         default_batch(7),
         schema_id=4,
@@ -87,7 +87,7 @@ def test_uncompressed_columns_lie_in_the_received_memory() -> None:
             assert buffer is None or begin <= buffer.address < begin + len(received)
 
 
-def test_a_body_at_an_odd_address_is_read_all_the_same() -> None:
+def test_a_body_at_an_odd_address_is_readable() -> None:
     header, body = encoded()
     received = b"123" + body.to_pybytes()
     decoded = decode_batch(header, memoryview(received)[3:], DEFAULT_SCHEMA)
@@ -95,7 +95,7 @@ def test_a_body_at_an_odd_address_is_read_all_the_same() -> None:
     assert decoded.column("timestamp").buffers()[1].address % 8 == 0
 
 
-def test_an_offset_array_behind_the_body_is_covered_by_length_and_crc() -> None:
+def test_length_and_crc_cover_the_offset_array_after_the_body() -> None:
     header, body = encoded()
     deltas = np.arange(10, dtype="<u4").tobytes()
     stored = body.to_pybytes() + deltas
@@ -105,7 +105,7 @@ def test_an_offset_array_behind_the_body_is_covered_by_length_and_crc() -> None:
         decode_batch(header, body, DEFAULT_SCHEMA)
 
 
-def test_what_differs_from_the_header_is_corrupt() -> None:
+def test_a_body_that_differs_from_its_header_is_corrupt() -> None:
     header, body = encoded()
     damaged = bytearray(body.to_pybytes())
     damaged[-1] ^= 1
@@ -173,7 +173,7 @@ def test_crc_of_views_is_that_of_their_bytes(data: bytes, start: int) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_of_a_slice_nothing_else_is_written(compression: str | None) -> None:
+def test_only_the_rows_of_a_slice_are_written(compression: str | None) -> None:
     """Rows at the end of a large table, none of which has a list."""
     lists = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
     column = pa.array([[{"key": "k", "value": b"v"}]] * 20_000 + [None, [], None], lists)

@@ -92,7 +92,7 @@ def test_a_newer_format_is_refused_by_number() -> None:
         unpack_header(packed)
 
 
-def test_several_headers_and_a_view_of_them() -> None:
+def test_several_headers_are_read_as_a_view() -> None:
     second = EXAMPLE._replace(base_offset=EXAMPLE.next_offset)
     packed = EXAMPLE.pack() + second.pack()
     assert unpack_headers(packed) == [EXAMPLE, second]

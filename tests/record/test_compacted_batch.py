@@ -66,14 +66,14 @@ def test_no_record_changes_its_time(seed: int, event_time: str | None) -> None:
     assert _shown_by(_merged(sources, event_time), event_time) == before
 
 
-def test_what_has_its_own_times_is_put_together() -> None:
+def test_batches_with_own_times_are_merged() -> None:
     sources = [_source([base + 7, base + 5], base=base, event_time="time") for base in (0, 2, 4)]
     (made,) = _merged(sources, "time")
     assert (made.header.record_count, made.header.min_timestamp, made.header.max_timestamp) == (6, 5, 11)
 
 
 @pytest.mark.parametrize("event_time", ["time", None])
-def test_what_has_none_is_put_together_with_what_shows_the_same(event_time: str | None) -> None:
+def test_batches_without_times_merge_where_they_show_the_same(event_time: str | None) -> None:
     sources = [_source([None], base=base, event_time=event_time) for base in range(4)]
     sources[1] = sources[1]._replace(header=sources[1].header._replace(max_timestamp=APPENDED))
     made = _merged(sources, event_time)
@@ -84,7 +84,7 @@ def test_what_has_none_is_put_together_with_what_shows_the_same(event_time: str 
     ]
 
 
-def test_where_nobody_is_shown_times_all_is_put_together() -> None:
+def test_batches_without_shown_times_all_merge() -> None:
     """As coordinators write: a batch a record, which another one has to read when it begins."""
     sources = [_source([None], base=base, event_time="time") for base in range(4)]
     (made,) = _merged(sources, "time", keep_times=False)

@@ -42,13 +42,13 @@ def test_a_table_that_fits_is_not_copied() -> None:
     assert result.column("name").buffers()[2].address == batch.column("name").buffers()[2].address
 
 
-def test_columns_are_found_by_name_and_missing_ones_are_null() -> None:
+def test_columns_are_matched_by_name_and_missing_ones_are_null() -> None:
     result = fit_table(pa.table({"value": [b"v"], "key": [b"k"]}), DEFAULT_SCHEMA)
     assert isinstance(result, pa.Table) and result.schema.equals(DEFAULT_SCHEMA)
     assert result.to_pylist() == [{"key": b"k", "value": b"v", "headers": None, "timestamp": None}]
 
 
-def test_metadata_of_data_frames_go() -> None:
+def test_metadata_of_data_frames_is_removed() -> None:
     noisy = pa.table({"a": [1]}).replace_schema_metadata({"pandas": "{}"})
     assert fit_table(noisy, pa.schema([("a", pa.int64())])).schema.metadata is None
 
@@ -136,7 +136,7 @@ def test_types_of_one_kind_are_cast(array: pa.Array, kind: pa.DataType, expected
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else str(value)[:30],
 )
-def test_what_would_be_lost_or_reinterpreted_is_refused(array: pa.Array, kind: pa.DataType, reason: str) -> None:
+def test_lossy_casts_are_refused(array: pa.Array, kind: pa.DataType, reason: str) -> None:
     detail = refused(pa.RecordBatch.from_arrays([array], ["a"]), pa.schema([pa.field("a", kind)]))
     assert detail.startswith(f"column 'a' ({array.type}) does not fit {kind}: ")
     assert reason in detail

@@ -57,7 +57,7 @@ def test_the_bytes_of_prelude_and_footer_are_fixed() -> None:
     [(DEFAULT_SCHEMA, default_batch(40)), (NESTED_SCHEMA, nested_batch(40))],
     ids=["kafka", "nested"],
 )
-def test_pyarrow_reads_it(schema: pa.Schema, batch: pa.RecordBatch, compression: str | None) -> None:
+def test_pyarrow_reads_a_sealed_file(schema: pa.Schema, batch: pa.RecordBatch, compression: str | None) -> None:
     bodies = [encoded(batch.slice(at, 10), compression).body for at in (0, 10, 20, 30)]
     with pa.ipc.open_file(pa.py_buffer(sealed(schema, bodies))) as reader:
         assert reader.num_record_batches == 4
@@ -73,7 +73,7 @@ def test_a_file_without_batches() -> None:
         assert reader.num_record_batches == 0 and reader.schema.equals(DEFAULT_SCHEMA)
 
 
-def test_it_is_a_stream_as_well() -> None:
+def test_a_sealed_file_is_also_a_stream() -> None:
     file = sealed(DEFAULT_SCHEMA, [encoded().body])
     with pa.ipc.open_stream(pa.py_buffer(file).slice(8)) as reader:
         assert reader.read_all().num_rows == 10
@@ -100,7 +100,7 @@ def test_polars_pandas_and_duckdb_read_it(tmp_path: Path, compression: str | Non
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**30), st.integers(0, 2**40)), max_size=20))
-def test_the_footer_is_what_pyarrow_would_find(blocks: list[tuple[int, int, int]]) -> None:
+def test_the_footer_equals_the_one_pyarrow_computes(blocks: list[tuple[int, int, int]]) -> None:
     message = schema_message(DEFAULT_SCHEMA)
     footer = arrow_footer(message, blocks)
     assert footer.startswith(END_OF_STREAM) and footer.endswith(b"ARROW1")
@@ -134,7 +134,7 @@ def test_the_schema_is_found_in_front_of_a_file() -> None:
             schema_of_prelude(wrong)
 
 
-def test_what_is_no_schema_message_is_refused() -> None:
+def test_an_invalid_schema_message_is_refused() -> None:
     for wrong in (b"", bytes(64), encoded().body.to_pybytes(), schema_message(DEFAULT_SCHEMA)[:-8]):
         with pytest.raises(BrokerError):
             arrow_footer(wrong, [])

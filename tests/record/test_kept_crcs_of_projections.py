@@ -49,7 +49,7 @@ def checked(header: BatchHeader) -> int:
 
 
 @given(kinds=st.lists(TYPES, min_size=1, max_size=6), data=st.data())
-def test_any_choice_from_what_another_one_left(kinds: list[pa.DataType], data: st.DataObject) -> None:
+def test_any_projection_after_another_ones_cached_crcs(kinds: list[pa.DataType], data: st.DataObject) -> None:
     schema = parse_schema(schema_message(pa.schema([pa.field(f"c{i}", kind) for i, kind in enumerate(kinds)])))
     dice = random.Random(data.draw(st.integers(0, 1000)))
     nulls = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
@@ -150,7 +150,7 @@ def test_crcs_of_another_batch_are_not_believed() -> None:
         assert found == expected and found.running == expected.running != kept
 
 
-def test_what_is_not_worth_keeping() -> None:
+def test_small_columns_keep_no_cached_crcs() -> None:
     small = pa.RecordBatch.from_pydict({"a": [bytes(100)] * 2000})
     narrow = pa.RecordBatch.from_pydict({f"c{i}": [bytes(100)] * 50 for i in range(100)})
     comb = long_batch()

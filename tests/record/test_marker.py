@@ -29,7 +29,7 @@ def test_a_marker_is_read_as_it_was_written() -> None:
         assert read_batch_message(memoryview(body)).rows == 0
 
 
-def test_a_file_with_a_marker_in_it_shows_the_records_alone() -> None:
+def test_a_file_with_a_marker_shows_only_the_records() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.string()))])
     rows = pa.RecordBatch.from_pylist([{"a": 1, "b": ["x"]}, {"a": 2, "b": None}], schema=schema)
     message = schema_message(schema)
@@ -54,7 +54,7 @@ def test_a_file_with_a_marker_in_it_shows_the_records_alone() -> None:
     assert polars.read_ipc(io.BytesIO(data), use_pyarrow=False)["a"].to_list() == [1, 2, 1, 2]
 
 
-def test_what_is_no_marker_is_refused() -> None:
+def test_an_invalid_marker_is_refused() -> None:
     header, body = encode_marker(MARKER, DEFAULT_SCHEMA, schema_id=0)
     damaged = bytearray(body.to_pybytes())
     damaged[len(damaged) // 2] ^= 1

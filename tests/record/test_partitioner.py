@@ -40,7 +40,7 @@ def plain_murmur2(key: bytes) -> int:
 
 
 @pytest.mark.parametrize(("key", "expected"), KAFKA_VALUES.items())
-def test_one_key_hashes_as_in_kafka(key: bytes, expected: int) -> None:
+def test_a_single_key_hashes_as_in_kafka(key: bytes, expected: int) -> None:
     assert murmur2(key) == expected
 
 
@@ -66,7 +66,7 @@ def test_partitions_of_slices_with_nulls(keys: list[str | None], skip: int, n: i
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=20), st.integers(1, 1000))
-def test_one_key_goes_where_its_column_says(keys: list[bytes], n: int) -> None:
+def test_a_single_key_and_a_column_choose_one_partition(keys: list[bytes], n: int) -> None:
     """Coordinators are found by one key, and were by columns of one: what they wrote stays theirs."""
     assert [partition_for_key(key, n) for key in keys] == partitions_for_keys(pa.array(keys, pa.binary()), n).tolist()
 
@@ -103,11 +103,11 @@ def test_nulls_that_hide_bytes_are_null() -> None:
     assert partitions_for_keys(hidden, 1000).tolist() == [NO_PARTITION, (plain_murmur2(b"d") & 0x7FFFFFFF) % 1000]
 
 
-def test_one_very_long_key_among_many_short_ones() -> None:
+def test_a_very_long_key_among_many_short_ones() -> None:
     keys = [b"k%d" % index for index in range(1000)] + [bytes(range(256)) * 2000]
     assert murmur2_column(pa.array(keys, pa.binary())).tolist() == [plain_murmur2(key) for key in keys]
 
 
-def test_other_types_are_refused() -> None:
+def test_key_columns_of_other_types_are_refused() -> None:
     with pytest.raises(TypeError, match="int64"):
         partitions_for_keys(pa.array([1]), 3)

@@ -130,7 +130,7 @@ def test_no_columns_are_no_bytes() -> None:
         decode_batch(header_alone(header).header._replace(flags=0), b"", pa.schema([]))
 
 
-def test_the_offset_array_goes_along() -> None:
+def test_a_projection_keeps_the_offset_array() -> None:
     batch = nested_batch(3)
     header, body = encoded(batch)
     offsets = b"\0\0\0\0\2\0\0\0\5\0\0\0"
@@ -155,7 +155,7 @@ def long_batch() -> pa.RecordBatch:
 @pytest.mark.parametrize(
     "columns", [["c1"], ["c1", "c2", "c3"], ["c0", "c2", "c4", "n"], ["n"], [f"c{i}" for i in range(7)]]
 )
-def test_long_columns_have_the_checksum_of_what_is_sent(columns: list[str]) -> None:
+def test_long_columns_carry_their_own_checksum(columns: list[str]) -> None:
     batch = long_batch()
     header, body = encode_batch(batch, schema_id=0, compression=None, event_time=None)
     assert projected(batch, header, body, columns).equals(batch.select(columns))  # decoding compares it
@@ -219,14 +219,14 @@ def test_equal_batches_give_equal_bytes() -> None:
     assert project_batch(header, memoryview(body), plan) == project_batch(header, memoryview(bytes(body)), plan)
 
 
-def test_a_producer_cannot_send_one() -> None:
+def test_a_producer_cannot_send_a_projected_batch() -> None:
     batch = encoded(nested_batch(4))
     with pytest.raises(BrokerError) as caught:
         validate(batch._replace(header=batch.header._replace(flags=Flag.PROJECTED)), NESTED_SCHEMA)
     assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
-def test_metadata_that_are_longer_than_a_long_column() -> None:
+def test_metadata_longer_than_a_long_column() -> None:
     column = pa.array([1, 2], pa.int8())
     batch = pa.RecordBatch.from_arrays([column] * 6000, [f"c{i}" for i in range(6000)])
     header, body = encode_batch(batch, schema_id=0, compression=None, event_time=None)

@@ -44,12 +44,12 @@ def keys(*columns: pa.Array) -> list[bytes | None]:
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
-def test_one_key_column(column: pa.Array, expected: list[bytes | None]) -> None:
+def test_keys_of_one_column(column: pa.Array, expected: list[bytes | None]) -> None:
     assert keys(column) == expected
     assert keys(pa.concat_arrays([column, column]).slice(1, len(column))) == (expected * 2)[1 : len(column) + 1]
 
 
-def test_every_nan_is_one_key() -> None:
+def test_every_nan_is_the_same_key() -> None:
     other = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
     assert math.isnan(other)
     first, second = keys(pa.array([math.nan, other]))

@@ -47,7 +47,9 @@ def placed(offsets: list[int] | None = None, *, begin: int = 100, end: int = 150
     begin=st.integers(0, 2**40),
     compression=st.sampled_from([None, "lz4", "zstd"]),
 )
-def test_offsets_and_records_come_back(gaps: list[int], behind: int, begin: int, compression: str | None) -> None:
+def test_offsets_and_records_survive_the_restore_encoding(
+    gaps: list[int], behind: int, begin: int, compression: str | None
+) -> None:
     offsets = begin + np.cumsum(np.array(gaps, dtype=np.int64)) + np.arange(len(gaps))
     records = nested_batch(len(gaps))
     end = int(offsets[-1]) + 1 + behind
@@ -62,7 +64,7 @@ def test_offsets_and_records_come_back(gaps: list[int], behind: int, begin: int,
 
 
 @pytest.mark.parametrize("span", [1, MAX_SPAN - 1, MAX_SPAN, 2 * MAX_SPAN + 7])
-def test_offsets_without_records_are_covered_by_batches_that_follow_each_other(span: int) -> None:
+def test_offsets_without_records_are_covered_by_adjacent_batches(span: int) -> None:
     batches = place_nothing(DEFAULT_SCHEMA, begin=5, end=5 + span, schema_id=0)
     at = 5
     for batch in batches:
@@ -73,7 +75,7 @@ def test_offsets_without_records_are_covered_by_batches_that_follow_each_other(s
     assert not place_nothing(DEFAULT_SCHEMA, begin=5, end=5, schema_id=0)
 
 
-def test_a_record_without_a_time_of_its_own_has_the_greatest_of_its_batch() -> None:
+def test_a_record_without_its_own_time_has_its_batchs_greatest() -> None:
     times = pa.array([None, TIMES[0] + 1], DEFAULT_SCHEMA.field("timestamp").type)
     records = default_batch(2).set_column(3, DEFAULT_SCHEMA.field(3), times)
     offsets = np.array([4, 9], dtype=np.int64)
@@ -124,7 +126,7 @@ def leave(deltas: np.ndarray) -> None:
         ),
     ],
 )
-def test_what_contradicts_itself_is_refused(bad: EncodedBatch, why: str) -> None:
+def test_a_contradicting_restored_batch_is_refused(bad: EncodedBatch, why: str) -> None:
     check(placed())
     with pytest.raises(BrokerError, match=why):
         check(bad)

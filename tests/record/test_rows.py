@@ -195,7 +195,7 @@ def test_the_nulls_of_pandas_and_numpy_are_null(missing: Any, kind: pa.DataType)
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_value_that_would_change_is_refused_wherever_it_stands(value: Any, kind: pa.DataType, reason: str) -> None:
+def test_a_lossy_value_is_refused_at_any_depth(value: Any, kind: pa.DataType, reason: str) -> None:
     error = refused(value, kind)
     assert reason in error.reason and error.path == ""
     assert repr(value)[:40] in str(error)
@@ -269,7 +269,7 @@ def columns(draw: st.DrawFn) -> tuple[pa.DataType, list[Any]]:
 
 @given(columns())
 @settings(suppress_health_check=list(HealthCheck))  # which judge by the clock, too
-def test_values_come_back_as_they_were_given(column: tuple[pa.DataType, list[Any]]) -> None:
+def test_values_survive_conversion(column: tuple[pa.DataType, list[Any]]) -> None:
     kind, values = column
     array = ColumnOfValues(kind).array(values)
     array.validate(full=True)

@@ -29,13 +29,13 @@ def by_arrow(records: list[SmallBatchRecord]) -> pa.RecordBatch:
 
 @settings(max_examples=200, deadline=None)
 @given(records=RECORDS, timed=st.booleans())
-def test_the_body_is_the_one_that_arrow_writes(records: list[SmallBatchRecord], timed: bool) -> None:
+def test_the_small_batch_body_equals_arrows(records: list[SmallBatchRecord], timed: bool) -> None:
     assert_as_arrow(records, timed)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "text", "both", "nulls", "all null"])
 @pytest.mark.parametrize("count", [2, 33, 255, 256])
-def test_many_of_a_kind_are_as_arrow_writes_them(count: int, kind: str) -> None:
+def test_many_records_of_a_kind_equal_arrows_encoding(count: int, kind: str) -> None:
     values: dict[str, Callable[[int], bytes | str | None]] = {
         "bytes": lambda number: b"%d" % number,
         "text": lambda number: f"\u00e9{number}",
@@ -62,7 +62,7 @@ def assert_as_arrow(records: list[SmallBatchRecord], timed: bool) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(records=RECORDS)
-def test_a_leader_takes_them_and_readers_find_what_was_sent(records: list[SmallBatchRecord]) -> None:
+def test_a_leader_accepts_small_batches_and_readers_find_the_records(records: list[SmallBatchRecord]) -> None:
     few = encode_few_records(records, schema_id=0, timed=True)
     validate(few)
     assert decode_batch(few.header, few.body, DEFAULT_SCHEMA).equals(by_arrow(records))
@@ -86,7 +86,7 @@ def test_the_last_microsecond_of_1969_is_a_time() -> None:
     timed=st.booleans(),
     number=st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1), st.integers(0, 2**31 - 1)),
 )
-def test_one_that_is_numbered_at_once_is_what_it_is_numbered_afterwards(
+def test_early_and_late_sequence_numbers_give_the_same_bytes(
     key: bytes | str | None, value: bytes | str | None, time_us: int, timed: bool, number: tuple[int, int, int]
 ) -> None:
     producer_id, epoch, sequence = number

@@ -37,7 +37,7 @@ def by_arrow(batch: EncodedBatch) -> BrokerError | None:
 
 @settings(max_examples=100, deadline=None)
 @given(records=RECORDS)
-def test_what_producers_write_is_known_without_arrow(records: list[SmallBatchRecord]) -> None:
+def test_a_producers_small_batch_is_validated_without_arrow(records: list[SmallBatchRecord]) -> None:
     batch = encode_few_records(records, schema_id=0, timed=True)
     times = [record[3] for record in records]
     assert times_of_few(batch.body.to_pybytes(), len(records)) == (min(times), max(times))
@@ -46,7 +46,7 @@ def test_what_producers_write_is_known_without_arrow(records: list[SmallBatchRec
 
 
 @pytest.mark.parametrize("records", [ONE, WITHOUT_KEY, SEVERAL])
-def test_a_batch_with_any_bit_turned_passes_only_where_arrow_lets_it_pass(records: list[SmallBatchRecord]) -> None:
+def test_a_bit_flip_passes_only_where_arrow_accepts_it(records: list[SmallBatchRecord]) -> None:
     good = encode_few_records(records, schema_id=0, timed=True)
     body = good.body.to_pybytes()
     taken = 0
@@ -66,7 +66,7 @@ def test_a_batch_with_any_bit_turned_passes_only_where_arrow_lets_it_pass(record
 
 @settings(max_examples=300, deadline=None)
 @given(records=RECORDS, data=st.data())
-def test_a_batch_with_bytes_overwritten_passes_only_where_arrow_lets_it_pass(
+def test_overwritten_bytes_pass_only_where_arrow_accepts_them(
     records: list[SmallBatchRecord], data: st.DataObject
 ) -> None:
     good = encode_few_records(records, schema_id=0, timed=True)
@@ -107,7 +107,7 @@ def test_in_a_batch_of_many_no_offset_is_passed_over(moved: int) -> None:
     assert times_of_few(body, len(records)) == (0, MOST_RECORDS - 1)
 
 
-def test_times_that_are_not_the_headers_are_refused() -> None:
+def test_times_that_differ_from_the_header_are_refused() -> None:
     batch = encode_few_records(ONE, schema_id=0, timed=True)
     with pytest.raises(BrokerError, match="timestamps 4 to 5"):
         validate(batch._replace(header=batch.header._replace(min_timestamp=4)))
@@ -126,12 +126,12 @@ def test_times_that_are_not_the_headers_are_refused() -> None:
     ],
     ids=["headers", "compressed", "many", "many without headers"],
 )
-def test_what_is_unusual_is_left_to_arrow(batch: EncodedBatch) -> None:
+def test_unusual_batches_are_left_to_arrow(batch: EncodedBatch) -> None:
     assert times_of_few(batch.body.to_pybytes(), batch.header.record_count) is None
     validate(batch)
 
 
-def test_what_is_damaged_gets_arrows_answer() -> None:
+def test_damaged_batches_get_arrows_error() -> None:
     """The offsets of a value run backwards."""
     batch = encode_few_records(SEVERAL, schema_id=0, timed=True)
     body = bytearray(batch.body.to_pybytes())

@@ -130,12 +130,12 @@ def test_metadata_are_not_part_of_a_schema() -> None:
     ],
     ids=str,
 )
-def test_types_that_are_not_stored(kind: pa.DataType, reason: str) -> None:
+def test_unsupported_column_types(kind: pa.DataType, reason: str) -> None:
     detail = refused(pa.schema([("good", pa.int64()), ("bad", kind)]))
     assert detail.startswith("column 'bad'") and reason in detail and "good" not in detail
 
 
-def test_other_refusals() -> None:
+def test_other_refused_schemas() -> None:
     assert "at least one column" in refused(pa.schema([]))
     assert "'a' occurs 2 times" in refused(pa.schema([("a", pa.int8()), ("a", pa.int8())]))
     assert "without a name" in refused(pa.schema([("", pa.int8())]))
@@ -154,14 +154,14 @@ def test_an_extension_type_this_process_does_not_know_is_refused() -> None:
         parse_schema(pa.schema([field]).serialize().to_pybytes())
 
 
-def test_names_that_are_no_text() -> None:
+def test_names_that_are_no_text_are_refused() -> None:
     good = schema_message(pa.schema([("nested", pa.struct([("abcdefgh", pa.int8())]))]))
     with pytest.raises(BrokerError, match="not a schema") as caught:
         parse_schema(good.replace(b"abcdefgh", b"abc\xf2\x28fgh"[:8]))
     assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
-def test_bytes_that_are_no_schema() -> None:
+def test_bytes_that_are_no_schema_are_refused() -> None:
     good = schema_message(DEFAULT_SCHEMA)
     for wrong in (b"", good[:-8], good + bytes(8), good + good, bytes(64), encoded().body.to_pybytes()):
         with pytest.raises(BrokerError) as caught:
@@ -232,7 +232,7 @@ def test_event_time_and_key_columns() -> None:
         assert caught.value.code is ErrorCode.SCHEMA_MISMATCH
 
 
-def test_plain_relatives_of_what_data_frames_bring() -> None:
+def test_data_frame_types_get_their_plain_equivalents() -> None:
     polars_like = pa.schema(
         [
             pa.field("text", pa.string_view()),
@@ -269,5 +269,5 @@ def test_columns_that_differ_in_case_only_are_refused(existing: list[str], added
         check_case(existing, added)
 
 
-def test_other_columns_may_be_added_beside_columns_that_differ_in_case_only() -> None:
+def test_columns_may_be_added_beside_ones_that_differ_in_case() -> None:
     check_case(["Name", "name"], ["other", "Name"])

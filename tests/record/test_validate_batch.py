@@ -58,7 +58,7 @@ def test_good_batches_pass(compression: str | None) -> None:
     validate(encoded(default_batch(1).slice(0), compression, producer_id=5, producer_epoch=0, first_sequence=0))
 
 
-def test_a_body_that_is_not_the_headers() -> None:
+def test_a_body_that_does_not_match_its_header_is_refused() -> None:
     batch = encoded()
     body = bytearray(batch.body.to_pybytes())
     body[-1] ^= 1
@@ -71,7 +71,7 @@ def test_a_body_that_is_not_the_headers() -> None:
 
 
 @pytest.mark.parametrize("flag", [Flag.CONTROL, Flag.FIRST_OF_SEGMENT, Flag.OFFSET_ARRAY, 1 << 11])
-def test_flags_that_are_not_a_producers(flag: int) -> None:
+def test_flags_not_for_producers_are_refused(flag: int) -> None:
     batch = encoded()
     error = refused(batch._replace(header=batch.header._replace(flags=int(flag))))
     assert error.code is INVALID and f"{int(flag):#06x}" in error.detail
@@ -145,7 +145,7 @@ def test_larger_than_the_topic_allows() -> None:
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_a_bomb_is_refused_before_it_is_unpacked(compression: str) -> None:
+def test_a_decompression_bomb_is_refused_before_it_is_unpacked(compression: str) -> None:
     bomb = one_column(["\0" * (64 << 20)], pa.string(), compression)
     assert bomb.body.size < MAX_MESSAGE_BYTES
     before = pa.total_allocated_bytes()
@@ -166,7 +166,7 @@ def _declared_sizes(batch: EncodedBatch) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 @pytest.mark.parametrize("change", [-1, 1, 8, 1000])
-def test_a_declared_size_that_is_not_the_true_one(compression: str, change: int) -> None:
+def test_a_wrong_declared_size_is_refused(compression: str, change: int) -> None:
     # Too small would write past the end, too large would show memory that was never written.
     batch = one_column(["hello " * 100] * 50, pa.string(), compression)
     tried = 0
@@ -249,7 +249,7 @@ def test_buffers_outside_the_body() -> None:
         assert error.code is CORRUPT and "buffer 2" in error.detail
 
 
-def test_a_length_that_is_no_multiple_of_8() -> None:
+def test_a_length_not_a_multiple_of_8_is_refused() -> None:
     batch = one_column(["aa", "bb", "cc"], pa.string())
     source = batch.body.to_pybytes()
     message = read_batch_message(source)
@@ -275,7 +275,7 @@ def test_nodes_that_lie() -> None:
         assert refused(patched(lists, (100, 0), replacement), schema).code is CORRUPT
 
 
-def test_text_that_is_not_utf8() -> None:
+def test_text_that_is_not_utf8_is_refused() -> None:
     batch = one_column(["aa"], pa.string())
     body = batch.body.to_pybytes()
     assert body.count(b"aa") == 1
@@ -291,7 +291,7 @@ def test_decimals_beyond_their_precision() -> None:
     assert refused(resealed(batch, bytes(body)), pa.schema([pa.field("text", kind)])).code is CORRUPT
 
 
-def test_other_messages_more_messages_and_pieces_of_one() -> None:
+def test_other_or_several_messages_are_refused() -> None:
     batch = encoded()
     body = batch.body.to_pybytes()
     schema_message = DEFAULT_SCHEMA.serialize().to_pybytes()
@@ -332,7 +332,7 @@ def test_the_version_of_the_metadata() -> None:
     assert error.code is CORRUPT and "metadata version V4, V5 expected" in error.detail
 
 
-def test_a_crc_alone_protects_nothing_but_is_checked_first() -> None:
+def test_a_crc_does_not_protect_but_is_checked_first() -> None:
     batch = encode_batch(default_batch(), schema_id=9, compression=None, event_time=None)
     broken = batch._replace(header=batch.header._replace(body_crc=crc32c(b"other")))
     assert "CRC32C" in refused(broken).detail
