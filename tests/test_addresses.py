@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]:1"), ("fe80::1%eth0", "[fe80::1%eth0]:1"), ("h", "h:1")])
-def test_an_address_that_is_shown_can_be_read(host: str, shown: str) -> None:
+def test_a_shown_address_can_be_parsed(host: str, shown: str) -> None:
     assert host_and_port(host, 1) == shown == str(Address(host, 1))
     assert parse_bootstrap(shown) == (Address(host, 1),)
 
@@ -25,7 +25,7 @@ def test_an_ipv6_address_without_brackets_is_refused_with_advice() -> None:
         parse_bootstrap("::1:1")
 
 
-def test_an_error_of_a_connection_names_the_address_as_it_was_typed() -> None:
+def test_a_connection_error_names_the_address_as_typed() -> None:
     with pytest.raises(BrokerError, match=r"\[::1\]:1\b"):
         BlockingConnection("::1", 1, client_id="c", timeout_s=5.0)
     assert "[::1]:1" in in_process("topics", "list", "--bootstrap", "[::1]:1").err

@@ -53,7 +53,7 @@ def test_bounds_are_inclusive_and_named(key: str, setting: Setting) -> None:
         assert str(caught.value) == f"{key}={outside}: expected {setting.low} to {setting.high}"
 
 
-def test_what_is_promised_where_nothing_is_set() -> None:
+def test_the_defaults_promise_durability() -> None:
     """Nothing is committed by one broker alone, nobody leads without the records, and nothing moves unasked."""
     topic, broker = topic_config({}), broker_config({})
     assert (topic.min_insync_replicas, topic.unclean_leader_election) == (2, False)
@@ -95,7 +95,7 @@ def test_unknown_keys_name_the_nearest() -> None:
         topic_config({"num.partitions": "1"})
 
 
-def test_a_topics_own_settings_go_before_the_brokers() -> None:
+def test_a_topics_own_settings_precede_the_brokers() -> None:
     defaults = {"segment.bytes": "4096", "flush.ms": "10"}
     config = topic_config({"segment.bytes": "8192"}, defaults)
     assert (config.segment_bytes, config.flush_ms, config.retention_bytes) == (8192, 10, -1)

@@ -19,7 +19,7 @@ def test_every_decision_record_is_listed_with_its_title() -> None:
     assert [(row["file"], f"# {row['number']}. {row['title']}") for row in listed()] == written
 
 
-def test_a_decision_is_accepted_or_names_a_later_one() -> None:
+def test_a_decision_is_accepted_or_names_its_successor() -> None:
     for row in listed():
         later = re.fullmatch(r"replaced by \[(\d+)\]\(.+\.md\)", row["status"])
         assert row["status"] == "accepted" or (later and int(later[1]) > int(row["number"])), row["number"]

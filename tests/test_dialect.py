@@ -113,7 +113,7 @@ def counts() -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def test_the_dialect_does_not_come_back() -> None:
+def test_the_dialect_does_not_return() -> None:
     more = {package: number for package, number in counts().items() if number > LIMITS.get(package, 0)}
     if more:
         expected = {package: LIMITS.get(package, 0) for package in more}

@@ -109,11 +109,11 @@ def test_codes_and_retries_are_kafkas() -> None:
             assert TRAITS[ErrorCode[name]].retriable is retriable, name
 
 
-def test_what_asks_for_metadata_is_retriable() -> None:
+def test_errors_that_refresh_metadata_are_retriable() -> None:
     assert all(trait.retriable for trait in TRAITS.values() if trait.refresh_metadata)
 
 
-def test_a_broker_error_says_what_was_found() -> None:
+def test_a_broker_error_names_the_found_value() -> None:
     error = BrokerError(1, "offset 7, log is [0, 5)")
     assert error.code is ErrorCode.OFFSET_OUT_OF_RANGE
     assert str(error) == "OFFSET_OUT_OF_RANGE: offset 7, log is [0, 5)"

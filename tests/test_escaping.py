@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sparklog.escaping import escaped, escaped_json, escaped_lines, shown_bytes
 
 
-def test_what_does_not_print_becomes_an_escape() -> None:
+def test_unprintable_characters_are_escaped() -> None:
     assert escaped("reports, Zürich 日本") == "reports, Zürich 日本"
     assert escaped("\x1b]0;owned\x07\x9b31m") == r"\x1b]0;owned\x07\x9b31m"
     assert escaped("a\r\nb\tc\x7f\u2028") == r"a\r\nb\tc\x7f\u2028"
@@ -20,7 +20,7 @@ def test_what_does_not_print_becomes_an_escape() -> None:
 
 
 @given(st.text())
-def test_what_is_shown_prints_and_can_be_encoded(text: str) -> None:
+def test_escaped_text_prints_and_can_be_encoded(text: str) -> None:
     assert escaped(text).isprintable()
     escaped(text).encode()
     assert all(line.isprintable() for line in escaped_lines(text).split("\n"))

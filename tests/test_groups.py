@@ -27,7 +27,7 @@ class Process:
         self.shutting_down = True
 
 
-def test_a_process_goes_on_with_what_shares_its_session_before_it_begins_another() -> None:
+def test_a_process_finishes_one_session_before_it_begins_another() -> None:
     tests = [f"tests/{name}.py::test_{number}" for name in ORDER for number in range(3)]
     two = [Process(tests), Process(tests)]
     option = SimpleNamespace(loadscopereorder=False)

@@ -59,7 +59,7 @@ def test_properties_hold_on_thousands_of_inputs(module: str) -> None:
         assert accepted > ROUNDS / 10, f"{module}: {test.__name__} took {accepted} of {ROUNDS} inputs"
 
 
-def test_a_log_is_its_model_in_thousands_of_histories() -> None:
+def test_a_log_equals_its_model_in_thousands_of_histories() -> None:
     from tests.storage.test_log_model import LogMachine
 
     often = settings(max_examples=2000, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))

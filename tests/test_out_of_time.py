@@ -35,7 +35,7 @@ def in_this_tree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_wait_that_came_to_its_end_is_tried_again(pytester: pytest.Pytester, workers: str) -> None:
+def test_a_wait_that_timed_out_is_tried_again(pytester: pytest.Pytester, workers: str) -> None:
     pytester.makepyfile(test_a=WAITS, test_b="def test_fine(): pass")
     assert run(pytester, "-n", workers) == 1
     assert run(pytester, "--again") == 0
@@ -53,13 +53,13 @@ def test_a_second_attempt_is_reported_by_name(
     assert attempts.read_text() == "test_a.py::test_that_waits\n"
 
 
-def test_one_that_fails_again_has_failed(pytester: pytest.Pytester) -> None:
+def test_a_test_that_fails_again_has_failed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_a():\n    raise TimeoutError('slow')\n")
     assert run(pytester) == 1
     assert run(pytester, "--again") == 1
 
 
-def test_a_wrong_answer_is_not_tried_again_nor_is_anything_beside_it(pytester: pytest.Pytester) -> None:
+def test_a_wrong_result_is_not_tried_again(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_a=WAITS, test_b=LOSES)
     assert run(pytester) == 1
     assert run(pytester, "--again") == 1

@@ -217,7 +217,7 @@ PAGE_OF = {"settings": settings_page, "metrics": metrics_page, "errors": errors_
 
 
 @pytest.mark.parametrize("name", PAGE_OF)
-def test_a_page_of_reference_is_what_the_code_says(name: str) -> None:
+def test_a_reference_page_equals_the_code(name: str) -> None:
     assert (PAGES / f"{name}.md").read_text("utf-8") == PAGE_OF[name](), "run python -m tests.test_reference_pages"
 
 

@@ -61,7 +61,7 @@ def test_the_role_diagram_is_drawn_from_the_table() -> None:
 
 
 @pytest.mark.parametrize(("page", "at_least"), [(PAGE, (50, 10)), (TESTING_PAGE, (50, 2))], ids=["protocol", "tests"])
-def test_what_the_page_names_exists(page: Path, at_least: tuple[int, int]) -> None:
+def test_every_name_on_the_page_exists(page: Path, at_least: tuple[int, int]) -> None:
     named = set(re.findall(r"`([^`\s]+)`", page.read_text("utf-8")))
     tests = {name for name in named if re.fullmatch(r"test_\w+", name)}
     files = {name for name in named if re.fullmatch(r"(sparklog|tests)/[\w/]+\.py", name)}

@@ -79,7 +79,7 @@ def test_a_failure_beside_the_first_stage_ends_the_run(
     assert "wrong types" in capfd.readouterr().out
 
 
-def test_a_second_attempt_is_said_loudly_and_at_the_end(attempts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_attempt_is_reported_loudly_at_the_end(attempts: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = Run(attempts)
     run.report(passed=True)
     assert "RAN OUT OF TIME" not in capfd.readouterr().out
@@ -107,13 +107,11 @@ def test_a_second_attempt_is_said_loudly_and_at_the_end(attempts: Path, capfd: p
         ("not (fast and integration and alone)", "def test_fast() -> None: ...", True),
     ],
 )
-def test_a_file_is_left_out_only_where_the_mark_that_is_asked_for_is_not_in_it(
-    expression: str, text: str, may: bool
-) -> None:
+def test_a_file_is_skipped_only_without_the_requested_mark(expression: str, text: str, may: bool) -> None:
     assert may_have(expression, text) is may
 
 
-def test_a_mark_that_does_not_stand_in_its_tests_file_is_refused(pytester: pytest.Pytester) -> None:
+def test_a_mark_missing_in_its_tests_file_is_refused(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems, pytest_ignore_collect")
     pytester.makepyfile(marks="import pytest\nreal = getattr(pytest.mark, 'integration')")
     pytester.makepyfile(test_hidden="from marks import real\n@real\ndef test_it(): pass")

@@ -100,7 +100,7 @@ print(len([name for name in sys.modules if name.startswith("sparklog.")]))
     assert int(found) > 200
 
 
-def test_every_public_name_imports_and_those_of_spark_refuse_a_call(without_spark: WithoutSpark) -> None:
+def test_public_names_import_and_spark_names_refuse_calls(without_spark: WithoutSpark) -> None:
     found = without_spark.run("""
 import sparklog
 from sparklog import *
@@ -122,7 +122,7 @@ print(Admin.__name__, Producer.__name__, Consumer.__name__)
     ]
 
 
-def test_a_module_missing_for_another_reason_is_not_blamed_on_spark(without_spark: WithoutSpark) -> None:
+def test_another_missing_module_is_not_blamed_on_spark(without_spark: WithoutSpark) -> None:
     found = without_spark.run("""
 import sparklog
 sparklog._HOME["read"] = "sparklog.unheard_of"
@@ -134,7 +134,7 @@ except ModuleNotFoundError as error:
     assert found == "No module named 'sparklog.unheard_of'\n"
 
 
-def test_schemas_are_text_or_arrow_and_only_a_struct_type_needs_spark(without_spark: WithoutSpark) -> None:
+def test_schemas_are_text_or_arrow_and_struct_type_needs_spark(without_spark: WithoutSpark) -> None:
     found = without_spark.run("""
 import pyarrow as pa
 from sparklog import ConfigError
@@ -187,9 +187,7 @@ def test_a_cluster_start_is_refused_in_one_sentence(
         ("locate", "orders", "2024-05-01T00:00:00Z", "--history", "/lake"),
     ],
 )
-def test_commands_over_archives_name_the_extra_that_they_need(
-    without_spark: WithoutSpark, command: tuple[str, ...]
-) -> None:
+def test_archive_commands_name_the_extra_they_need(without_spark: WithoutSpark, command: tuple[str, ...]) -> None:
     done = without_spark.sparklog("topics", *command, "--bootstrap", "127.0.0.1:1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "sparklog: pyspark is not installed here: pip install 'sparklog[delta]'\n"

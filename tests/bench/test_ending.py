@@ -77,7 +77,7 @@ def _lives(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_bench_that_is_told_twice_to_end_leaves_no_process(kafka: Path, number: signal.Signals) -> None:
+def test_a_bench_told_to_end_twice_leaves_no_process(kafka: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _COMMAND, str(kafka)],
         cwd=ROOT,

@@ -20,11 +20,11 @@ def cache(tmp_path: Path) -> Iterator[PageCache]:
     found.close()
 
 
-def test_nothing_is_read_where_so_little_is_free_already(cache: PageCache) -> None:
+def test_nothing_is_read_when_little_memory_is_free(cache: PageCache) -> None:
     assert cache.fill(left_free=total_bytes()) == 0
 
 
-def test_free_memory_becomes_pages_of_a_file_that_takes_nothing_on_the_disk(cache: PageCache, tmp_path: Path) -> None:
+def test_free_memory_is_filled_by_pages_without_disk(cache: PageCache, tmp_path: Path) -> None:
     before = free_bytes()
     if before < 2 * _STRIDE:
         pytest.skip("this machine has hardly any free memory")

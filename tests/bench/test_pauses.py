@@ -31,7 +31,7 @@ class Paused:
             raise ClusterError("waited in vain")
 
 
-def test_who_goes_on_and_is_not_whole_in_time_is_paused_again_and_not_measured_before_it_is() -> None:
+def test_a_side_that_is_slow_to_resume_is_paused_again() -> None:
     one, other = Paused(), Paused()
     with Bench(quick=True, with_kafka=False) as bench:
         bench.started += [one, other]  # type: ignore[list-item]
@@ -54,7 +54,7 @@ def test_who_goes_on_and_is_not_whole_in_time_is_paused_again_and_not_measured_b
         assert give_to(None) == (False, False)
 
 
-def test_the_rows_that_pause_nobody_are_those_that_the_page_names() -> None:
+def test_the_rows_that_pause_no_side_match_the_page() -> None:
     named = re.search(r"\(Not in ([^)]*)\.\)", (ROOT / "docs" / "performance.md").read_text())
     assert named is not None
     assert sorted(row.name for row in _pausing_nobody()) == sorted(re.findall(r"`([^`]+)`", named.group(1)))

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.extended]
 _TIMEOUT_S = 280
 
 
-def test_the_quick_command_measures_every_row_but_deltas_and_says_that_kafka_is_missing() -> None:
+def test_the_quick_command_measures_every_row_without_delta() -> None:
     done = subprocess.run(
         [str(ROOT / "bench" / "run"), "--quick"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
     )
@@ -54,7 +54,7 @@ def test_a_run_that_loses_a_record_has_no_figure(bench: Bench) -> None:
         one_write(bench, bench.ours, careless, tables(1000, 100), count=1000, size=100)
 
 
-def test_what_is_written_compressed_is_read_back_or_lost(bench: Bench) -> None:
+def test_compressed_data_is_read_back_or_reported_lost(bench: Bench) -> None:
     flights = load_flights().slice(1000, 500)
     typed = compression.records(compression.TYPED, flights, flights.schema)
     values = pa.table({"value": pa.array(compression.as_json(flights), pa.binary())})
@@ -67,7 +67,7 @@ def test_what_is_written_compressed_is_read_back_or_lost(bench: Bench) -> None:
             compression.one_run(bench, missing, "lz4")
 
 
-def test_who_is_not_measured_stands_still_and_is_whole_when_its_turn_comes(bench: Bench) -> None:
+def test_a_paused_side_resumes_and_is_whole_for_its_turn(bench: Bench) -> None:
     class Other:
         """Kafka's place in what ``Bench`` does."""
 

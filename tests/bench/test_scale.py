@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 @pytest.mark.integration
 @pytest.mark.extended
-def test_the_command_measures_everything_it_has_a_name_for() -> None:
+def test_the_scale_command_measures_everything_it_names() -> None:
     done = subprocess.run(
         [str(ROOT / "bench" / "scale"), "--quick", "--partitions", "12"],
         capture_output=True,
@@ -29,7 +29,7 @@ def test_the_command_measures_everything_it_has_a_name_for() -> None:
     assert all(rows[figure.title] for figure in FIGURES), rows
 
 
-def test_a_goal_that_is_missed_is_said() -> None:
+def test_a_missed_goal_is_reported() -> None:
     results = {5_000: {"created_s": 4.5, "idle_percent": 2.0}, 100: {"created_s": 9.0}}
     assert scale_table.missed(results) == ["5,000 partitions: created and in sync: 4.5, at most 4"]
     assert "4.5 (missed)" in scale_table.text(results)
@@ -45,7 +45,7 @@ def test_results_are_kept_and_drawn(tmp_path: Path) -> None:
     assert sum(element.tag.endswith("circle") for element in picture.iter()) == 6, "what is 0 has no logarithm"
 
 
-def test_a_dead_broker_costs_what_it_hosts() -> None:
+def test_a_dead_broker_costs_only_what_it_hosts() -> None:
     cost = scale_core.measure(brokers=20, partitions=4_000)
     assert (cost.elected, cost.shrunk) == (200, 600)
     assert cost.requests == 200 / 50, "fifty at a time"

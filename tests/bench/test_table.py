@@ -28,31 +28,31 @@ def only(row: Row, found: dict[str, list[float]]) -> Line:
     return line
 
 
-def test_medians_are_compared_with_the_best_of_the_others() -> None:
+def test_medians_are_compared_with_the_best_other() -> None:
     line = only(row(), {"ours": [10, 90, 30], "a": [10, 11, 12], "b": [14, 15, 1000]})
     assert (line.ours, line.theirs, line.against, line.ratio, line.met) == (30, 15, "b", 2.0, True)
     assert line.runs == {"ours rate": [10, 90, 30], "a rate": [10, 11, 12], "b rate": [14, 15, 1000]}
 
 
-def test_the_quietest_rounds_count_and_the_least_quiet_of_them_is_told() -> None:
+def test_the_quietest_rounds_count_and_the_least_quiet_is_shown() -> None:
     rounds = [Round({"ours": {"rate": rate}}, others) for rate, others in ((1, 0.9), (2, 0.1), (3, 0.4), (4, 0.0))]
     (line,) = lines(row(), quietest(rounds, 3))
     assert sorted(line.runs["ours rate"]) == [2, 3, 4]
     assert line.others == 0.4
 
 
-def test_of_times_the_shortest_is_the_best_and_a_goal_an_upper_bound() -> None:
+def test_the_shortest_time_is_best_and_a_goal_an_upper_bound() -> None:
     line = only(row(lower=True, goal=0.5), {"ours": [6], "a": [20], "b": [10]})
     assert (line.theirs, line.against, line.ratio, line.met) == (10, "b", 0.6, False)
 
 
-def test_without_the_others_our_figure_stands_and_the_ratio_is_missing() -> None:
+def test_without_others_our_figure_stands_and_the_ratio_is_missing() -> None:
     line = only(row(), {"ours": [10]})
     assert (line.ours, line.theirs, line.ratio, line.met) == (10, None, None, None)
     assert "missing" in report.text([line])
 
 
-def test_a_figure_that_is_compared_with_nobody_meets_its_goal_or_not() -> None:
+def test_a_figure_without_a_rival_meets_its_goal_or_not() -> None:
     alone = Row("row", (Ratio("work", "%", ("ours", "rate"), goal=10, lower=True),), open=None)  # type: ignore[arg-type]
     assert only(alone, {"ours": [9]}).met is True
     assert only(alone, {"ours": [11]}).met is False

@@ -95,7 +95,7 @@ def test_a_reader_that_leaves(environment: dict[str, str]) -> None:
         assert reader.stderr.read() == b""
 
 
-def test_lines_are_written_as_they_come(environment: dict[str, str]) -> None:
+def test_lines_are_written_as_they_arrive(environment: dict[str, str]) -> None:
     assert sparklog(environment, "topics", "create", "typed").returncode == 0
     with subprocess.Popen([*COMMAND, "produce", "typed", "-q"], env=environment, stdin=subprocess.PIPE) as writer:
         assert writer.stdin is not None
@@ -145,7 +145,7 @@ def test_top_draws_on_a_terminal(environment: dict[str, str]) -> None:
     assert b"busiest partitions" in shown and b"watched-0" in shown
 
 
-def test_refusals_of_a_broker_are_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_brokers_refusal_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     assert sparklog(environment, "topics", "create", "small", "-c", "max.message.bytes=2048").returncode == 0
     large = tmp_path / "large.txt"
     large.write_text("x" * 4096 + "\n")

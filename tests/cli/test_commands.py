@@ -67,7 +67,7 @@ def test_topics_are_created_once(cli: Cli) -> None:
     assert cli("topics", "delete", "none", "--yes", "--if-exists").code == 0
 
 
-def test_deleting_asks_or_wants_to_be_told(cli: Cli, fake: FakeCluster) -> None:
+def test_deleting_a_topic_asks_or_needs_yes(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t")
     refused = cli("topics", "delete", "t")
     assert refused.code == 2
@@ -133,7 +133,7 @@ def test_hanging_transactions_are_found_and_ended(cli: Cli, fake: FakeCluster) -
     assert (again.code, "nothing open" in again.err) == (1, True)
 
 
-def test_consume_reads_committed_records_unless_told_otherwise(cli: Cli, fake: FakeCluster) -> None:
+def test_consume_reads_committed_records_by_default(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="orders") as producer:
         with producer.transaction():
@@ -232,7 +232,7 @@ def test_offsets_of_groups_are_set(cli: Cli, fake: FakeCluster, tmp_path: Path) 
     assert (again.code, "GROUP_ID_NOT_FOUND" in again.err) == (1, True)
 
 
-def test_a_wrong_address_is_told_soon(cli: Cli) -> None:
+def test_a_wrong_address_fails_soon(cli: Cli) -> None:
     started = time.monotonic()
     result = cli("brokers", "-b", "127.0.0.1:1")
     assert result.code == 3
@@ -265,7 +265,7 @@ def test_partitions_are_added(cli: Cli, fake: FakeCluster) -> None:
         (["add-partitions", "t", "many"], "'TOTAL'"),
     ],
 )
-def test_bad_moves_are_one_line(cli: Cli, arguments: list[str], expected: str) -> None:
+def test_an_invalid_move_is_one_line(cli: Cli, arguments: list[str], expected: str) -> None:
     result = cli("topics", *arguments)
     assert result.code == 2
     assert expected in result.err
@@ -298,21 +298,25 @@ def test_usage_errors_are_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert "found; expected host:port" in cli("topics", "list", "-b", "a:b:c").err
 
 
-def test_the_other_variable_counts_too(cli: Cli, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_environment_variable_counts_too(
+    cli: Cli, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.create("t")
     monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
     monkeypatch.setenv("SPARKLOG_BOOTSTRAP_SERVERS", fake.bootstrap)
     assert cli("topics", "list").text == "t\n"
 
 
-def test_nobody_there_is_exit_3(cli: Cli) -> None:
+def test_an_unreachable_broker_exits_with_3(cli: Cli) -> None:
     result = cli("topics", "list", "-b", "127.0.0.1:1", "--timeout", "0.3")
     assert result.code == 3
     assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
-def test_a_wrong_address_is_told_before_the_time_is_up(command: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_address_is_reported_before_the_timeout(
+    command: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sparklog.cli.options.FIRST_CONTACT_S", 0.2)
     result = cli(command, "t", "-b", "127.0.0.1:1")
     assert (result.code, "tried for 0.2 s" in result.err) == (3, True)

@@ -65,7 +65,7 @@ class Standby:
         return code
 
 
-def test_a_standby_waits_takes_over_and_lets_go(zookeeper: str, tmp_path: Path) -> None:
+def test_a_standby_waits_takes_over_and_releases_its_lock(zookeeper: str, tmp_path: Path) -> None:
     first = ControllerLoop(zookeeper)
     first.start()
     assert first.wait_ready().state == "active"
@@ -92,7 +92,7 @@ def test_a_standby_waits_takes_over_and_lets_go(zookeeper: str, tmp_path: Path) 
         third.stop()
 
 
-def test_what_is_wrong_is_one_line(zookeeper: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_startup_error_is_one_line(zookeeper: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at_work = ControllerLoop(zookeeper)
     at_work.start()
     at_work.wait_ready()
@@ -116,9 +116,7 @@ def test_what_is_wrong_is_one_line(zookeeper: str, tmp_path: Path, capsys: pytes
         at_work.stop()
 
 
-def test_a_standby_leads_a_cluster_with_the_copy_of_its_secret(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_standby_leads_a_cluster_with_its_copied_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ProcessCluster(1) as cluster:
         place = ("-z", cluster.zookeeper)
         assert run(["controller", "--standby", *place]) == 2

@@ -43,7 +43,7 @@ def holds(fake: FakeCluster) -> list[str]:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_what_is_made_while_a_broker_is_drained_is_moved_and_told(
+def test_replicas_created_during_a_drain_are_moved_and_reported(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dies: bool
 ) -> None:
     fake.create("first", partitions=4)
@@ -58,7 +58,7 @@ def test_what_is_made_while_a_broker_is_drained_is_moved_and_told(
     assert holds(fake) == []
 
 
-def test_without_waiting_it_is_said_that_more_may_come(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drain_without_wait_warns_of_later_replicas(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     fake.create("first")
     assert run(["brokers", "drain", "0", "--yes"]) == 0
     said = capsys.readouterr()
@@ -67,12 +67,12 @@ def test_without_waiting_it_is_said_that_more_may_come(fake: FakeCluster, capsys
     assert "may be placed on this broker" in said.err
 
 
-def test_an_empty_broker_is_said_to_be_empty(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_broker_is_reported_empty(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["brokers", "drain", "0", "--yes", "--wait"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "broker 0: holds no replicas"
 
 
-def test_it_asks_first(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drain_asks_first(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     fake.create("first")
     assert run(["brokers", "drain", "0"]) == 2
     assert "draining broker 0: stdin is not a terminal; pass --yes" in capsys.readouterr().err

@@ -150,7 +150,7 @@ def test_every_command_is_tried_here() -> None:
 
 @pytest.mark.parametrize("on_terminal", [False, True])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_shows_names_that_others_chose_as_text(hostile: FakeCluster, command: str, on_terminal: bool) -> None:
+def test_a_command_escapes_names_chosen_by_others(hostile: FakeCluster, command: str, on_terminal: bool) -> None:
     arguments, has_name = COMMANDS[command]
     result = in_process(*command.split(), *arguments, on_terminal=on_terminal)
     if command == "consume" and not on_terminal:
@@ -160,7 +160,7 @@ def test_a_command_shows_names_that_others_chose_as_text(hostile: FakeCluster, c
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_error_text_of_a_broker_is_shown_as_text(hostile: FakeCluster, command: str) -> None:
+def test_a_brokers_error_text_is_escaped(hostile: FakeCluster, command: str) -> None:
     def refuse(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
         if isinstance(request, Metadata):
             return False
@@ -181,7 +181,7 @@ def test_an_error_text_of_a_broker_is_shown_as_text(hostile: FakeCluster, comman
         (("--template", r"%t:\x1b[1m%k=%s;%h\n"), f"t:\x1b[1m{SHOWN}={SHOWN};{SHOWN}={SHOWN}\n"),
     ],
 )
-def test_records_on_a_terminal_show_what_does_not_print(
+def test_records_on_a_terminal_escape_unprintable_characters(
     hostile: FakeCluster, options: tuple[str, ...], expected: str
 ) -> None:
     found = in_process("consume", "t", *options, on_terminal=True)

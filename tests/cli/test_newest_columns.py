@@ -107,7 +107,7 @@ def test_a_text_file_has_each_batch_at_once(tmp_path: Path, kind: Format) -> Non
         assert b"UA" in (tmp_path / "o").read_bytes()
 
 
-def test_columns_that_come_while_it_follows_are_shown(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
+def test_new_columns_are_shown_while_a_command_follows(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
     fake.create("t", schema=TYPED)
     with Producer(fake.bootstrap) as producer:
         producer.send("t", {"carrier": "UA"}).result(30)

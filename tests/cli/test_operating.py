@@ -22,7 +22,7 @@ from tests.cli.in_process import Cli, Result
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 
 
-def test_a_name_that_is_nearly_right(cli: Cli, fake: FakeCluster) -> None:
+def test_a_misspelled_name_gets_a_suggestion(cli: Cli, fake: FakeCluster) -> None:
     fake.create("flights")
     for arguments in (("topics", "describe", "fligts"), ("consume", "flihgts"), ("config", "describe", "flight")):
         result = cli(*arguments)
@@ -34,7 +34,7 @@ def test_a_name_that_is_nearly_right(cli: Cli, fake: FakeCluster) -> None:
     assert "did you mean 'retention.ms'" in cli("config", "alter", "flights", "retention.msec=1").err
 
 
-def test_the_shell_is_told_the_topics(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_completes_topic_names(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.create("flights")
     fake.create("orders")
     context = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
@@ -68,14 +68,14 @@ def test_filters(health: PartitionFilter, expected: list[int]) -> None:
     assert [part.partition for part in health.only(topic, "2").partitions] == expected
 
 
-def test_filters_go_by_the_topics_own_minimum_and_what_its_replicas_allow() -> None:
+def test_filters_use_the_topics_own_minimum_and_its_replicas() -> None:
     own = described((0, 1), min_isr="3")
     assert len(PartitionFilter(under_min_isr=True).only(own, "1").partitions) == 1
     assert not PartitionFilter(under_min_isr=True).only(described((0, 1, 2)), "5").partitions
     assert len(PartitionFilter(unavailable=True).only(described((0,), leader=None), "1").partitions) == 1
 
 
-def test_filters_of_a_cluster_that_is_well(cli: Cli, fake: FakeCluster) -> None:
+def test_filters_of_a_healthy_cluster(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t")
     for option in ("--under-replicated", "--unavailable", "--under-min-isr", "--at-min-isr"):
         assert cli("topics", "list", option) == Result(0, b"", "")
@@ -109,7 +109,7 @@ def test_a_plan_is_made_read_and_applied(cli: Cli, fake: FakeCluster, tmp_path: 
     assert (unclean.code, "pass --yes" in unclean.err) == (2, True)
 
 
-def test_a_move_that_ends_before_its_topics_are_taken_back_is_no_error(cli: Cli, fake: FakeCluster) -> None:
+def test_a_move_that_ends_before_its_cancel_is_no_error(cli: Cli, fake: FakeCluster) -> None:
     """Its partition was not named: the command takes back what it finds."""
     fake.create("t", partitions=2)
     fake.create("u", partitions=2)
@@ -143,7 +143,7 @@ def test_a_move_that_ends_before_its_topics_are_taken_back_is_no_error(cli: Cli,
 # --- settings ---
 
 
-def test_settings_and_where_they_come_from(cli: Cli, fake: FakeCluster) -> None:
+def test_settings_and_their_sources_are_shown(cli: Cli, fake: FakeCluster) -> None:
     assert cli("topics", "create", "t", "-c", "retention.ms=1000").code == 0
     given = json.loads(cli("config", "describe", "t", "--given", "--json").out)
     assert given == [
@@ -166,7 +166,7 @@ def test_settings_and_where_they_come_from(cli: Cli, fake: FakeCluster) -> None:
         assert (refused.code, complaint in refused.err) == (2, True), refused
 
 
-def test_one_broker(cli: Cli) -> None:
+def test_a_single_broker_is_described(cli: Cli) -> None:
     assert cli("brokers", "describe", 1).text.startswith("broker     1 (running)\n")
     assert [one["broker_id"] for one in json.loads(cli("brokers", "describe", "--json").out)] == [0, 1]
     gone = cli("brokers", "describe", 7)
@@ -192,7 +192,7 @@ def test_reading_by_time_and_from_the_end(cli: Cli, fake: FakeCluster) -> None:
         assert cli("consume", "t", *arguments).code == 2, arguments
 
 
-def test_written_records_are_told_in_json(cli: Cli, fake: FakeCluster) -> None:
+def test_written_records_are_reported_in_json(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t")
     told = cli("produce", "t", "-", "-K", "\\t", "--json", stdin=b"k\tv\n")
     assert (json.loads(told.out)["records"], told.err) == (1, "")
@@ -209,14 +209,14 @@ def test_points_in_time() -> None:
     assert point_in_time("-1w") is None
 
 
-def test_nobody_to_ask_is_no_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confirmation_without_a_terminal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     confirm("Really?", "doing it", yes=True)
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     with pytest.raises(ConfigError, match="pass --yes"):
         confirm("Really?", "doing it", yes=False)
 
 
-def test_status_tells_numbers_of_brokers_from_their_ids(cli: Cli, fake: FakeCluster) -> None:
+def test_status_distinguishes_broker_counts_from_ids(cli: Cli, fake: FakeCluster) -> None:
     fake.stop(1)
     lines = dict(line.split(maxsplit=1) for line in cli("cluster", "status").text.splitlines() if "answer" not in line)
     assert lines["brokers"] == "1 (0)"

@@ -98,7 +98,7 @@ def name_of(words: list[str]) -> str:
 
 @pytest.mark.integration
 @pytest.mark.timeout(240)
-def test_every_command_of_the_page_runs_as_it_stands_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_of_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
     with SupervisedCluster(tmp_path, brokers=4, settings=settings) as cluster:
         monkeypatch.setenv("SPARKLOG_BOOTSTRAP", cluster.bootstrap)
@@ -180,7 +180,7 @@ def test_the_page_has_every_command() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_command_has_an_example_that_is_its_own(name: str) -> None:
+def test_every_command_has_its_own_example(name: str) -> None:
     output = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
     found = re.search(r"Example: (sparklog [^│\n]+)", output)
     assert found is not None, output

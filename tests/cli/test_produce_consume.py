@@ -32,7 +32,7 @@ def test_lines_with_and_without_keys(cli: Cli, fake: FakeCluster) -> None:
     assert [row["key"] for row in rows][4:] == [b"k", None]
 
 
-def test_empty_lines_are_records_wherever_they_stand(cli: Cli, fake: FakeCluster) -> None:
+def test_empty_lines_are_records_at_any_position(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t")
     for text in (b"\n", b"a\n\nb\n", b"\n\n", b""):
         assert cli("produce", "t", stdin=text).code == 0
@@ -103,7 +103,7 @@ def test_arrow_from_a_pipe(cli: Cli, fake: FakeCluster) -> None:
         (["t", "--format", "csv", "--partition", "9"], b"carrier\nUA\n", "partition 9"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_written(
+def test_bad_input_is_one_line_and_writes_nothing(
     cli: Cli, fake: FakeCluster, arguments: list[str], stdin: bytes, expected: str
 ) -> None:
     fake.create("t", schema=TYPED)
@@ -178,7 +178,7 @@ def test_arrow_to_a_file_and_a_pipe(cli: Cli, fake: FakeCluster, tmp_path: Path)
     assert pa.ipc.open_stream(cli("consume", "t", "-f", "arrow").out).read_all().equals(ROWS)
 
 
-def test_what_is_read_as_json_can_be_written_as_json(cli: Cli, fake: FakeCluster) -> None:
+def test_output_read_as_json_can_be_written_as_json(cli: Cli, fake: FakeCluster) -> None:
     produce_numbers(fake)
     fake.create("copy")
     lines = cli("consume", "t", "-f", "json").out

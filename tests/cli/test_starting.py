@@ -26,7 +26,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_ctrl_c_while_a_program_imports_ends_it_without_a_traceback(program: str, tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_exits_without_a_traceback(program: str, tmp_path: Path) -> None:
     for name in ("msgspec", "pyspark", "typer"):
         (tmp_path / f"{name}.py").write_text(SLOW)
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
@@ -48,7 +48,7 @@ def test_ctrl_c_while_a_program_imports_ends_it_without_a_traceback(program: str
     assert (process.returncode, rest, errors) == (130, "", "")
 
 
-def test_a_program_that_has_started_handles_ctrl_c_as_python_does() -> None:
+def test_a_started_program_handles_ctrl_c_as_python_does() -> None:
     code = (
         "import signal, sparklog.cli.starting as first; held = signal.getsignal(signal.SIGINT) is first._leave;"
         " import sparklog.cli.main; print(held, signal.getsignal(signal.SIGINT) is signal.default_int_handler)"

@@ -43,18 +43,18 @@ def test_words(text: str, expected: bytes) -> None:
     assert b"".join(Template(text).render(plain())) == expected
 
 
-def test_of_a_topic_with_columns_of_its_own_the_value_is_the_record() -> None:
+def test_the_value_of_a_typed_topic_is_its_record() -> None:
     found = list(Template("%{carrier} %s %S").render(TYPED))
     assert found[0] == b'UA {"carrier":"UA","delay":1.5} 28'
     assert found[1].startswith(b' {"carrier":null')
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("%x", "expected one of %t.*, found %x"), ("\\q", r"found \\q")])
-def test_what_is_not_known_is_refused(text: str, complaint: str) -> None:
+def test_an_unknown_placeholder_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Template(text)
 
 
-def test_a_column_that_is_not_there() -> None:
+def test_a_missing_column_is_named() -> None:
     with pytest.raises(ConfigError, match="no column 'speed'; columns: carrier, delay"):
         list(Template("%{speed}").render(TYPED))

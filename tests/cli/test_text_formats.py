@@ -76,7 +76,7 @@ def test_a_quoted_value_may_have_newlines_wherever_blocks_end(
     assert list(zip(table["text"].to_pylist(), table["i"].to_pylist(), strict=True)) == values
 
 
-def test_a_file_of_rows_with_newlines_is_taken_whole(cli: Cli, fake: FakeCluster) -> None:
+def test_a_file_of_rows_with_newlines_is_read_completely(cli: Cli, fake: FakeCluster) -> None:
     """More than the reader's own blocks of 1 MB."""
     fake.create("t", schema=pa.schema([pa.field("text", pa.string()), pa.field("i", pa.int64())]))
     text = "text,i\n" + "".join(f'"ab\ncd",{index}\n' for index in range(120_000))
@@ -218,7 +218,7 @@ def test_a_time_is_the_same_in_csv_and_json(text: str, expected: int | None, kin
     assert us(cells(text.encode(), kind=kind)) == us(from_json([text], kind)) == [expected]
 
 
-def test_a_time_that_python_cannot_hold_is_its_number_with_the_unit(cli: Cli, fake: FakeCluster) -> None:
+def test_a_time_beyond_python_is_printed_as_a_number(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t")
     times = [1_700_000_000_123_000, 2**63 - 1, -62_200_000_000_000_000, -1]
     assert us(from_json([f"{time} us" for time in times], STAMP)) == times
@@ -252,7 +252,7 @@ _SOME = {
 @pytest.mark.parametrize("kind", _SOME, ids=str)
 @given(data=st.data())
 @settings(max_examples=50, suppress_health_check=list(HealthCheck))  # which judge by the clock, too
-def test_columns_at_once_are_read_as_cell_by_cell(kind: pa.DataType, data: st.DataObject) -> None:
+def test_columns_parsed_together_equal_cell_by_cell_parsing(kind: pa.DataType, data: st.DataObject) -> None:
     pattern = st.from_regex(_SOME[kind], fullmatch=True).filter(str.isascii)
     found = data.draw(st.lists(st.none() | pattern.map(str.encode), max_size=3))
     try:
@@ -314,7 +314,7 @@ def test_an_error_names_file_column_and_row(
     assert fake.records("t") == []
 
 
-def test_a_null_where_none_may_be_is_named_by_its_line(cli: Cli, fake: FakeCluster) -> None:
+def test_a_null_in_a_required_column_is_named_by_line(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t", schema=pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())]))
     done = cli("produce", "t", "-f", "json", stdin=b'{"id":1}\n{"n":2}\n')
     assert "column 'id', line 2: it cannot be null" in done.err
@@ -378,7 +378,7 @@ def test_json_that_does_not_fit(value: Any, kind: pa.DataType) -> None:
     st.sampled_from(["", "\n", "\n\n", ' {"a":1,"a":2}', '{"a":"","a":"\\""}', "\n[1]", "\n1e99999", "\n{}{}"]),
 )
 @settings(suppress_health_check=list(HealthCheck))
-def test_blocks_at_once_are_parsed_as_line_by_line(rows: list[dict[str, Any]], more: str) -> None:
+def test_blocks_parsed_together_equal_line_by_line_parsing(rows: list[dict[str, Any]], more: str) -> None:
     block = ("\n".join(map(json.dumps, rows)) + more).encode()
     at_once = _flat_objects(block)
     if at_once is not None:
@@ -386,6 +386,6 @@ def test_blocks_at_once_are_parsed_as_line_by_line(rows: list[dict[str, Any]], m
         assert repr(at_once) == repr(lines)
 
 
-def test_a_block_of_plain_objects_is_parsed_at_once() -> None:
+def test_a_block_of_plain_objects_is_parsed_together() -> None:
     assert _flat_objects(b'{"a":1,"b":"x:"}\n{"b":null,"c":1.50}\n') is not None
     assert _flat_objects(b'{"a":1,"a":2}\n') is None

@@ -31,14 +31,14 @@ def look(
     return Snapshot(at_s, [broker], [topic], groups)
 
 
-def test_without_a_look_before_there_are_no_rates() -> None:
+def test_without_an_earlier_sample_there_are_no_rates() -> None:
     view = compare(None, look(5, {0: 100}, committed={0: 40}))
     assert view.brokers[0].records_per_s is None
     assert (view.groups[0].lag, view.groups[0].per_s) == (60, None)
     assert view.changes == []
 
 
-def test_rates_lag_and_who_is_busiest() -> None:
+def test_rates_lag_and_the_busiest_partitions() -> None:
     before = look(10, {0: 100, 1: 0, 2: 500}, committed={0: 40, 1: 0})
     view = compare(before, look(14, {0: 180, 1: 400, 2: 20}, committed={0: 80, 1: 100}))
     assert [(row.partition.partition, row.records_per_s, row.bytes_per_s) for row in view.busiest] == [

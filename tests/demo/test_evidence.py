@@ -40,7 +40,7 @@ def test_the_same_rows_in_another_order_are_equal() -> None:
     assert "DIFFERENT" not in story.console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_duplicates_are_counted_and_do_not_count_as_different() -> None:
+def test_duplicates_are_counted_but_are_no_difference() -> None:
     story, duplicates = compared(SOURCE.take([*range(10), 4, 5, 5, 9]))
     assert story.all_equal
     assert duplicates == Duplicates(rows=4, slices=2)
@@ -62,5 +62,5 @@ def test_a_changed_value_shows(column: str, value: object) -> None:
     assert "every value of every row" in different(story)
 
 
-def test_nothing_compared_is_not_equal() -> None:
+def test_an_empty_comparison_is_not_equal() -> None:
     assert not Story(Console(file=io.StringIO())).all_equal

@@ -81,7 +81,7 @@ class TestDirectories:
         found = read(cluster.bootstrap, topic)
         assert found.slice(0, expected(topic).num_rows).equals(expected(topic))
 
-    def test_committed_transactions_are_read_and_an_open_one_is_aborted(self, cluster: ProcessCluster) -> None:
+    def test_committed_transactions_are_read_and_open_ones_aborted(self, cluster: ProcessCluster) -> None:
         with Consumer(cluster.bootstrap, "transactional") as consumer:
             values = sorted(consumer.to_table()["value"].to_pylist())
         committed = sorted(f"commit-{run}-{i}".encode() for run in (0, 2) for i in range(5))
@@ -91,7 +91,7 @@ class TestDirectories:
         with Consumer(cluster.bootstrap, "transactional") as consumer:
             assert sorted(consumer.to_table()["value"].to_pylist()) == sorted([*committed, b"later"])
 
-    def test_a_group_goes_on_from_its_committed_offsets(self, cluster: ProcessCluster) -> None:
+    def test_a_group_resumes_its_committed_offsets(self, cluster: ProcessCluster) -> None:
         with Admin(cluster.bootstrap) as admin:
             offsets = admin.group_offsets("readers")
         assert offsets == {TopicPartition("default", 0): 17, TopicPartition("default", 1): 23}
@@ -103,7 +103,7 @@ class TestDirectories:
         assert table["value"].to_pylist()[-1] == b"new"
         assert table["_offset"].to_pylist()[-1] == expected("compacted")["_offset"].to_pylist()[-1] + 1
 
-    def test_a_spark_query_goes_on_from_its_checkpoint_exactly_once(
+    def test_a_spark_query_resumes_its_checkpoint_exactly_once(
         self, cluster: ProcessCluster, directories: Path
     ) -> None:
         """The query's last micro-batch was written and not committed in the checkpoint: Spark runs it again."""
@@ -196,7 +196,7 @@ def values_of(bootstrap: str, topic: str) -> list[int]:
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 class TestProcesses:
-    def test_brokers_are_upgraded_one_by_one_while_clients_of_both_releases_write(self, old_sources: Path) -> None:
+    def test_brokers_are_upgraded_one_by_one_under_both_releases_clients(self, old_sources: Path) -> None:
         cluster = ProcessCluster(3, settings={"default.replication.factor": "3", "min.insync.replicas": "2"})
         for slot in cluster.slots.values():
             slot.sources = str(old_sources)
@@ -217,9 +217,7 @@ class TestProcesses:
                 assert found == values_of(cluster.bootstrap, "upgraded") == list(range(written))
 
     @pytest.mark.parametrize("old_leads", [True, False], ids=["the-leader-is-old", "the-leader-is-new"])
-    def test_a_killed_leader_is_followed_by_a_broker_of_the_other_release(
-        self, old_sources: Path, old_leads: bool
-    ) -> None:
+    def test_a_killed_leader_is_succeeded_by_another_releases_broker(self, old_sources: Path, old_leads: bool) -> None:
         cluster = ProcessCluster(2, settings={"default.replication.factor": "2", "min.insync.replicas": "1"})
         for slot in cluster.slots.values():
             slot.sources = str(old_sources)

@@ -104,7 +104,7 @@ def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: l
     assert (third.brokers(), third.zookeepers()) == ({}, [])
 
 
-def test_too_few_slots_end_the_start_and_leave_nothing(tmp_path: Path, jobs: list[ClusterJob]) -> None:
+def test_too_few_slots_end_the_start_without_traces(tmp_path: Path, jobs: list[ClusterJob]) -> None:
     jobs.append(ClusterJob(tmp_path, submit=["--master", "local-cluster[1,2,1024]"]))
     assert jobs[0].process.wait(READY_S) == 1
     assert (

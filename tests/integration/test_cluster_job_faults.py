@@ -88,7 +88,7 @@ class Faults:
         wait_until(lambda: self.job.brokers().get(slot, lost.pid) != lost.pid, f"new broker in {slot}")
 
 
-def test_paused_killed_and_ended_parts_lose_nothing(job: ClusterJob) -> None:
+def test_paused_killed_and_stopped_processes_lose_nothing(job: ClusterJob) -> None:
     faults = Faults(job)
     try:
         faults.healed()

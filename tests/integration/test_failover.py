@@ -49,7 +49,7 @@ def play(stage: Stage, case: str) -> Report:
 
 
 @pytest.mark.parametrize("case", ["stop", "crash", "no-controller"])
-def test_a_broker_goes(stage: Stage, case: str) -> None:
+def test_clients_survive_the_failure_of_a_broker(stage: Stage, case: str) -> None:
     report = play(stage, case)
     assert report.failed == 0, report.first_failure
     assert max(report.gaps_ms) < LONGEST_GAP_MS, report

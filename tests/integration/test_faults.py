@@ -100,7 +100,7 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hurt]:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("method", ["kill", "pause", "stop"])
-def test_writes_go_on_through(hurt: Hurt, method: Method, role: str) -> None:
+def test_writes_continue_through_a_fault(hurt: Hurt, method: Method, role: str) -> None:
     """SIGKILL found out by the session's end, SIGSTOP for longer than the session, SIGTERM."""
     hurt.survive(hurt.fault(method, role), beyond_s=1.4 * SESSION_S if method == "pause" else 0.0)
 
@@ -141,7 +141,7 @@ EVERY_PAIR = [
         *(pytest.param(*pair, marks=pytest.mark.long) for pair in EVERY_PAIR if pair not in PAIRS),
     ],
 )
-def test_writes_go_on_after_two_at_once(
+def test_writes_continue_after_two_faults_at_once(
     hurt: Hurt, method: Method, role: Role, other_method: Method, other_role: Role
 ) -> None:
     """The second heals first: then writes go on, with the first still broken."""
@@ -172,7 +172,7 @@ def test_five_bounces_in_a_row_of_the(hurt: Hurt, method: Method, role: str) -> 
     hurt.heal()
 
 
-def test_a_leader_that_only_clients_reach_commits_nothing(hurt: Hurt) -> None:
+def test_a_leader_reachable_only_by_clients_commits_nothing(hurt: Hurt) -> None:
     cluster = hurt.cluster
     old = hurt.broker("leader")
     me = broker_party(old)
@@ -210,7 +210,7 @@ def _leader_end(cluster: ProcessCluster, broker_id: int) -> int:
     return next(r.high_watermark for r in found if (r.topic, r.partition) == (TOPIC, 0))
 
 
-def test_nothing_that_was_promised_was_broken(hurt: Hurt) -> None:
+def test_no_promise_was_broken(hurt: Hurt) -> None:
     """Judges what the tests before it have left."""
     _judge(hurt)
 

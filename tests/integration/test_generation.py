@@ -146,7 +146,7 @@ def test_a_second_driver_is_refused_while_the_first_lives(host: Host) -> None:
 
 
 @pytest.mark.parametrize("gone", [ZkNoNode("/driver"), ZkUnreachable("no answer", True)])
-def test_a_seat_is_taken_again_though_what_stood_in_its_place_cannot_be_read(host: Host, gone: ZkError) -> None:
+def test_a_driver_registers_again_over_an_unreadable_node(host: Host, gone: ZkError) -> None:
     """After an expiry the node of the session before may still stand, and go between the refusal and the look at it;
     or ZooKeeper goes."""
     seat = host.seat

@@ -105,7 +105,7 @@ def zookeeper_of(driver: ClusterDriver) -> EmbeddedZookeeper:
     return driver._embedded.server
 
 
-def test_a_stop_that_is_refused_a_directory_says_so_and_keeps_zookeeper_until_the_next_one_has_it(
+def test_a_stop_refused_a_directory_keeps_zookeeper_until_the_next(
     drivers: Drivers,
 ) -> None:
     first = drivers.take()
@@ -122,7 +122,7 @@ def test_a_stop_that_is_refused_a_directory_says_so_and_keeps_zookeeper_until_th
     assert not server.is_alive
 
 
-def test_a_generation_that_was_refused_a_directory_has_not_stopped_its_broker(drivers: Drivers) -> None:
+def test_a_generation_refused_a_directory_has_not_stopped_its_broker(drivers: Drivers) -> None:
     driver = drivers.take()
     asyncio.run(drivers.run(driver, Phase.REGROUP))
     claim = held(driver, "slot-1")
@@ -132,7 +132,7 @@ def test_a_generation_that_was_refused_a_directory_has_not_stopped_its_broker(dr
     assert drivers.running == []
 
 
-def test_a_cluster_of_fewer_brokers_stops_those_that_an_earlier_one_has_left(drivers: Drivers) -> None:
+def test_a_smaller_cluster_stops_brokers_an_earlier_one_left(drivers: Drivers) -> None:
     driver = drivers.take()
     asyncio.run(drivers.run(driver, Phase.REGROUP))
     assert asyncio.run(drivers.run(driver, Phase.STOP, generation=2, brokers=1)) == STOPPED_IN_PART
@@ -175,7 +175,7 @@ def test_brokers_of_other_hosts_cannot_be_stopped_from_here(drivers: Drivers, wh
         assert left.startswith("brokers that the driver could not stop keep running: 7: ")
 
 
-def test_a_broker_that_was_killed_elsewhere_is_waited_for_until_zookeeper_has_missed_it(
+def test_a_remotely_killed_broker_is_awaited_until_its_session_ends(
     drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, looked = drivers.take(), threading.Event()
@@ -198,7 +198,7 @@ def test_a_broker_that_was_killed_elsewhere_is_waited_for_until_zookeeper_has_mi
     assert asyncio.run(story()) == ""
 
 
-def test_a_stop_after_which_zookeeper_does_not_answer_cannot_say_that_all_have_ended(drivers: Drivers) -> None:
+def test_a_stop_without_zookeeper_cannot_confirm_the_end(drivers: Drivers) -> None:
     driver = drivers.take()
     assert driver._generations is not None and driver._embedded is not None
     driver._generations._stopped_in_order = True
@@ -206,7 +206,7 @@ def test_a_stop_after_which_zookeeper_does_not_answer_cannot_say_that_all_have_e
     assert driver.stop().startswith("brokers may still run on hosts where Spark placed no task: ")
 
 
-def test_a_driver_stops_brokers_itself_also_where_a_loop_runs_in_its_thread(drivers: Drivers) -> None:
+def test_a_driver_stops_brokers_even_inside_a_running_loop(drivers: Drivers) -> None:
     """As in a notebook."""
     driver = drivers.take()
 
@@ -216,7 +216,7 @@ def test_a_driver_stops_brokers_itself_also_where_a_loop_runs_in_its_thread(driv
     assert asyncio.run(cell()) == ""
 
 
-def test_what_a_stop_has_left_is_said_again_until_a_zookeeper_of_others_does_not_know_it_any_more(
+def test_an_incomplete_stop_is_reported_until_its_brokers_are_unknown(
     drivers: Drivers,
 ) -> None:
     server = EmbeddedZookeeper.start(drivers.options.data_dir / "zookeeper")
@@ -238,7 +238,7 @@ def test_what_a_stop_has_left_is_said_again_until_a_zookeeper_of_others_does_not
 
 
 @pytest.mark.parametrize("is_failing", [False, True])
-def test_a_local_cluster_that_cannot_stop_raises_and_keeps_its_directory(
+def test_a_local_cluster_that_cannot_stop_keeps_its_directory(
     drivers: Drivers, is_failing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unless an error ends it that this one would hide."""

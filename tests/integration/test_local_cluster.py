@@ -95,7 +95,7 @@ def test_a_cluster_in_a_session_serves_its_jobs(
 
 
 @pytest.mark.parametrize("session", ["local[1]"], indirect=True)
-def test_without_a_slot_for_jobs_nothing_is_started(session: SparkSession, tmp_path: Path) -> None:
+def test_without_a_slot_for_jobs_nothing_starts(session: SparkSession, tmp_path: Path) -> None:
     cluster = sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path)
     with pytest.raises(
         ClusterError, match=r"and 1 for user jobs, 2 in all; local\[1\] has 1: use --master 'local\[2\]'"
@@ -106,7 +106,7 @@ def test_without_a_slot_for_jobs_nothing_is_started(session: SparkSession, tmp_p
 
 
 @pytest.mark.parametrize("session", ["local[2]"], indirect=True)
-def test_a_stop_says_which_brokers_run_on_where_it_had_no_task(session: SparkSession, tmp_path: Path) -> None:
+def test_a_stop_names_the_brokers_it_could_not_reach(session: SparkSession, tmp_path: Path) -> None:
     cluster = sparklog.LocalCluster(session, brokers=1, data_dir=tmp_path, port=FirstPort.LOCAL_CLUSTER)
 
     async def story() -> None:

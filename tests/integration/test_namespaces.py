@@ -34,7 +34,7 @@ def network() -> Iterator[NamespaceNetwork]:
     assert not link.exists()
 
 
-def test_a_cut_is_silent_and_goes_one_way(network: NamespaceNetwork) -> None:
+def test_a_network_cut_is_silent_and_one_way(network: NamespaceNetwork) -> None:
     hosts = {party: network.add_broker(number).host for number, party in enumerate((A, B))}
 
     def bound(party: str) -> socket.socket:
@@ -63,7 +63,7 @@ def test_a_cut_is_silent_and_goes_one_way(network: NamespaceNetwork) -> None:
         assert heard(a, b) and heard(b, a)
 
 
-def test_a_leader_that_only_clients_reach_commits_nothing(network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_a_leader_reachable_only_by_clients_commits_nothing(network: NamespaceNetwork, tmp_path: Path) -> None:
     with ProcessCluster(3, base_dir=tmp_path, settings=SETTINGS, network=network, controller_processes=True) as cluster:
         create_topic(cluster, "t")
         with Writer(cluster, "t") as writer:

@@ -81,7 +81,7 @@ def _address(text: str) -> str:
     return str(mapped or address)
 
 
-def test_every_socket_that_listens_is_on_loopback_or_a_unix_socket(job: ClusterJob) -> None:
+def test_every_listening_socket_is_on_loopback_or_unix(job: ClusterJob) -> None:
     found = {pid: listening(pid) for pid in processes(job)}
     ports = {port for addresses in found.values() for _, port in addresses}
     (zookeeper,) = job.zookeepers()
@@ -102,7 +102,7 @@ def test_the_web_page_ends_no_job(job: ClusterJob) -> None:
     assert "redacted" in settings["spark.authenticate.secret"]
 
 
-def test_the_secret_is_in_no_command_line_and_in_no_file_of_the_cluster(job: ClusterJob) -> None:
+def test_the_secret_is_in_no_command_line_and_no_file(job: ClusterJob) -> None:
     secret = secret_of(job).encode()
     told = [pid for pid in processes(job) if secret in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert told == []
@@ -144,7 +144,7 @@ def test_another_user_of_this_machine_cannot_use_sparks_ports(job: ClusterJob) -
         ({"spark.authenticate": "true", "spark.driver.bindAddress": "0.0.0.0"}, "on 0.0.0.0, where other hosts and"),
     ],
 )
-def test_a_session_that_others_can_use_is_reported(settings: dict[str, str], expected: str) -> None:
+def test_a_session_open_to_others_is_reported(settings: dict[str, str], expected: str) -> None:
     conf = SparkConf().setMaster("local[1]").setAppName("access").set("spark.ui.enabled", "false")
     conf.setAll([("spark.driver.host", "127.0.0.1"), ("spark.driver.bindAddress", "127.0.0.1"), *settings.items()])
     context = SparkContext(conf=conf)

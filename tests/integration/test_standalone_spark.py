@@ -55,7 +55,7 @@ def standalone(tmp_path: Path) -> Iterator[Standalone]:
         found.stop()
 
 
-def test_workers_master_and_driver_are_lost_one_after_the_other(standalone: Standalone) -> None:
+def test_workers_master_and_driver_are_lost_in_turn(standalone: Standalone) -> None:
     spark = standalone.spark
     driver = standalone.submit()
     bootstrap = driver.ready()

@@ -93,7 +93,7 @@ def wait_for_set_aside(cluster: ProcessCluster, broker_id: int, count: int) -> N
     )
 
 
-def test_no_record_is_taken_for_a_duplicate_of_one_whose_producer_the_copy_does_not_know(
+def test_no_record_is_mistaken_for_a_duplicate_after_a_restore(
     cluster: ProcessCluster,
 ) -> None:
     make_topic(cluster, "t")
@@ -107,7 +107,7 @@ def test_no_record_is_taken_for_a_duplicate_of_one_whose_producer_the_copy_does_
     assert read_values(cluster.bootstrap, "t") == [*before, *after]
 
 
-def test_the_logs_of_a_topic_that_the_copy_does_not_know_are_kept_by_all_brokers(cluster: ProcessCluster) -> None:
+def test_logs_of_a_topic_unknown_to_the_copy_are_kept(cluster: ProcessCluster) -> None:
     make_topic(cluster, "t")
     copy = copy_zookeeper(cluster)
     make_topic(cluster, "later")
@@ -137,7 +137,7 @@ def counters(cluster: ProcessCluster) -> dict[str, int]:
     return cluster.ask_zookeeper(read)
 
 
-def test_every_counter_goes_on_above_what_the_copy_does_not_know(cluster: ProcessCluster) -> None:
+def test_every_counter_continues_above_the_restored_copy(cluster: ProcessCluster) -> None:
     make_topic(cluster, "t")
     copy = copy_zookeeper(cluster)
     for turn in range(3):
@@ -160,7 +160,7 @@ def test_every_counter_goes_on_above_what_the_copy_does_not_know(cluster: Proces
     assert logs[0] == logs[1] == logs[2]
 
 
-def test_a_topic_that_the_copy_does_not_know_is_restored_with_every_record(
+def test_a_topic_unknown_to_the_copy_is_restored_completely(
     cluster: ProcessCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_topic(cluster, "t")

@@ -44,7 +44,7 @@ def lose_zookeeper(cluster: ProcessCluster) -> None:
     cluster.start_zookeeper()
 
 
-def test_a_cluster_whose_zookeeper_is_lost_for_good_comes_back_with_every_record(tmp_path: Path) -> None:
+def test_a_cluster_without_its_zookeeper_is_rebuilt_completely(tmp_path: Path) -> None:
     with ProcessCluster(base_dir=tmp_path / "cluster", settings=SETTINGS) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("default", partitions=3, replication_factor=3, config={"retention.ms": "-1"})
@@ -106,7 +106,7 @@ def committed(cluster: ProcessCluster) -> object:
         return admin.group_offsets("readers")
 
 
-def test_a_rebuild_refuses_what_it_would_overwrite_and_whom_it_would_disturb(
+def test_a_rebuild_refuses_to_overwrite_or_disturb_a_cluster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ProcessCluster(base_dir=tmp_path / "cluster", settings=SETTINGS) as cluster:

@@ -60,7 +60,7 @@ def _decoded(tree: ast.Module) -> Iterator[str]:
             yield from (name.id for part in told for name in ast.walk(part) if isinstance(name, ast.Name))
 
 
-def test_no_compiled_module_declares_what_a_compiler_gets_wrong() -> None:
+def test_compiled_modules_avoid_declarations_that_compilers_get_wrong() -> None:
     # What begins with an underscore is its own module's; others of that name are others.
     decoded = {
         name if not name.startswith("_") else f"{path}:{name}"

@@ -97,7 +97,9 @@ def running(clone: Clone) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_delta_adds_what_it_needs_and_leaves_the_package_alone(clone: Clone, running: subprocess.Popen[bytes]) -> None:
+def test_delta_adds_its_packages_and_leaves_the_environment_alone(
+    clone: Clone, running: subprocess.Popen[bytes]
+) -> None:
     for _ in range(2):
         done = clone.submit("--delta", str(clone.root / "job.py"), "x")
         assert done.stdout == "ran ['x']\n", done.stderr
@@ -106,7 +108,7 @@ def test_delta_adds_what_it_needs_and_leaves_the_package_alone(clone: Clone, run
     assert Path(constraints).read_text() == "pyspark==4.2.0\n"
 
 
-def test_changed_sources_wait_until_nothing_runs_from_the_environment(
+def test_changed_sources_wait_until_no_process_uses_the_environment(
     clone: Clone, running: subprocess.Popen[bytes]
 ) -> None:
     (clone.root / "sparklog" / "extra.py").write_text("VALUE = 1\n")

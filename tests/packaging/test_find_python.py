@@ -75,7 +75,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_an_optimised_one_is_taken_wherever_it_stands_in_the_path_and_whatever_its_version(machine: Machine) -> None:
+def test_an_optimised_python_comes_first_in_any_position(machine: Machine) -> None:
     plain, optimised = machine.add("plain", version="3.13", plain=True), machine.add("optimised", version="3.11")
     words = machine.set_up()
     assert chosen(words) == optimised
@@ -85,7 +85,7 @@ def test_an_optimised_one_is_taken_wherever_it_stands_in_the_path_and_whatever_i
     )
 
 
-def test_of_equals_the_newest_is_taken_and_nothing_is_said_about_it(machine: Machine) -> None:
+def test_the_newest_of_equal_pythons_is_chosen_silently(machine: Machine) -> None:
     machine.add("old", version="3.10")
     new = machine.add("new", version="3.12")
     machine.add("plain", version="3.11", plain=True)
@@ -94,19 +94,19 @@ def test_of_equals_the_newest_is_taken_and_nothing_is_said_about_it(machine: Mac
     assert "optimisations" not in words
 
 
-def test_who_names_one_gets_it(machine: Machine) -> None:
+def test_a_named_python_is_chosen(machine: Machine) -> None:
     plain, _ = machine.add("plain", plain=True), machine.add("optimised")
     assert chosen(machine.set_up(PYTHON=plain)) == plain
 
 
-def test_where_none_is_optimised_that_is_said(machine: Machine) -> None:
+def test_an_unoptimised_python_is_reported(machine: Machine) -> None:
     plain = machine.add("plain", plain=True)
     words = machine.set_up()
     assert chosen(words) == plain
     assert f"sparklog: {plain} is built without optimisations: " in words
 
 
-def test_one_that_cannot_make_environments_is_taken_only_where_none_can(machine: Machine) -> None:
+def test_a_python_without_venv_comes_last(machine: Machine) -> None:
     bare = machine.add("bare", without_venv=True)
     machine.add("plain", plain=True)
     assert chosen(machine.set_up()) == str(machine.path[-1] / "python3.12")
@@ -116,5 +116,5 @@ def test_one_that_cannot_make_environments_is_taken_only_where_none_can(machine:
     assert "install its venv module" in words
 
 
-def test_none_is_one_line(machine: Machine) -> None:
+def test_a_missing_python_is_one_line(machine: Machine) -> None:
     assert machine.set_up() == "sparklog: no Python 3.10 to 3.13 found: install one, or set PYTHON to its path\n"

@@ -136,7 +136,7 @@ def installed(clone: Path, python: str) -> list[str]:
     return outputs
 
 
-def test_of_two_first_runs_one_installs_and_both_succeed(installed: list[str]) -> None:
+def test_one_of_two_first_runs_installs_and_both_succeed(installed: list[str]) -> None:
     assert sorted("creating .venv" in output for output in installed) == [False, True]
     assert sorted(output.count("\n") for output in installed) == [0, 2]
 
@@ -147,7 +147,7 @@ def processor_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_later_runs_print_nothing_and_lose_no_time(clone: Path, installed: list[str]) -> None:
+def test_later_runs_print_nothing_and_start_quickly(clone: Path, installed: list[str]) -> None:
     before = processor_s()
     done = submit(clone, "--setup")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -166,7 +166,7 @@ def test_a_job_finds_the_source_without_registering_it(clone: Path, installed: l
     assert "bootstrap.servers" in done.stdout or "subscribe" in done.stdout
 
 
-def test_a_job_of_ones_own_on_this_machine_listens_on_loopback(clone: Path, installed: list[str]) -> None:
+def test_a_job_on_this_machine_listens_on_loopback(clone: Path, installed: list[str]) -> None:
     (clone / "words.py").write_text(
         "import os\nprint(os.environ['PYSPARK_SUBMIT_ARGS'], os.environ.get('SPARK_LOCAL_IP'))\n"
     )
@@ -182,7 +182,7 @@ def test_a_job_of_ones_own_on_this_machine_listens_on_loopback(clone: Path, inst
     assert done.stdout == "--master spark://local:7077 pyspark-shell None\n", done.stderr
 
 
-def test_delta_is_for_jobs_that_want_it(clone: Path, installed: list[str]) -> None:
+def test_delta_is_only_for_jobs_that_want_it(clone: Path, installed: list[str]) -> None:
     (clone / "words.py").write_text("import os\nprint(os.environ['PYSPARK_SUBMIT_ARGS'])\n")
     given = ("--packages", "a:b:1", "--conf", "x=y", str(clone / "words.py"))
     plain = submit(clone, *given)
@@ -208,7 +208,7 @@ def test_changed_and_deleted_sources_are_installed(clone: Path, installed: list[
     assert not list(clone.glob("*.egg-info"))
 
 
-def test_an_unknown_job_is_one_line_that_names_those_there_are(clone: Path, installed: list[str]) -> None:
+def test_an_unknown_job_is_one_line_with_the_known_ones(clone: Path, installed: list[str]) -> None:
     done = submit(clone, "clutser")
     assert done.returncode == 2
     assert done.stderr.startswith("sparklog: no job 'clutser': expected one of archive cluster demo pipeline")
@@ -229,7 +229,7 @@ def without_java(directory: Path, **programs: str) -> str:
     return str(directory)
 
 
-def test_no_java_is_one_line_and_exit_2(clone: Path, installed: list[str], tmp_path: Path) -> None:
+def test_a_missing_java_is_one_line_and_exit_2(clone: Path, installed: list[str], tmp_path: Path) -> None:
     done = submit(clone, "probe", PATH=without_java(tmp_path, id="echo 1000"), JAVA_HOME="")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -238,7 +238,7 @@ def test_no_java_is_one_line_and_exit_2(clone: Path, installed: list[str], tmp_p
     )
 
 
-def test_java_that_is_too_old_counts_as_none(clone: Path, installed: list[str], tmp_path: Path) -> None:
+def test_a_too_old_java_counts_as_missing(clone: Path, installed: list[str], tmp_path: Path) -> None:
     old = tmp_path / "jdk8"
     (old / "bin").mkdir(parents=True)
     (old / "bin" / "java").write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")

@@ -31,7 +31,7 @@ def build_wheel(directory: Path, **environment: str) -> zipfile.Path:
 
 
 @pytest.mark.skipif(int(version("setuptools").split(".")[0]) < 77, reason="tests/run installs a setuptools that can")
-def test_the_wheel_holds_every_module_and_the_name_that_spark_looks_for(tmp_path: Path) -> None:
+def test_the_wheel_holds_every_module_and_the_source_name(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
     names = set(wheel.root.namelist())
     package = ROOT / "sparklog"
@@ -43,7 +43,7 @@ def test_the_wheel_holds_every_module_and_the_name_that_spark_looks_for(tmp_path
     assert "sparklog = sparklog.cli.main:main" in wheel.joinpath(entry_points).read_text()
 
 
-def test_spark_is_an_extra_and_in_every_extra_that_needs_it(tmp_path: Path) -> None:
+def test_every_extra_that_needs_spark_includes_it(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
     (metadata,) = (name for name in wheel.root.namelist() if name.endswith(".dist-info/METADATA"))
     said = Parser().parsestr(wheel.joinpath(metadata).read_text(), headersonly=True)

@@ -153,7 +153,7 @@ def test_the_walk_finds_lists_at_any_depth() -> None:
     ],
     ids=["key columns", "replicas", "target", "moves", "producers of a marker", "columns of a fetch"],
 )
-def test_a_longer_list_is_refused_when_it_is_decoded(header: list[Any], bound: int) -> None:
+def test_a_longer_list_is_refused_by_the_decoder(header: list[Any], bound: int) -> None:
     with pytest.raises(msgspec.ValidationError, match=f"<= {bound}"):
         decode_request(msgspec.msgpack.encode(header))
 
@@ -188,7 +188,7 @@ def _refusal(end: ServerEnd, header: bytes) -> ErrorReply:
 
 
 @pytest.mark.parametrize("cid", [1, 200, 60_000, 2**20, 2**40, 2**64 - 1])
-def test_a_header_of_a_client_has_a_bound_of_its_own(cid: int) -> None:
+def test_a_clients_header_has_its_own_bound(cid: int) -> None:
     end = _end(Credentials(KeyRing([Secret(b"s" * 32)]), lambda: Identity(Sender.BROKER, 1, 1)))
     _received(end, encode_message(hello("test")))
     commit = CommitOffsets(cid, "g", tuple(GroupOffset("t" * 100, number, 0) for number in range(MAX_ENTRIES)))
@@ -200,7 +200,7 @@ def test_a_header_of_a_client_has_a_bound_of_its_own(cid: int) -> None:
     assert isinstance(_received(end, encode_message(Metadata(7, ()))), ReceivedRequest), "the connection goes on"
 
 
-def test_what_brokers_and_controllers_send_may_be_larger() -> None:
+def test_brokers_and_controllers_may_send_larger_headers() -> None:
     end = _end()
     _received(end, encode_message(hello("test")))
     wanted = tuple(FetchPartition("t" * 100, number, "i" * 32, 7, 0, 1 << 20) for number in range(20_000))
@@ -229,7 +229,7 @@ def test_what_brokers_and_controllers_send_may_be_larger() -> None:
     assert _refusal(stranger, encode_message(many)).code == ErrorCode.FRAME_TOO_LARGE
 
 
-def test_a_large_update_is_not_decoded_before_its_sender_is_proved() -> None:
+def test_a_large_update_is_decoded_only_after_the_proof() -> None:
     keys = KeyRing([Secret(b"s" * 32)])
     end = _end(Credentials(keys, lambda: Identity(Sender.BROKER, 1, 1)))
     said = offer(hello("test"), keys, Identity(Sender.CONTROLLER, -1, 7), b"n" * 32)
@@ -244,5 +244,5 @@ def test_a_large_update_is_not_decoded_before_its_sender_is_proved() -> None:
 
 
 @pytest.mark.parametrize("header", [b"", b"\x90", b"\x93\xa5hello", b"\xdd\x00\x00\x00\x02\xa1\xff\x01", b"\xff" * 100])
-def test_a_header_that_does_not_begin_as_a_message(header: bytes) -> None:
+def test_a_header_that_does_not_start_as_a_message(header: bytes) -> None:
     assert beginning_of(header).cid == -1

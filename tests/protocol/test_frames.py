@@ -42,7 +42,7 @@ def joined(header: bytes, body: bytes) -> bytes:
     st.lists(st.tuples(st.binary(max_size=50), st.binary(max_size=300)), max_size=20),
     st.lists(st.integers(1, 400), min_size=1, max_size=8),
 )
-def test_frames_come_out_as_they_went_in(messages: list[tuple[bytes, bytes]], steps: list[int]) -> None:
+def test_frames_are_decoded_as_they_were_encoded(messages: list[tuple[bytes, bytes]], steps: list[int]) -> None:
     stream = b"".join(joined(header, body) for header, body in messages)
     frames = feed(FrameDecoder(LIMIT), stream, steps)
     assert [(bytes(f.header), bytes(f.body)) for f in frames if isinstance(f, Frame)] == messages
@@ -62,7 +62,7 @@ def test_large_frames_between_small_ones(size: int, step: int) -> None:
     assert bytes(bodies[3]) == body
 
 
-def test_a_frame_that_comes_alone_is_what_would_have_come_out() -> None:
+def test_a_frame_decoded_alone_equals_the_usual_one() -> None:
     """Asked at every step: whether ``buffer_updated`` is called or not, frames are the same."""
     taken = 0
 
@@ -98,7 +98,7 @@ def test_a_frame_that_comes_alone_is_what_would_have_come_out() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"b" * 100])
-def test_most_frames_come_alone(body: bytes) -> None:
+def test_most_frames_are_decoded_alone(body: bytes) -> None:
     decoder = FrameDecoder(LIMIT)
     for length in (0, 1, 1000):
         frame = joined(b"h" * length, body)
@@ -107,7 +107,7 @@ def test_most_frames_come_alone(body: bytes) -> None:
         assert alone is not None and as_tuple(alone) == (b"h" * length, body)
 
 
-def test_behind_what_is_not_a_frame_nothing_comes_alone() -> None:
+def test_no_frame_is_decoded_alone_after_a_malformed_one() -> None:
     decoder = FrameDecoder(LIMIT)
     decoder.get_buffer()[:8] = bytes(8)
     assert decoder.alone(8) is None
@@ -160,7 +160,7 @@ def test_large_body_parts_are_passed_through_without_a_copy() -> None:
     assert encode_frame(b"h", [part])[1] is part
 
 
-def test_a_frame_over_the_limit_is_skipped_and_the_next_one_is_read() -> None:
+def test_an_oversized_frame_is_skipped_and_the_next_read() -> None:
     stream = joined(b"big", bytes(5_000_000)) + joined(b"next", b"1")
     big, following = feed(FrameDecoder(LIMIT), stream, [70_001])
     assert big == OversizeFrame(b"big", 5_000_016, LIMIT)
@@ -169,7 +169,7 @@ def test_a_frame_over_the_limit_is_skipped_and_the_next_one_is_read() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", bytes(16), b"\x10\0\0\0\xff\xff\xff\xff"])
-def test_what_is_no_frame_is_refused(junk: bytes) -> None:
+def test_bytes_that_are_no_frame_are_refused(junk: bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
         feed(FrameDecoder(LIMIT), junk)
     assert caught.value.code == ErrorCode.MALFORMED_FRAME

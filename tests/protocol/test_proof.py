@@ -80,7 +80,7 @@ def test_a_proof_for_another_hello_is_wrong(change: dict[str, object]) -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_broker_whose_answer_was_changed_is_refused(change: dict[str, object]) -> None:
+def test_a_broker_with_an_altered_response_is_refused(change: dict[str, object]) -> None:
     said = offered(ONE, OTHER)
     reply, _ = answered(said, ONE)
     with pytest.raises(BrokerError) as error:
@@ -88,7 +88,7 @@ def test_a_broker_whose_answer_was_changed_is_refused(change: dict[str, object])
     assert error.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
-def test_another_broker_than_the_expected_one_gets_no_proof() -> None:
+def test_an_unexpected_broker_gets_no_proof() -> None:
     said = offered(ONE)
     reply, _ = answered(said, ONE)
     with pytest.raises(BrokerError) as error:
@@ -96,7 +96,7 @@ def test_another_broker_than_the_expected_one_gets_no_proof() -> None:
     assert error.value.code is ErrorCode.BROKER_NOT_AVAILABLE
 
 
-def test_each_connection_has_proofs_of_its_own() -> None:
+def test_each_connection_has_its_own_proofs() -> None:
     said = offered(ONE)
     first, second = answered(said, ONE, nonce=b"a" * 32), answered(said, ONE, nonce=b"b" * 32)
     assert len({first[0].proof, first[1].proof, second[0].proof, second[1].proof}) == 4
@@ -119,7 +119,7 @@ def test_without_a_common_secret_nothing_is_proved() -> None:
     assert check(offered(ONE), REPLY, KeyRing([ONE]), expected=7, required=False) == b""
 
 
-def test_what_release_0_1_0_sends_is_an_offer_of_nothing() -> None:
+def test_a_release_0_1_0_hello_offers_no_proof() -> None:
     old = msgspec.msgpack.encode(["hello", 1, 1, 1, "client", "cluster"])
     found = decode_request(old)
     assert found == hello("client", "cluster").__class__(1, 1, 1, "client", "cluster")
@@ -139,7 +139,7 @@ def test_a_secret_is_not_shown() -> None:
         assert wrong not in str(error.value)
 
 
-def test_a_secret_travels_pickled_and_as_text() -> None:
+def test_a_secret_survives_pickling_and_text() -> None:
     assert pickle.loads(pickle.dumps(ONE)) == ONE == Secret.from_hex(ONE.hex())
     assert ONE != OTHER and len({ONE.derive("hello"), ONE.derive("key id"), OTHER.derive("hello")}) == 3
 

@@ -42,7 +42,7 @@ def test_only_these_requests_need_a_proved_sender() -> None:
     }
 
 
-def test_the_content_tells_followers_from_consumers_and_coordinators_from_members() -> None:
+def test_the_content_tells_followers_from_consumers() -> None:
     def fetch(replica_id: int) -> Fetch:
         return Fetch(0, replica_id, -1, 0, 1, 1, 0, 0, -1, ())
 

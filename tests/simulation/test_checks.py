@@ -34,7 +34,7 @@ def elected_uncleanly() -> PartitionChecker:
     return checker
 
 
-def test_a_mark_on_its_way_down_commits_nothing() -> None:
+def test_a_high_watermark_being_lowered_commits_nothing() -> None:
     """A log whose epochs interleave with its leader's is cut in two steps, the first above the parting."""
     checker = elected_uncleanly()
     checker.high_watermark_moved(1, 2, before=3, epoch=3)
@@ -44,7 +44,7 @@ def test_a_mark_on_its_way_down_commits_nothing() -> None:
     assert checker.committed_end == 3
 
 
-def test_a_mark_that_rises_over_what_the_leader_lacks_is_found() -> None:
+def test_a_high_watermark_beyond_the_leaders_log_is_found() -> None:
     checker = elected_uncleanly()
     with pytest.raises(Violation, match="StrongIsr: broker 2, in the ISR"):
         checker.high_watermark_moved(1, 2, before=1, epoch=3)

@@ -80,7 +80,7 @@ class PlannedStop:
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["gone as soon as it is relieved", "still fetching"])
-def test_a_planned_stop_leaves_the_isr_by_the_new_leaders_hand_and_stalls_nobody(stays: bool) -> None:
+def test_a_planned_stop_leaves_the_isr_without_a_stall(stays: bool) -> None:
     for seed in range(6):
         stop = PlannedStop(seed, stays=stays)
         stop.cluster.run(fault_ms=END_MS)
@@ -90,7 +90,7 @@ def test_a_planned_stop_leaves_the_isr_by_the_new_leaders_hand_and_stalls_nobody
         assert stop.longest_silence_ms < 400, f"seed {seed}: no acknowledgement for {stop.longest_silence_ms} ms"
 
 
-def test_a_stop_taken_back_twice_at_once_is_taken_back_though_the_second_word_is_lost() -> None:
+def test_a_stop_withdrawn_twice_is_withdrawn_despite_a_lost_request() -> None:
     """As after a pause, when all that was asked of a broker meanwhile is done at once."""
     cluster = SimCluster(0, weather=FINE, accidents=False, page_cache_loss=0.0)
     broker, cut = cluster.brokers[1], {(1, ZK)}

@@ -15,7 +15,7 @@ SHORTER = 4
 LONG = 400
 
 
-def test_a_mutants_failure_is_cut_down_and_fails_in_the_same_way() -> None:
+def test_a_mutants_failure_is_minimised_and_fails_the_same_way() -> None:
     case, found = _long_way_to_failure()
     minimiser = Minimiser(case, found, budget=400)
     smallest = minimiser.run()
@@ -32,7 +32,7 @@ def test_a_mutants_failure_is_cut_down_and_fails_in_the_same_way() -> None:
     assert not any(name in line for name in other for line in after.lines), "the trace is the violated partition's"
 
 
-def test_actions_left_out_leave_the_others_as_they_were() -> None:
+def test_omitted_actions_leave_the_others_unchanged() -> None:
     case = Case(3, partitions=1)
     schedule = case.schedule()
     kept = tuple((action.number, action.at_ms) for action in schedule[::3])
@@ -48,7 +48,7 @@ def test_the_printed_command_plays_the_small_case_again() -> None:
     assert main(words[3:]) == (0 if small.play() is not None else 1)
 
 
-def test_lists_of_actions_are_read_as_they_are_written() -> None:
+def test_lists_of_actions_are_parsed_as_they_are_formatted() -> None:
     for only in ((), ((7, 300),), ((7, 300), (12, 410))):
         assert parse_actions(format_actions(only)) == only
 

@@ -20,7 +20,7 @@ SLEEPER = Case(
 )
 
 
-def test_a_pause_within_a_pause_does_not_cut_it_short() -> None:
+def test_a_pause_within_a_pause_does_not_shorten_it() -> None:
     """Else what comes after its end would be done before what has waited since the first."""
     world = SimNetwork(0, weather=FINE)
     process = SimProcess("p", world)
@@ -36,7 +36,7 @@ def test_a_pause_within_a_pause_does_not_cut_it_short() -> None:
     assert done == ["first", "second"]
 
 
-def test_a_paused_leader_may_refuse_writes_until_it_is_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paused_leader_may_refuse_writes_until_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SLEEPER.play() is None
     end = Faults.end
     monkeypatch.setattr(Faults, "end", lambda faults: min(end(faults), faults.world.now_ms))

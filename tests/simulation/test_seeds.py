@@ -33,7 +33,7 @@ def test_brokers_without_their_driver_serve_on(capsys: pytest.CaptureFixture[str
     assert code == 0, capsys.readouterr().out
 
 
-def test_brokers_whose_logs_are_lost_or_exchanged_copy_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_brokers_with_lost_or_swapped_logs_copy_them(capsys: pytest.CaptureFixture[str]) -> None:
     """They find single directories gone, or in each other's place, when they start."""
     code = main(["--seeds", "0..20", "--partitions", "3", "--mutant", "sound, losing logs at times"])
     assert code == 0, capsys.readouterr().out

@@ -17,7 +17,7 @@ def test_seeds_that_hold_exit_0_and_say_how_fast(capsys: pytest.CaptureFixture[s
     assert "ms for each simulated second" in printed
 
 
-def test_a_failing_seed_prints_a_small_case_that_plays_again_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_seed_prints_a_small_reproducible_case(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--seeds", "0..100", "--mutant", "truncate to the high watermark", "--budget", "60"]
     assert main(arguments) == 0, "a mutant is to be caught"
     first = capsys.readouterr().out.splitlines()
@@ -31,7 +31,7 @@ def test_a_failing_seed_prints_a_small_case_that_plays_again_exactly(capsys: pyt
     assert len(again) > 10, "there is a trace to read"
 
 
-def test_all_seeds_over_two_processes_find_what_one_finds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_find_what_one_finds(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--seeds", "0..12", "--mutant", "ISR used before it is written", "--all", "--no-minimise"]
     printed = []
     for jobs in ("1", "2"):
@@ -47,7 +47,7 @@ def test_a_mutant_that_is_not_caught_exits_1(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("text", ["few", "5..5", "9..3", "1..x"])
-def test_a_range_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_range_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--seeds", text])
     assert f"'{text}': expected A..B with A < B, or one seed" in capsys.readouterr().err

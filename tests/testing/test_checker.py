@@ -89,7 +89,7 @@ def kinds(history: History) -> set[str]:
     return {violation.kind for violation in check(history).violations}
 
 
-def test_a_good_history_has_nothing_against_it() -> None:
+def test_a_good_history_has_no_violations() -> None:
     report = check(good())
     assert report.violations == ()
     assert report.counts["records sent"] == 8 and report.counts["records read"] == 7
@@ -172,7 +172,7 @@ def test_every_kind_of_fault_is_found(name: str) -> None:
     assert kind in found, f"{kind} expected, found {found}"
 
 
-def test_loose_topics_may_lose_and_repeat_but_show_nothing_uncommitted() -> None:
+def test_loose_topics_may_lose_but_show_nothing_uncommitted() -> None:
     loose: Entry = TopicUsed(topic="t", rules="loose", acks=1)
     history: History = [loose, *logs(Run(0, "p", 2, 2), Run(2, "p", 2, 2))[1:]]
     report = check(history)
@@ -180,13 +180,13 @@ def test_loose_topics_may_lose_and_repeat_but_show_nothing_uncommitted() -> None
     assert kinds([*history, polled(0, Run(0, "p", 4, 2))]) == {"changed"}
 
 
-def test_what_went_with_a_topic_made_again_is_not_counted_as_lost() -> None:
+def test_records_of_a_recreated_topic_do_not_count_as_lost() -> None:
     remade: Entry = TopicUsed(topic="t", rules="remade", acks=-1)
     counts = check([remade, *logs(Run(0, "p", 2, 2))[1:]]).counts
     assert counts["records gone with their topic"] == 2 and "records lost where acks allow it" not in counts
 
 
-def test_a_history_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with HistoryWriter(path, seed=7, brokers=3) as writer:
         for entry in good():
@@ -208,7 +208,7 @@ def test_a_history_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         ("PAR1\n", "line 1"),
     ],
 )
-def test_what_is_no_history_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+def test_a_file_that_is_no_history_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError, match=named):

@@ -16,9 +16,7 @@ from sparklog.testing.torture import main
 @pytest.mark.integration
 @pytest.mark.extended
 @pytest.mark.timeout(300)
-def test_what_was_broken_is_judged_and_judged_again_from_the_history(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_promises_are_found_also_when_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One fault, and all that stands around it."""
     history = tmp_path / "history.jsonl"
     run = subprocess.run(
@@ -47,7 +45,7 @@ def test_what_was_broken_is_judged_and_judged_again_from_the_history(
     assert "replicas" in capsys.readouterr().out
 
 
-def test_what_cannot_be_judged_is_neither_good_nor_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_incomplete_history_is_neither_good_nor_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "none").write_text("PAR1\n")
     assert main(["--check", str(tmp_path / "none")]) == 2
     assert "error: " in capsys.readouterr().out
