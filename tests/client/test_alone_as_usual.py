@@ -36,11 +36,11 @@ _WAYS = pytest.mark.parametrize("way", ["alone", "usual"])
 @contextlib.contextmanager
 def acted_for(producer: Producer) -> Iterator[None]:
     """Act for the producer's thread within the block, in which the loop is not taken back."""
-    lease = producer._sender._lease
+    handoff = producer._sender._handoff
     while True:
         acting(producer)
-        with lease._guard:
-            if lease.lent:
+        with handoff._guard:
+            if handoff.lent:
                 yield
                 return
 
@@ -49,15 +49,15 @@ def send(
     producer: Producer, way: str, *arguments: Any, before: Callable[[], object] = lambda: None, **options: Any
 ) -> Future[RecordMetadata]:
     """Send one record this way, and do something just before."""
-    alone = producer._alone
+    alone = producer._direct_sender
     with acted_for(producer):
         before()
         if way == "usual":
-            producer._alone = None
+            producer._direct_sender = None
         try:
             future = producer.send("t", *arguments, **options)
         finally:
-            producer._alone = alone
+            producer._direct_sender = alone
     assert isinstance(future, RecordFuture)
     assert isinstance(future._chunk, SingleRecordCompletion) == (way == "alone")
     return future
@@ -201,7 +201,7 @@ def test_an_older_buffered_record_is_not_overtaken(fake: FakeCluster, monkeypatc
     with Producer(fake.bootstrap) as producer:
         with acted_for(producer):
             with monkeypatch.context() as patch:
-                patch.setattr(producer._sender, "begun", lambda: None)
+                patch.setattr(producer._sender, "on_chunk_opened", lambda: None)
                 producer.send("t", b"first", headers={"h": b""})
             second = producer.send("t", b"second")
         producer.flush(_TIMEOUT_S)
@@ -221,18 +221,18 @@ def test_a_redirected_direct_send_leaves_its_leader_at_once(fake: FakeCluster, m
             send(producer, "alone", sent[-1]).result()
 
     with Producer(fake.bootstrap) as producer:
-        alone = producer._alone
+        alone = producer._direct_sender
         assert alone is not None
         for leader in (1, 0, 1):
             send_some(producer, 1)
-            way, old = alone._ways["t", 0], fake.brokers[1 - leader]
+            way, old = alone._routes["t", 0], fake.brokers[1 - leader]
             assert way.broker_id == old.broker_id
             asked, refused = _asked(fake), len(old.requests)
             fake.move(TopicPartition("t", 0), leader)
             send_some(producer, 20)
             assert [type(request) for request in old.requests[refused:]] == [Produce]
             assert _asked(fake) == asked
-            assert alone._ways["t", 0] is not way and alone._ways["t", 0].broker_id == leader
+            assert alone._routes["t", 0] is not way and alone._routes["t", 0].broker_id == leader
     assert [value for value in values(fake, "t") if value != b"v"] == sent
 
 
@@ -274,12 +274,12 @@ def test_a_stale_topic_handle_does_not_use_its_successors_route(fake: FakeCluste
             producer.send("t", b"old").result()
         until(lambda: producer.topic_id("t") == fake.topics["t"].topic_id)
         send(producer, "alone", b"v").result()
-        alone = producer._alone
+        alone = producer._direct_sender
         assert alone is not None
         with acted_for(producer):
-            assert alone._ways["t", 0].topic is not earlier and alone._version == producer._sender._link.version
+            assert alone._routes["t", 0].topic is not earlier and alone._version == producer._sender._cluster.version
             if not warm:
-                alone._ways.clear()
+                alone._routes.clear()
             assert alone.send(earlier, 0, (None, b"old", None, 0), 3) is None
             newest = alone.send(producer._sender.topics["t"], 0, (None, b"new", None, 0), 3)
         assert newest is not None and newest.result(_TIMEOUT_S).offset == len(values(fake, "t")) - 1
@@ -294,10 +294,10 @@ def test_requests_of_many_sizes_and_partitions_are_few(fake: FakeCluster) -> Non
             producer.send("t", b"v", partition=partition).result()
         for partition in range(3):
             send(producer, "alone", b"v", partition=partition).result()
-        alone = producer._alone
+        alone = producer._direct_sender
         assert alone is not None
         with acted_for(producer):
-            ways = list(alone._ways.values())
+            ways = list(alone._routes.values())
             assert len(ways) == 3
             for length in range(_MOST_PREPARED):
                 for way in ways:
@@ -312,15 +312,16 @@ def test_requests_of_many_sizes_and_partitions_are_few(fake: FakeCluster) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "line"), lines(DirectSender._send, DirectSender._forget, DirectSender._find, DirectSender._answered)
+    ("method", "line"),
+    lines(DirectSender._send, DirectSender._drop_routes, DirectSender._find, DirectSender._on_response),
 )
 def test_an_interrupt_in_any_line_leaves_no_waiter(fake: FakeCluster, method: Callable[..., Any], line: int) -> None:
     """It ends the producer if it comes there: what was being done is done by half."""
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)
-    assert producer._alone is not None
-    producer._alone._version = -1
+    assert producer._direct_sender is not None
+    producer._direct_sender._version = -1
     futures: list[Future[RecordMetadata]] = []
 
     def send_some() -> None:

@@ -118,9 +118,9 @@ _SOON_S, _LATE_S = SOON_S / 2, SOON_S
 def _slept_for(subject: SpinPolicy) -> int:
     """How many answers that come soon it sleeps for now."""
     for count in range(10_000):
-        if subject.awake_s:
+        if subject.spin_s:
             return count
-        subject.answered(_SOON_S)
+        subject.on_response(_SOON_S)
     raise AssertionError("it never stays awake again")
 
 
@@ -129,20 +129,20 @@ def test_each_wasted_spin_doubles_the_sleep_that_follows() -> None:
     slept = []
     for _ in range(13):
         slept.append(_slept_for(subject))
-        assert subject.awake_s == SOON_S
-        subject.answered(_LATE_S)
-        assert subject.awake_s == 0
+        assert subject.spin_s == SOON_S
+        subject.on_response(_LATE_S)
+        assert subject.spin_s == 0
     assert slept == [2**n for n in range(11)] + [1024, 1024]
 
 
 def test_late_responses_while_sleeping_keep_it_sleeping_no_longer() -> None:
     subject = SpinPolicy(processors=2)
     _slept_for(subject)
-    subject.answered(_LATE_S)
+    subject.on_response(_LATE_S)
     for _ in range(10):
-        subject.answered(_SOON_S)
-        subject.answered(_LATE_S)
-        assert subject.awake_s == 0
+        subject.on_response(_SOON_S)
+        subject.on_response(_LATE_S)
+        assert subject.spin_s == 0
     assert _slept_for(subject) == 2
 
 
@@ -150,15 +150,15 @@ def test_quick_responses_in_a_row_make_up_for_late_ones() -> None:
     subject = SpinPolicy(processors=2)
     for _ in range(3):
         _slept_for(subject)
-        subject.answered(_LATE_S)
+        subject.on_response(_LATE_S)
     _slept_for(subject)
     for _ in range(15):
-        subject.answered(_SOON_S)
-    subject.answered(_LATE_S)
+        subject.on_response(_SOON_S)
+    subject.on_response(_LATE_S)
     assert _slept_for(subject) == 16
     for _ in range(32):
-        subject.answered(_SOON_S)
-    subject.answered(_LATE_S)
+        subject.on_response(_SOON_S)
+    subject.on_response(_LATE_S)
     assert _slept_for(subject) == 8
 
 
@@ -168,16 +168,16 @@ def test_quick_responses_in_a_row_make_up_for_late_ones() -> None:
 def test_it_spins_when_few_responses_are_late(one_in: int, least: float, most: float) -> None:
     subject, chance, awake = SpinPolicy(processors=2), random.Random(7), 0
     for _ in range(100_000):
-        awake += subject.awake_s > 0
-        subject.answered(_LATE_S if chance.random() < 1 / one_in else _SOON_S)
+        awake += subject.spin_s > 0
+        subject.on_response(_LATE_S if chance.random() < 1 / one_in else _SOON_S)
     assert least <= awake / 100_000 <= most
 
 
 def test_a_single_processor_never_spins() -> None:
     subject = SpinPolicy(processors=1)
     for _ in range(100):
-        subject.answered(0.0)
-        assert subject.awake_s == 0
+        subject.on_response(0.0)
+        assert subject.spin_s == 0
 
 
 def test_there_is_at_least_one_processor() -> None:

@@ -81,7 +81,7 @@ def test_any_metadata_refresh_shows_new_partitions(cluster: ProcessCluster, admi
         consumer.poll(0)
         admin.create_partitions("told", 2)
         producer.send("told", b"new", partition=1).result(_TIMEOUT_S)
-        consumer._link.refresh(["told"])
+        consumer._cluster.refresh(["told"])
         wait_until(lambda: consumer.poll(0.1), _TIMEOUT_S, "the record of the new partition")
 
 

@@ -30,11 +30,11 @@ class Session:
         self.commits: list[Mapping[Place, int]] = []
         self.hangs = False
 
-    def take(self, life: int) -> GroupNotice:
+    def accept_assignment(self, life: int) -> GroupNotice:
         self.holding |= self.assigned
         return GroupNotice(life, 1, self.assigned, self.holding - self.assigned)
 
-    def given_up(self, places: Collection[Place]) -> None:
+    def release(self, places: Collection[Place]) -> None:
         self.holding -= frozenset(places)
 
     def commit(self, life: int, offsets: Mapping[Place, int]) -> Future[None]:
@@ -62,10 +62,10 @@ class Log:
     def positions(self) -> dict[TopicPartition, int]:
         return dict(self.at)
 
-    def read_from(self, places: Mapping[Place, int | None]) -> None:
+    def start_reading(self, places: Mapping[Place, int | None]) -> None:
         self.at.update((TopicPartition(one[0], one[2]), self.end if at is None else at) for one, at in places.items())
 
-    def read_no_more(self, partitions: Iterable[TopicPartition]) -> None:
+    def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
         for tp in partitions:
             self.at.pop(tp, None)
 

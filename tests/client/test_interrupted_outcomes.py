@@ -22,8 +22,8 @@ from sparklog.client.producer.futures import (
     CompletionLatch,
     RecordFuture,
     TableWrite,
+    notify,
     resolve,
-    tell,
 )
 from sparklog.client.producer.partitioning import ProducerTopic
 from sparklog.client.producer.record_buffer import RecordBuffer, RecordChunk
@@ -95,12 +95,14 @@ def ended(threads: list[threading.Thread]) -> None:
 
 @pytest.mark.parametrize(
     ("method", "line"),
-    lines(RecordChunk.batch_done, RecordChunk._tell, RecordChunk._tell_listeners, CompletionLatch.end, tell, resolve),
+    lines(
+        RecordChunk.batch_done, RecordChunk._notify, RecordChunk._notify_listeners, CompletionLatch.end, notify, resolve
+    ),
 )
 def test_every_waiter_for_a_record_is_notified(method: Callable[..., Any], line: int) -> None:
     chunk = RecordChunk(_TOPIC, None, 0.0)
     chunk.records += [(None, b"v", None, 1)] * 2
-    chunk.placed([range(2)])
+    chunk.assign_batches([range(2)])
     open_chunks = {chunk}
     chunk.finished.then(functools.partial(open_chunks.discard, chunk))
     first, second, full = (RecordFuture(chunk, index) for index in (0, 1, 0))
@@ -110,7 +112,7 @@ def test_every_waiter_for_a_record_is_notified(method: Callable[..., Any], line:
         first.result,
         second.result,
         chunk.finished.wait,
-        begun=lambda: len(chunk._listeners) == 3 and len(chunk.finished._told) == 2,
+        begun=lambda: len(chunk._listeners) == 3 and len(chunk.finished._callbacks) == 2,
     )
     interrupted_in(method, line, lambda: chunk.batch_done(0, BatchOutcome(0, 5, 2)))
     for left in set(open_chunks):  # as the producer does at its end
@@ -120,7 +122,9 @@ def test_every_waiter_for_a_record_is_notified(method: Callable[..., Any], line:
         assert told.wait(_TIMEOUT_S)
 
 
-@pytest.mark.parametrize(("method", "line"), lines(TableWrite._close_one, TableWrite._tell, CompletionLatch.end, tell))
+@pytest.mark.parametrize(
+    ("method", "line"), lines(TableWrite._close_one, TableWrite._notify, CompletionLatch.end, notify)
+)
 def test_every_waiter_for_a_table_is_notified(method: Callable[..., Any], line: int) -> None:
     table = TableWrite("t")
     assert table.add_batch() == 0
@@ -128,7 +132,9 @@ def test_every_waiter_for_a_table_is_notified(method: Callable[..., Any], line: 
     open_tables = {table}
     table.finished.then(functools.partial(open_tables.discard, table))
     threads = waiting(
-        lambda: table.future.exception(_TIMEOUT_S), table.finished.wait, begun=lambda: len(table.finished._told) == 2
+        lambda: table.future.exception(_TIMEOUT_S),
+        table.finished.wait,
+        begun=lambda: len(table.finished._callbacks) == 2,
     )
     interrupted_in(method, line, lambda: table.batch_done(0, BatchOutcome(0, 5, 2)))
     for left in set(open_tables):
@@ -140,9 +146,9 @@ def test_every_waiter_for_a_table_is_notified(method: Callable[..., Any], line: 
 def test_a_waiter_that_gives_up_leaves_no_callback() -> None:
     ending = CompletionLatch()
     assert not ending.wait(0.0) and not ending.wait(0.001)
-    assert not ending._told
+    assert not ending._callbacks
     ending.end()
-    assert ending.wait() and ending.wait(0.0) and not ending._told
+    assert ending.wait() and ending.wait(0.0) and not ending._callbacks
 
 
 def test_an_interrupted_completion_is_finished_by_another_thread() -> None:
@@ -150,7 +156,7 @@ def test_an_interrupted_completion_is_finished_by_another_thread() -> None:
     for call in range(100):
         chunk = RecordChunk(_TOPIC, None, 0.0)
         chunk.records.append((None, b"v", None, 1))
-        chunk.placed([range(1)])
+        chunk.assign_batches([range(1)])
         future = RecordFuture(chunk, 0)
         told = threading.Event()
         through = interrupted_at(call, functools.partial(future.add_done_callback, functools.partial(_set, told)))
@@ -162,8 +168,8 @@ def test_an_interrupted_completion_is_finished_by_another_thread() -> None:
     raise AssertionError("never through")
 
 
-class _Attendant:
-    """Only counts."""
+class _CountingIoThread:
+    """Count the calls."""
 
     def __init__(self) -> None:
         self.woken = 0
@@ -171,13 +177,13 @@ class _Attendant:
     def wake(self) -> None:
         self.woken += 1
 
-    def begun(self) -> None:
+    def on_chunk_opened(self) -> None:
         self.woken += 1
 
-    def attend(self, finished: Callable[[], bool]) -> None:
+    def wait_helping(self, finished: Callable[[], bool]) -> None:
         raise AssertionError("nobody waits")
 
-    def hurry(self) -> None:
+    def recall_loop(self) -> None:
         raise AssertionError("nobody waits")
 
     def on_io_thread(self) -> bool:
@@ -188,13 +194,13 @@ class _Attendant:
 @pytest.mark.parametrize("batch_bytes", [1, 1000])
 def test_a_record_of_an_interrupted_sender_is_stored_at_most_once(seal: bool, batch_bytes: int) -> None:
     for call in range(200):
-        attendant, opened = _Attendant(), list[RecordChunk]()
+        io_thread, opened = _CountingIoThread(), list[RecordChunk]()
         collector = RecordBuffer(
             batch_bytes=batch_bytes,
             linger_ms=0.0,
             buffer_bytes=10_000,
             max_block_s=1.0,
-            attendant=attendant,
+            io_thread=io_thread,
             opened=opened.append,
         )
 
@@ -203,14 +209,14 @@ def test_a_record_of_an_interrupted_sender_is_stored_at_most_once(seal: bool, ba
 
         if seal:
             append()
-        attendant.woken = 0
+        io_thread.woken = 0
         through = interrupted_at(call, collector.seal if seal else append)
         there = not collector.empty
-        taken = collector.take_due(1e12, lambda _: False, 0.0)
+        taken = collector.consume_due(1e12, lambda _: False, 0.0)
         assert len(taken) == len(set(taken)) <= 1 and all(len(chunk) == 1 for chunk in taken)
         assert collector.used_bytes == sum(chunk.size for chunk in taken)
         assert all(chunk.finished.done for chunk in opened if chunk not in taken)
-        assert there == bool(taken) and (attendant.woken or not there or seal)
+        assert there == bool(taken) and (io_thread.woken or not there or seal)
         if through:
             assert len(taken) == 1
             return
@@ -227,7 +233,7 @@ def test_a_record_after_an_interrupted_send_is_still_sent(fake: FakeCluster) -> 
             if through:
                 break
         producer.flush(_TIMEOUT_S)
-        assert producer._collector.used_bytes == 0
+        assert producer._buffer.used_bytes == 0
     found = values(fake, "t")
     assert found.count(b"first") == 1 and found.count(b"more") == call + 1
     assert found.count(b"v") <= call + 1

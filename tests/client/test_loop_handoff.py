@@ -35,7 +35,7 @@ _TIMEOUT_S = 30.0
 
 
 @pytest.fixture
-def lease() -> Iterator[LoopHandoff]:
+def handoff() -> Iterator[LoopHandoff]:
     loop = new_event_loop()
     subject = LoopHandoff(loop)
     thread = threading.Thread(target=subject.run)
@@ -54,70 +54,70 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def borrowed(lease: LoopHandoff) -> None:
+def borrowed(handoff: LoopHandoff) -> None:
     """Lent and entered by this thread."""
 
     def entered() -> bool:
-        lease.borrow(lambda: True)
-        return lease.enter()
+        handoff.borrow(lambda: True)
+        return handoff.enter()
 
     until(entered)
 
 
-def test_only_the_thread_that_entered_may_act_for_the_loop(lease: LoopHandoff) -> None:
-    assert not lease.enter()
-    until(lambda: lease.thread is not None)
-    home = lease.thread
-    borrowed(lease)
-    assert lease.thread == threading.get_ident() != home
+def test_only_the_thread_that_entered_may_act_for_the_loop(handoff: LoopHandoff) -> None:
+    assert not handoff.enter()
+    until(lambda: handoff.thread is not None)
+    home = handoff.thread
+    borrowed(handoff)
+    assert handoff.thread == threading.get_ident() != home
     others = []
-    other = threading.Thread(target=lambda: others.append(lease.enter()))
+    other = threading.Thread(target=lambda: others.append(handoff.enter()))
     other.start()
     other.join(_TIMEOUT_S)
-    lease.leave()
-    assert others == [False] and lease.thread == home
+    handoff.leave()
+    assert others == [False] and handoff.thread == home
 
 
-def test_posted_work_reclaims_the_loop_after_the_current_thread_leaves(lease: LoopHandoff) -> None:
-    borrowed(lease)
+def test_posted_work_reclaims_the_loop_after_the_current_thread_leaves(handoff: LoopHandoff) -> None:
+    borrowed(handoff)
     done: Future[int] = Future()
-    lease.post(lambda: done.set_result(threading.get_ident()))
-    assert not done.done() and lease.lent
-    lease.leave()
-    assert done.result(_TIMEOUT_S) == lease.thread
-    assert not lease.lent
+    handoff.post(lambda: done.set_result(threading.get_ident()))
+    assert not done.done() and handoff.lent
+    handoff.leave()
+    assert done.result(_TIMEOUT_S) == handoff.thread
+    assert not handoff.lent
 
 
-def test_an_unused_loop_returns_by_itself(lease: LoopHandoff) -> None:
-    borrowed(lease)
+def test_an_unused_loop_returns_by_itself(handoff: LoopHandoff) -> None:
+    borrowed(handoff)
     turned = threading.Event()
-    lease._loop.call_soon(turned.set)
-    lease.leave()
+    handoff._loop.call_soon(turned.set)
+    handoff.leave()
     assert turned.wait(_TIMEOUT_S)
 
 
-def test_a_constantly_used_loop_still_runs_its_callbacks(lease: LoopHandoff) -> None:
-    borrowed(lease)
+def test_a_constantly_used_loop_still_runs_its_callbacks(handoff: LoopHandoff) -> None:
+    borrowed(handoff)
     turned = threading.Event()
-    lease._loop.call_later(0.001, turned.set)
-    lease.leave()
+    handoff._loop.call_later(0.001, turned.set)
+    handoff.leave()
     deadline = time.monotonic() + _TIMEOUT_S
     while not turned.is_set():
         assert time.monotonic() < deadline
-        if lease.enter():
-            lease.leave()
+        if handoff.enter():
+            handoff.leave()
 
 
-def test_a_needed_loop_is_not_lent(lease: LoopHandoff) -> None:
-    lease.borrow(lambda: False)
-    assert not lease.lent and not lease.enter()
+def test_a_needed_loop_is_not_lent(handoff: LoopHandoff) -> None:
+    handoff.borrow(lambda: False)
+    assert not handoff.lent and not handoff.enter()
 
 
-def test_a_loop_that_is_stopped_while_lent_ends(lease: LoopHandoff) -> None:
-    borrowed(lease)
-    lease.stop()
-    lease.recall()
-    lease.leave()
+def test_a_loop_that_is_stopped_while_lent_ends(handoff: LoopHandoff) -> None:
+    borrowed(handoff)
+    handoff.stop()
+    handoff.recall()
+    handoff.leave()
 
 
 # --- the producer's use of it ---
@@ -125,12 +125,12 @@ def test_a_loop_that_is_stopped_while_lent_ends(lease: LoopHandoff) -> None:
 
 def acting(producer: Producer) -> int:
     """Send one record after the other until this thread acts for the loop; how many that took."""
-    lease = producer._sender._lease
+    handoff = producer._sender._handoff
     deadline = time.monotonic() + _TIMEOUT_S
     for count in itertools.count(1):
-        before = lease._entered
+        before = handoff._entered
         producer.send("t", b"v").result()
-        if lease.lent and lease._entered >= before + 2:  # it has sent and received
+        if handoff.lent and handoff._entered >= before + 2:  # it has sent and received
             return count
         assert time.monotonic() < deadline
     raise AssertionError("unreachable")
@@ -202,7 +202,7 @@ def test_a_request_whose_response_was_lost_is_repeated(fake: FakeCluster) -> Non
 
 
 @pytest.mark.parametrize(
-    ("owner", "method"), [(AsyncConnection, "wait_readable"), (SpinPolicy, "answered")], ids=["waits", "has waited"]
+    ("owner", "method"), [(AsyncConnection, "wait_readable"), (SpinPolicy, "on_response")], ids=["waits", "has waited"]
 )
 def test_an_interrupted_wait_loses_no_record(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
@@ -251,7 +251,7 @@ def test_an_interrupt_during_io_reaches_the_caller_and_ends_the_producer(
     producer = Producer(fake.bootstrap)
     acting(producer)
     with monkeypatch.context() as patch:
-        patch.setattr(producer._sender._accumulator, work, _interrupted)
+        patch.setattr(producer._sender._queues, work, _interrupted)
         with pytest.raises(KeyboardInterrupt):
             _send_while_lent(producer, headers)
     with pytest.raises(ProducerClosed) as closed:
@@ -267,7 +267,7 @@ def test_an_interrupt_while_a_future_is_resolved_is_the_callers(
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)
-    alone = producer._sender.alone
+    alone = producer._sender.direct_sender
     assert alone is not None
     ended = alone.ended
     raised: list[bool] = []
@@ -302,7 +302,7 @@ def test_a_second_interrupt_during_the_end_leaves_no_waiter(fake: FakeCluster, m
 
     with monkeypatch.context() as patch:
         patch.setattr(producer._writes, "fail_all", interrupted)
-        patch.setattr(producer._sender._accumulator, "start", _interrupted)
+        patch.setattr(producer._sender._queues, "start", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             _send_while_lent(producer)
         assert raised
@@ -326,8 +326,8 @@ def test_an_interrupt_while_entering_or_leaving_keeps_no_thread_inside(
                 producer.send("t", b"v").result()
 
         interrupted_in(method, line, send_some)
-        lease = producer._sender._lease
-        until(lambda: not lease.lent)
+        handoff = producer._sender._handoff
+        until(lambda: not handoff.lent)
         producer.send("t", b"v").result(_TIMEOUT_S)
         acting(producer)
 
@@ -368,7 +368,7 @@ def test_work_started_by_a_waiter_runs_in_the_producers_loop(
 
     with Producer(fake.bootstrap) as producer:
         producer.send("t", b"v").result(_TIMEOUT_S)
-        link = producer._sender._link
+        link = producer._sender._cluster
         start = link.start
 
         def noted(work: Coroutine[Any, Any, None]) -> None:
@@ -380,15 +380,17 @@ def test_work_started_by_a_waiter_runs_in_the_producers_loop(
         assert {loop for _, loop in begun} == {producer._sender._loop}
 
 
-def test_a_forked_child_does_not_act_for_its_parents_loop(lease: LoopHandoff, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_does_not_act_for_its_parents_loop(
+    handoff: LoopHandoff, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop_handoff, "_IDLE_S", _TIMEOUT_S)
     monkeypatch.setattr(loop_handoff, "_LONGEST_S", _TIMEOUT_S)
-    borrowed(lease)
-    lease.leave()
+    borrowed(handoff)
+    handoff.leave()
 
     def lent() -> bool:
-        lease.borrow(lambda: True)
-        return lease.lent
+        handoff.borrow(lambda: True)
+        return handoff.lent
 
     until(lent)
     with warnings.catch_warnings():
@@ -396,12 +398,12 @@ def test_a_forked_child_does_not_act_for_its_parents_loop(lease: LoopHandoff, mo
         child = os.fork()
     if not child:
         try:
-            os._exit(int(lease.enter()))
+            os._exit(int(handoff.enter()))
         finally:  # it is not to go on with the tests of its parent
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
-    assert lease.enter(), "it is lent all the while"
-    lease.leave()
+    assert handoff.enter(), "it is lent all the while"
+    handoff.leave()
 
 
 def test_a_wait_begun_after_the_threads_end_returns(fake: FakeCluster) -> None:
@@ -409,7 +411,7 @@ def test_a_wait_begun_after_the_threads_end_returns(fake: FakeCluster) -> None:
     with Producer(fake.bootstrap) as producer:
         producer.send("t", b"v").result(_TIMEOUT_S)
     for _ in range(10):
-        producer._sender.attend(lambda: False)
+        producer._sender.wait_helping(lambda: False)
 
 
 def _send_while_lent(producer: Producer, headers: dict[str, bytes] | None = None) -> None:

@@ -40,11 +40,11 @@ def test_the_greatest_leader_epoch_wins() -> None:
 def test_a_deposed_leader_names_its_successor() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 5)))
-    assert not cache.leader_told(TP, 1, 5), "no news"
-    assert not cache.leader_told(TP, 7, 6), "nobody knows where broker 7 is"
-    assert not cache.leader_told(TopicPartition("u", 0), 1, 6)
+    assert not cache.merge_leader(TP, 1, 5), "no news"
+    assert not cache.merge_leader(TP, 7, 6), "nobody knows where broker 7 is"
+    assert not cache.merge_leader(TopicPartition("u", 0), 1, 6)
     assert cache.leader(TP) == Leader(0, 5)
-    assert cache.leader_told(TP, 1, 6)
+    assert cache.merge_leader(TP, 1, 6)
     assert cache.leader(TP) == Leader(1, 6)
     cache.update(reply(topic(0, 5)))
     assert cache.leader(TP) == Leader(1, 6)
@@ -103,7 +103,7 @@ def test_a_lagging_broker_does_not_restore_a_deleted_topic() -> None:
     cache.update(reply(new))
     cache.update(reply(old))
     assert topic_id() == "b"
-    cache.forget("t")
+    cache.drop("t")
     cache.update(reply(old))
     assert topic_id() == "", "nor one that was forgotten since"
     cache.update(reply(topic(1, 0, topic_id="b", order=20), epoch=2))
@@ -133,12 +133,12 @@ def test_a_dropped_topic_keeps_its_newest_epochs() -> None:
     """A broker that is behind calls it unknown, another that is behind knows an older leader."""
     cache = MetadataCache()
     cache.update(reply(topic(0, 5)))
-    assert cache.leader_told(TP, 1, 6)
+    assert cache.merge_leader(TP, 1, 6)
     cache.update(reply(TopicMetadata(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "t")))
     assert cache.leader(TP) is None
     cache.update(reply(topic(0, 5)))
     assert cache.leader(TP) == Leader(1, 6)
-    cache.forget("t")
+    cache.drop("t")
     cache.update(reply(topic(0, 0, topic_id="b")))
     assert cache.leader(TP) == Leader(0, 0), "another topic of the name"
 

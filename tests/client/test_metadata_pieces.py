@@ -70,7 +70,7 @@ def whole(cache: MetadataCache, request: Metadata, asked: Asked | None = None) -
         piece = answer(cache, pieces.request)
         if asked is not None:
             asked.append((pieces.request.start, sum(len(topic.partitions) for topic in piece.topics)))
-        pieces.take(piece)
+        pieces.add(piece)
     return pieces.reply
 
 
@@ -111,10 +111,10 @@ def test_a_topic_deleted_between_two_pieces_is_missing() -> None:
         pieces = MetadataPieces(Metadata(0, names))
         for _ in range(2):
             assert pieces.request is not None
-            pieces.take(answer(cache, pieces.request))
+            pieces.add(answer(cache, pieces.request))
         cache.apply(ControlUpdate(0, "c", 1, 1, False, None, (), (), deleted=(("big", "id-big"),)))
         assert pieces.request is not None
-        pieces.take(answer(cache, pieces.request))
+        pieces.add(answer(cache, pieces.request))
         assert pieces.request is None
         gone = [] if names is None else [("big", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)]
         assert [(t.name, t.code, len(t.partitions)) for t in pieces.reply.topics] == [*gone, ("c", 0, 1)]
@@ -125,11 +125,11 @@ def test_a_topic_replaced_between_two_pieces_is_requested_again() -> None:
     cache = told({"big": 35})
     pieces = MetadataPieces(Metadata(0))
     assert pieces.request is not None
-    pieces.take(answer(cache, pieces.request))
+    pieces.add(answer(cache, pieces.request))
     anew = decisions("big", 35, topic_id="new")
     cache.apply(ControlUpdate(0, "c", 1, 1, False, None, (change("big", "new"),), anew))
     with pytest.raises(BrokerError, match="recreated") as caught:
-        pieces.take(answer(cache, pieces.request))
+        pieces.add(answer(cache, pieces.request))
     assert caught.value.retriable
 
 
@@ -145,7 +145,7 @@ def test_a_broker_that_never_ends_is_given_up() -> None:
     endless = MetadataReply(0, "c", 1, (), (), next=("t", 0))
     with pytest.raises(BrokerError, match="more than 1000 pieces"):
         while pieces.request is not None:
-            pieces.take(endless)
+            pieces.add(endless)
 
 
 @pytest.mark.usefixtures("small")
@@ -153,9 +153,9 @@ def test_the_oldest_piece_sets_the_replys_controller_epoch() -> None:
     cache = told({"a": 9, "b": 9})
     pieces = MetadataPieces(Metadata(0))
     assert pieces.request is not None
-    pieces.take(answer(cache, pieces.request))
+    pieces.add(answer(cache, pieces.request))
     cache.apply(ControlUpdate(0, "c", 5, 1, False, None, (), ()))
-    pieces.take(answer(cache, pieces.request))
+    pieces.add(answer(cache, pieces.request))
     assert pieces.reply.controller_epoch == 1
 
 
@@ -189,7 +189,7 @@ def test_clients_ask_one_broker_for_all_pieces(fake: FakeCluster) -> None:
     async def ask() -> None:
         arrived = asyncio.Event()
         link = LoopCluster(fake.bootstrap, client_id="test", changed=arrived.set, request_timeout_s=30.0)
-        link.want_metadata(["big"])
+        link.request_metadata(["big"])
         while len(link.metadata.partitions("big")) < 35:
             await asyncio.wait_for(arrived.wait(), 30)
             arrived.clear()
@@ -214,7 +214,7 @@ def test_a_reply_about_many_partitions_stays_small_and_fast() -> None:
         sizes.append(len(encoded))
         reply = decode_reply(encoded)
         assert isinstance(reply, MetadataReply)
-        pieces.take(reply)
+        pieces.add(reply)
     assert sum(len(topic.partitions) for topic in pieces.reply.topics) == 200_000
     assert max(sizes) < 2_000_000 < sum(sizes) < DEFAULT_MAX_FRAME_BYTES
     assert longest_s < 2, "of the broker's loop: with room for slow machines"

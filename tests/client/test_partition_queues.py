@@ -40,7 +40,7 @@ def drain(
     """Everything that goes out now, in order."""
     sent: list[ProducerBatch] = []
     while True:
-        requests = acc.drain(now_ms, lambda _: leader, can_take=lambda _: True, max_request_bytes=max_bytes)
+        requests = acc.drain(now_ms, lambda _: leader, can_accept=lambda _: True, max_request_bytes=max_bytes)
         if not requests:
             return sent
         for batches in requests.values():
@@ -75,7 +75,7 @@ def test_a_request_has_one_batch_of_each_partition_of_a_leader() -> None:
     first, second, other = batch(), batch(), batch(OTHER)
     for one in (first, second, other):
         acc.add(one)
-    requests = acc.drain(0, lambda _: 1, can_take=lambda _: True, max_request_bytes=1000)
+    requests = acc.drain(0, lambda _: 1, can_accept=lambda _: True, max_request_bytes=1000)
     assert requests == {1: [first, other]}
 
 
@@ -85,7 +85,7 @@ def test_a_full_request_leaves_the_rest_to_head_the_next() -> None:
     for tp in partitions * 2:
         acc.add(batch(tp, size=400))
     taken = [
-        [one.tp.partition for one in acc.drain(0, lambda _: 1, can_take=lambda _: True, max_request_bytes=900)[1]]
+        [one.tp.partition for one in acc.drain(0, lambda _: 1, can_accept=lambda _: True, max_request_bytes=900)[1]]
         for _ in range(3)
     ]
     assert taken == [[0, 1], [2, 0], [1, 2]]
@@ -183,7 +183,7 @@ def test_a_lost_sequence_ends_its_transaction_only() -> None:
     assert acc.failed(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, now_ms=0, roll=0.5)
     assert not acc.failed(first, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, now_ms=0, roll=0.5)
     assert not acc.failed(third, ErrorCode.INVALID_PRODUCER_EPOCH, now_ms=0, roll=0.5)
-    acc.give_up(second)
+    acc.drop(second)
     acc.begin(ProducerIdentity(8, 0))
     next_one = batch()
     acc.add(next_one)
@@ -369,7 +369,7 @@ def test_a_batch_starts_directly_only_as_the_partitions_only_one() -> None:
     assert fail(acc, alone, ErrorCode.NOT_LEADER_OR_FOLLOWER)
     assert drain(acc, 1000, leader=2) == [alone] and alone.broker_id == 2
     assert fail(acc, alone, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-    acc.give_up(alone)
+    acc.drop(alone)
     assert acc.empty and acc.next_number(TP) is None, "its sequence is broken"
 
 
@@ -418,9 +418,9 @@ def test_partitions_with_an_outstanding_request_cost_nothing() -> None:
         asked.append(tp)
         return 2
 
-    assert acc.drain(0, leader, can_take=lambda _: True, max_request_bytes=10_000) == {}
+    assert acc.drain(0, leader, can_accept=lambda _: True, max_request_bytes=10_000) == {}
     assert asked == []
     assert acc.next_time_ms(0) is None
     fail(acc, many[7], ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    assert acc.drain(0, leader, can_take=lambda _: True, max_request_bytes=10_000) == {2: [many[7]]}
+    assert acc.drain(0, leader, can_accept=lambda _: True, max_request_bytes=10_000) == {2: [many[7]]}
     assert asked == [many[7].tp]

@@ -23,7 +23,7 @@ from sparklog.client.producer.partitioning import (
     encode_parts,
     fit_to_topic,
     pieces,
-    take_destinations,
+    split_destinations,
 )
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicSchema
@@ -48,7 +48,7 @@ def topic(
 
 
 def encode(known: ProducerTopic, table: pa.Table, *, batch_bytes: int = 1 << 20, **where: int) -> list[EncodedPart]:
-    table, destination = take_destinations(known, table, where.get("partition"))
+    table, destination = split_destinations(known, table, where.get("partition"))
     fitted = fit_to_topic(known, table, 1_000)
     parts: list[EncodedPart] = []
     for piece, target in pieces(known, fitted, destination, batch_bytes=batch_bytes):

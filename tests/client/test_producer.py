@@ -269,7 +269,7 @@ def test_many_threads_wait_for_one_future_in_different_ways(error: BrokerError |
     metadata = TopicMetadata(0, "t", "id", schemas=(TopicSchema(0, schema_message(DEFAULT_SCHEMA)),))
     chunk = RecordChunk(ProducerTopic(metadata), 0, 0.0)
     chunk.records.append((None, b"v", None, 7))
-    chunk.placed([range(1)])
+    chunk.assign_batches([range(1)])
     future = RecordFuture(chunk, 0)
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         waits: list[Callable[[], object]] = [
@@ -285,7 +285,7 @@ def test_many_threads_wait_for_one_future_in_different_ways(error: BrokerError |
         seen = [one.exception(30) or one.result() for one in found]
     place = RecordMetadata("t", 0, 3, 7)
     assert seen == ([error] * 5 if error else [place, place, place, None, place])
-    assert chunk.take_failure() is None
+    assert chunk.consume_failure() is None
 
 
 def test_a_callback_may_send(fake: FakeCluster) -> None:

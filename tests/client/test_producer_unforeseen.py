@@ -163,11 +163,11 @@ def test_an_unreadable_topic_does_not_affect_others(fake: FakeCluster, monkeypat
 
 
 def in_the_look(producer: Producer) -> tuple[object, str]:
-    return producer._sender._accumulator, "drain"
+    return producer._sender._queues, "drain"
 
 
 def at_the_answer(producer: Producer) -> tuple[object, str]:
-    return producer._sender._accumulator, "succeeded"
+    return producer._sender._queues, "succeeded"
 
 
 def with_a_chunk_in_hand(producer: Producer) -> tuple[object, str]:
@@ -175,7 +175,7 @@ def with_a_chunk_in_hand(producer: Producer) -> tuple[object, str]:
 
 
 def in_a_task(producer: Producer) -> tuple[object, str]:
-    return producer._sender._link, "ask_any"
+    return producer._sender._cluster, "ask_any"
 
 
 @pytest.mark.parametrize("place", [in_the_look, at_the_answer, with_a_chunk_in_hand, in_a_task])
@@ -218,7 +218,7 @@ def test_tables_and_transactions_do_not_wait_for_an_ended_thread(
     for broker in fake.brokers:
         fake.fault(broker.broker_id, times(1000, Produce, say_nothing))
     table = producer.write("t", pa.table({"value": [b"1", b"2"]}))
-    monkeypatch.setattr(producer._sender._accumulator, "drain", fail)
+    monkeypatch.setattr(producer._sender._queues, "drain", fail)
     record = producer.send("t", b"3")
     for future in (table, record):
         with pytest.raises(ProducerClosed, match="on purpose"):

@@ -24,8 +24,8 @@ _TIMEOUT_S = 30.0
 class _Owner:
     """Of a record that nobody can do anything for."""
 
-    stand_in = type("_", (), {"attend": lambda self, finished: None})()
-    lease = type("_", (), {"recall": lambda self: None})()
+    caller_io = type("_", (), {"wait_helping": lambda self, finished: None})()
+    handoff = type("_", (), {"recall": lambda self: None})()
 
     def __init__(self, ended: Callable[[SingleRecordCompletion], object] = lambda record: None) -> None:
         self.ended = ended
@@ -36,8 +36,8 @@ class _Owner:
     lines(
         SingleRecordCompletion.batch_done,
         SingleRecordCompletion.acknowledged,
-        SingleRecordCompletion.tell,
-        SingleRecordCompletion._tell_listeners,
+        SingleRecordCompletion.notify,
+        SingleRecordCompletion._notify_listeners,
         CompletionLatch.end,
     ),
 )
@@ -52,7 +52,7 @@ def test_every_waiter_for_a_single_record_is_notified(method: Callable[..., Any]
     threads = waiting(
         first.result,
         record.finished.wait,
-        begun=lambda: len(record._listeners) == 2 and len(record.finished._told) == 1,
+        begun=lambda: len(record._listeners) == 2 and len(record.finished._callbacks) == 1,
     )
     interrupted_in(method, line, lambda: record.batch_done(0, BatchOutcome(0, 5, 1)))
     for left in set(opened):  # as the producer does at its end
@@ -65,7 +65,7 @@ def test_a_future_read_late_is_freed_with_its_record() -> None:
     """At once, not when the collector of cycles comes: there is one for each record."""
     record = SingleRecordCompletion(_Owner(), "t", 0, 1)  # type: ignore[arg-type]
     record.acknowledged(7)
-    record.tell()
+    record.notify()
     future = RecordFuture(record, 0)
     told: list[int] = []
     gc.disable()
@@ -88,13 +88,13 @@ class _ToldTwice:
         self.found = RecordMetadata("t", 0, 7, 1)
         self.left = step
 
-    def attend(self, index: int) -> None:
+    def wait_helping(self, index: int) -> None:
         return None
 
     def outcome(self, index: int) -> RecordMetadata:
         return self.found
 
-    def hurry(self) -> None:
+    def recall_loop(self) -> None:
         pass
 
     def error_seen(self) -> None:

@@ -63,7 +63,7 @@ class Admin:
         ``timeout_s`` bounds every call, including retries. ``first_contact_s`` is the time after which the first call
         fails if no broker has ever responded; None: as ``timeout_s``.
         """
-        self._link = BlockingCluster(
+        self._cluster = BlockingCluster(
             bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s
         )
         self._timeout_s = timeout_s
@@ -71,7 +71,7 @@ class Admin:
 
     def close(self) -> None:
         """Close the connections. Does nothing in a forked child."""
-        self._link.close()
+        self._cluster.close()
 
     def __enter__(self) -> Admin:
         return self
@@ -113,7 +113,7 @@ class Admin:
             ClientTimeout: not done in time; the topic may still be created.
         """
         warning = topics.create_topic(
-            self._link,
+            self._cluster,
             name,
             partitions=partitions,
             replication_factor=replication_factor,
@@ -123,7 +123,7 @@ class Admin:
             config=config,
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
         )
-        return describe_topic(self._link.topic(name, refresh=True), warning=warning)
+        return describe_topic(self._cluster.topic(name, refresh=True), warning=warning)
 
     def delete_topic(self, name: str, *, timeout_s: float | None = None) -> None:
         """Delete a topic and its records.
@@ -132,7 +132,7 @@ class Admin:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
             ClientTimeout: not done in time; the topic may still be deleted.
         """
-        topics.delete_topic(self._link, name, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+        topics.delete_topic(self._cluster, name, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
 
     def create_partitions(
         self,
@@ -155,8 +155,8 @@ class Admin:
             ClientTimeout: not done in time; the partitions may still be created.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        warning = topics.create_partitions(self._link, name, partitions, assignment=assignment, timeout_s=timeout_s)
-        return describe_topic(self._link.topic(name, refresh=True), warning=warning)
+        warning = topics.create_partitions(self._cluster, name, partitions, assignment=assignment, timeout_s=timeout_s)
+        return describe_topic(self._cluster.topic(name, refresh=True), warning=warning)
 
     def add_columns(
         self, name: str, columns: pa.Schema | str | Any, *, timeout_s: float | None = None
@@ -171,7 +171,7 @@ class Admin:
             ClientTimeout: not done in time; the columns may be added.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return describe_topic(topics.add_columns(self._link, name, columns, timeout_s=timeout_s))
+        return describe_topic(topics.add_columns(self._cluster, name, columns, timeout_s=timeout_s))
 
     def alter_topic(
         self,
@@ -191,8 +191,8 @@ class Admin:
             ClientTimeout: not done in time; the settings may be changed.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        topics.alter_topic(self._link, name, config or {}, unset=unset, timeout_s=timeout_s)
-        return describe_topic(self._link.topic(name, refresh=True))
+        topics.alter_topic(self._cluster, name, config or {}, unset=unset, timeout_s=timeout_s)
+        return describe_topic(self._cluster.topic(name, refresh=True))
 
     def delete_records(
         self, before: Mapping[TopicPartition, int | None], *, timeout_s: float | None = None
@@ -205,7 +205,7 @@ class Admin:
             ClientTimeout: a leader did not respond in time.
         """
         wanted = {TopicPartition(*tp): offset for tp, offset in before.items()}
-        return delete_records(self._link, wanted, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+        return delete_records(self._cluster, wanted, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
 
     def list_topics(self) -> list[str]:
         """Return the names of all topics, in order."""
@@ -213,7 +213,7 @@ class Admin:
 
     def describe_topic(self, name: str) -> TopicDescription:
         """Return a topic. Raises BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION."""
-        return describe_topic(self._link.topic(name, refresh=True))
+        return describe_topic(self._cluster.topic(name, refresh=True))
 
     def describe_topics(self, names: Iterable[str] | None = None, *, internal: bool = False) -> list[TopicDescription]:
         """Return the named topics in that order, or else all topics, with ``internal`` also the internal ones.
@@ -300,16 +300,16 @@ class Admin:
         """
         named = dict.fromkeys(TopicPartition(*tp) for tp in partitions)
         found = dict.fromkeys(TopicPartition(*tp) for tp in may_have_ended)
-        return reassignment.take_back(
-            self._link,
+        return reassignment.cancel_moves(
+            self._cluster,
             named,
             may_have_ended=[tp for tp in found if tp not in named],
-            timeout_ms=self._link.broker_timeout_ms(),
+            timeout_ms=self._cluster.broker_timeout_ms(),
         )
 
     def reassignments(self) -> list[MoveDescription]:
         """Return the moves in progress, with the progress of each."""
-        return reassignment.under_way(self._link, self.describe_brokers())
+        return reassignment.list_moves(self._cluster, self.describe_brokers())
 
     def wait_until_moved(
         self, targets: Mapping[TopicPartition, Sequence[int]], *, timeout_s: float | None = None
@@ -333,7 +333,9 @@ class Admin:
 
         Returns the partitions that did not get their leader, with the reason.
         """
-        return reassignment.elect(self._link, partitions, unclean=unclean, timeout_ms=self._link.broker_timeout_ms())
+        return reassignment.elect(
+            self._cluster, partitions, unclean=unclean, timeout_ms=self._cluster.broker_timeout_ms()
+        )
 
     def wait_until_in_sync(self, topics: Iterable[str] | None = None, *, timeout_s: float | None = None) -> None:
         """Wait until every partition (of ``topics``) has a leader and all replicas in sync.
@@ -352,7 +354,7 @@ class Admin:
         Raises:
             BrokerError: a broker did not respond.
         """
-        return set_aside.set_aside_logs(self._link)
+        return set_aside.set_aside_logs(self._cluster)
 
     def restore_set_aside(self, topic_id: str, *, timeout_s: float | None = None) -> RestoredTopic:
         """Recreate the topic of this id from set-aside logs, and wait until its partitions have leaders.
@@ -362,7 +364,7 @@ class Admin:
                 REQUEST_TIMED_OUT if the topic was created and partitions have no leader yet.
         """
         return set_aside.restore_set_aside(
-            self._link, topic_id, timeout_s=self._timeout_s if timeout_s is None else timeout_s
+            self._cluster, topic_id, timeout_s=self._timeout_s if timeout_s is None else timeout_s
         )
 
     def remove_set_aside(self, broker_id: int, names: Iterable[str]) -> None:
@@ -371,7 +373,7 @@ class Admin:
         Raises:
             BrokerError: BROKER_NOT_AVAILABLE, UNSUPPORTED_VERSION.
         """
-        set_aside.remove_set_aside(self._link, broker_id, names)
+        set_aside.remove_set_aside(self._cluster, broker_id, names)
 
     # --- the cluster ---
 
@@ -381,7 +383,7 @@ class Admin:
         Raises:
             BrokerError: BROKER_NOT_AVAILABLE, BROKER_STOPPING; INVALID_REQUEST if it has no supervisor.
         """
-        rolling_restart.restart(self._link, broker_id)
+        rolling_restart.restart(self._cluster, broker_id)
 
     def rolling_restart(
         self,
@@ -398,7 +400,7 @@ class Admin:
             BrokerError: as ``restart_broker``.
             ClientTimeout: a broker did not come back, or the cluster was not whole; the message has the problems.
         """
-        return rolling_restart.roll(self._link, brokers, timeout_s=timeout_s, tell=tell)
+        return rolling_restart.roll(self._cluster, brokers, timeout_s=timeout_s, tell=tell)
 
     def describe_cluster(self) -> ClusterDescription:
         """Return the cluster's id and its live brokers."""
@@ -428,7 +430,7 @@ class Admin:
         """
         asked = dict(queries) if isinstance(queries, Mapping) else dict.fromkeys(queries, at)
         by_partition = {TopicPartition(*tp): query for tp, query in asked.items()}
-        return list_offsets(self._link, by_partition, isolation=wire_isolation(isolation), known=known)
+        return list_offsets(self._cluster, by_partition, isolation=wire_isolation(isolation), known=known)
 
     # --- consumer groups ---
 
@@ -448,11 +450,11 @@ class Admin:
         known = topic_ids or {}
         checked = {TopicPartition(*tp): checked_offset(TopicPartition(*tp), at) for tp, at in offsets.items()}
         entries = [GroupOffset(topic, part, offset, known.get(topic, "")) for (topic, part), offset in checked.items()]
-        groups.commit_offsets(self._link, group, entries, timeout_s=self._timeout_s)
+        groups.commit_offsets(self._cluster, group, entries, timeout_s=self._timeout_s)
 
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:
         """Return a group's next offsets to read by partition; empty for an unknown group."""
-        found = groups.group_offsets(self._link, group, timeout_s=self._timeout_s)
+        found = groups.group_offsets(self._cluster, group, timeout_s=self._timeout_s)
         return {TopicPartition(entry.topic, entry.partition): entry.offset for entry in found}
 
     def list_groups(self) -> list[str]:
@@ -461,11 +463,11 @@ class Admin:
 
     def group_listings(self) -> list[groups.GroupListing]:
         """Return all groups as ``list_groups``, with their state and number of members."""
-        return groups.list_groups(self._link)
+        return groups.list_groups(self._cluster)
 
     def describe_group(self, group: str) -> groups.GroupDescription | None:
         """Return the members of a group and their partitions, or None if the group does not exist."""
-        return groups.describe_group(self._link, group)
+        return groups.describe_group(self._cluster, group)
 
     def delete_group(self, group: str) -> None:
         """Delete a group without members, and its offsets.
@@ -473,7 +475,7 @@ class Admin:
         Raises:
             BrokerError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND.
         """
-        groups.delete_group(self._link, group)
+        groups.delete_group(self._cluster, group)
 
     # --- transactions ---
 
@@ -483,7 +485,7 @@ class Admin:
         Raises:
             ClientTimeout: a broker did not respond, or a coordinator is still loading its state.
         """
-        return transactions.list_transactions(self._link)
+        return transactions.list_transactions(self._cluster)
 
     def abort_transaction(self, key: str) -> None:
         """Abort an open transaction and fence its producer.
@@ -494,7 +496,7 @@ class Admin:
             BrokerError: INVALID_TXN_STATE if no transaction is open, or it is already decided.
             ClientTimeout: its coordinator did not respond; it may be aborted.
         """
-        transactions.abort_transaction(self._link, key)
+        transactions.abort_transaction(self._cluster, key)
 
     def hanging_transactions(self, *, open_s: float = 900.0) -> list[HangingTransaction]:
         """Return hanging transactions: open in a partition for ``open_s`` or longer, and unknown to every coordinator.
@@ -504,7 +506,7 @@ class Admin:
         Raises:
             ClientTimeout: a broker did not respond, or not every coordinator was reachable.
         """
-        return transactions.find_hanging(self._link, open_s=open_s)
+        return transactions.find_hanging(self._cluster, open_s=open_s)
 
     def abort_hanging(self, partition: TopicPartition, producer_id: int) -> None:
         """Abort the hanging transaction of a producer id in one partition. Its records there are never read.
@@ -513,16 +515,16 @@ class Admin:
             BrokerError: INVALID_TXN_STATE if no transaction is open, or a coordinator knows it: abort it by its key.
             ClientTimeout: the leader did not respond; it may be aborted.
         """
-        transactions.abort_hanging(self._link, TopicPartition(*partition), producer_id)
+        transactions.abort_hanging(self._cluster, TopicPartition(*partition), producer_id)
 
     def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:
         """Return the live brokers, and the replicas of every partition, or its target if it moves."""
         reply = self._metadata(None, schemas=False, internal=True)
-        return reply.brokers, reassignment.replicas_of(reply, reassignment.under_way(self._link))
+        return reply.brokers, reassignment.replicas_of(reply, reassignment.list_moves(self._cluster))
 
     def _move(self, targets: Mapping[TopicPartition, tuple[int, ...]], throttle_bytes: int) -> Reassigned:
-        timeout_ms = self._link.broker_timeout_ms()
-        warning = reassignment.alter(self._link, targets, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms)
+        timeout_ms = self._cluster.broker_timeout_ms()
+        warning = reassignment.alter(self._cluster, targets, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms)
         return Reassigned(dict(targets), warning)
 
     def _wait(self, what: str, problems: Callable[[MetadataReply], list[str]], timeout_s: float | None) -> None:
@@ -532,24 +534,24 @@ class Admin:
                 more = f" and {len(found) - 3} more" if len(found) > 3 else ""
                 raise BrokerError(ErrorCode.REPLICA_NOT_AVAILABLE, f"{'; '.join(found[:3])}{more}")
 
-        self._link.retrying(what, attempt, timeout_s=timeout_s)
+        self._cluster.retrying(what, attempt, timeout_s=timeout_s)
 
     def _metadata(
         self, topics: tuple[str, ...] | None, *, schemas: bool = True, internal: bool = False
     ) -> MetadataReply:
         def attempt() -> MetadataReply:
-            reply = self._link.ask_metadata(Metadata(0, topics, schemas, internal))
+            reply = self._cluster.ask_metadata(Metadata(0, topics, schemas, internal))
             if schemas:
-                self._link.metadata.update(reply)
+                self._cluster.metadata.update(reply)
             return reply
 
-        return self._link.retrying("metadata", attempt)
+        return self._cluster.retrying("metadata", attempt)
 
     def _describe_broker(self, address: Any) -> BrokerDescription:
-        if address.broker_id not in self._link.metadata.brokers:
-            self._link.retrying("metadata", self._link.refresh)
+        if address.broker_id not in self._cluster.metadata.brokers:
+            self._cluster.retrying("metadata", self._cluster.refresh)
         try:
-            reply = self._link.ask_broker(address.broker_id, DescribeBroker(0), DescribeBrokerReply)
+            reply = self._cluster.ask_broker(address.broker_id, DescribeBroker(0), DescribeBrokerReply)
         except BrokerError as error:
             return BrokerDescription(address, error=str(error))
         return describe_broker(address, reply)

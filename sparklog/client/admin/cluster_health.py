@@ -51,42 +51,44 @@ class ClusterSnapshot:
         return found
 
 
-def take_look(link: BlockingCluster, expected: Collection[int]) -> ClusterSnapshot:
+def take_snapshot(cluster: BlockingCluster, expected: Collection[int]) -> ClusterSnapshot:
     """Ask every registered broker. A broker that does not respond is a problem, not an error.
 
     Raises:
         BrokerError: no broker is reachable.
     """
-    look = ClusterSnapshot()
-    link.refresh(())
-    registered = sorted(link.metadata.brokers)
+    snapshot = ClusterSnapshot()
+    cluster.refresh(())
+    registered = sorted(cluster.metadata.brokers)
     for broker_id in sorted(set(expected) - set(registered)):
-        look.problems.append(f"broker {broker_id} is not registered")
+        snapshot.problems.append(f"broker {broker_id} is not registered")
     for broker_id in registered:
         try:
-            look.metadata[broker_id] = link.ask_metadata(Metadata(0, None, schemas=False, internal=True), broker_id)
-            described = link.ask_broker(broker_id, DescribeBroker(0), DescribeBrokerReply)
+            snapshot.metadata[broker_id] = cluster.ask_metadata(
+                Metadata(0, None, schemas=False, internal=True), broker_id
+            )
+            described = cluster.ask_broker(broker_id, DescribeBroker(0), DescribeBrokerReply)
         except BrokerError as error:
-            look.problems.append(f"broker {broker_id} does not respond: {error}")
+            snapshot.problems.append(f"broker {broker_id} does not respond: {error}")
             continue
         if described.state != "running":
-            look.problems.append(f"broker {broker_id} is {described.state}")
+            snapshot.problems.append(f"broker {broker_id} is {described.state}")
         for replica in described.replicas:
-            look.replicas[TopicPartition(replica.topic, replica.partition), broker_id] = replica
-    return look
+            snapshot.replicas[TopicPartition(replica.topic, replica.partition), broker_id] = replica
+    return snapshot
 
 
-def problems_of(look: ClusterSnapshot, before: ClusterSnapshot) -> list[str]:
+def problems_of(snapshot: ClusterSnapshot, before: ClusterSnapshot) -> list[str]:
     """Return the problems of the cluster, one sentence each; empty if it is whole.
 
-    ``before`` is the snapshot before ``look``.
+    ``before`` is the snapshot before ``snapshot``.
     """
-    found = list(look.problems)
-    epochs = {broker_id: reply.controller_epoch for broker_id, reply in look.metadata.items()}
+    found = list(snapshot.problems)
+    epochs = {broker_id: reply.controller_epoch for broker_id, reply in snapshot.metadata.items()}
     newest = max(epochs.values(), default=-1)
     found += [f"broker {b} does not know controller {newest} yet" for b, epoch in epochs.items() if epoch < newest]
-    partitions = look.newest
-    for broker_id, reply in look.metadata.items():
+    partitions = snapshot.newest
+    for broker_id, reply in snapshot.metadata.items():
         known = {
             TopicPartition(topic.name, part.partition): part.leader_epoch
             for topic in reply.topics
@@ -96,13 +98,13 @@ def problems_of(look: ClusterSnapshot, before: ClusterSnapshot) -> list[str]:
         if behind:
             found.append(f"broker {broker_id} does not know the leader of {behind[0]} yet")
     for tp, part in partitions.items():
-        problem = _problem(tp, part, look, before)
+        problem = _problem(tp, part, snapshot, before)
         if problem:
             found.append(problem)
     return found
 
 
-def _problem(tp: TopicPartition, part: PartitionMetadata, look: ClusterSnapshot, before: ClusterSnapshot) -> str:
+def _problem(tp: TopicPartition, part: PartitionMetadata, snapshot: ClusterSnapshot, before: ClusterSnapshot) -> str:
     if part.leader == NO_LEADER:
         return f"{tp} has no leader"
     missing = sorted(set(part.replicas) - set(part.isr))
@@ -112,7 +114,7 @@ def _problem(tp: TopicPartition, part: PartitionMetadata, look: ClusterSnapshot,
     if leader is None or (leader.role, leader.leader_epoch) != ("leader", part.leader_epoch):
         return f"{tp}: broker {part.leader} does not lead it yet"
     for broker_id in part.replicas:
-        replica = look.replicas.get((tp, broker_id))
+        replica = snapshot.replicas.get((tp, broker_id))
         if replica is None or replica.role == "offline" or replica.leader_epoch != part.leader_epoch:
             return f"{tp}: broker {broker_id} does not follow in leader epoch {part.leader_epoch}"
         if replica.log_end_offset < leader.high_watermark:
@@ -122,12 +124,12 @@ def _problem(tp: TopicPartition, part: PartitionMetadata, look: ClusterSnapshot,
 
 
 def wait_until_whole(
-    link: BlockingCluster,
+    cluster: BlockingCluster,
     *,
     expected: Collection[int],
     timeout_s: float,
     what: str,
-    also: Callable[[ClusterSnapshot], str] = lambda look: "",
+    also: Callable[[ClusterSnapshot], str] = lambda snapshot: "",
 ) -> ClusterSnapshot:
     """Take snapshots until the cluster is whole and ``also`` returns no problem.
 
@@ -139,17 +141,17 @@ def wait_until_whole(
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
-            look = take_look(link, expected)
-            problems = ["only one snapshot so far"] if before is None else problems_of(look, before)
-            extra = also(look)
+            snapshot = take_snapshot(cluster, expected)
+            problems = ["only one snapshot so far"] if before is None else problems_of(snapshot, before)
+            extra = also(snapshot)
             problems += [extra] if extra else []
-            before = look
+            before = snapshot
         except BrokerError as error:
             if not error.retriable and error.code != ErrorCode.NETWORK_EXCEPTION:
                 raise
             problems = [str(error)]
         if not problems:
-            return look
+            return snapshot
         if deadline.left_s() <= 0:
             more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
             raise ClientTimeout(f"{what}: not reached within {timeout_s:g} s: {'; '.join(problems[:_NAMED])}{more}")

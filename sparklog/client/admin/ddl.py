@@ -81,7 +81,7 @@ class _Parser:
     def fields(self, *, closing: str) -> list[pa.Field]:
         found = [self._field()]
         while self._peek() == ",":
-            self._take()
+            self._next_token()
             found.append(self._field())
         if closing:
             self._expect(closing)
@@ -90,23 +90,23 @@ class _Parser:
         return found
 
     def _field(self) -> pa.Field:
-        name = self._take()
+        name = self._next_token()
         if not name or name in "<>(),:":
             raise self._error("a column name", back=1)
         if self._peek() == ":":
-            self._take()
+            self._next_token()
         kind = self._type()
         nullable = True
         if self._peek().lower() == "not":
-            self._take()
+            self._next_token()
             self._expect("null")
             nullable = False
         elif self._peek().lower() == "null":
-            self._take()
+            self._next_token()
         return pa.field(name.strip("`"), kind, nullable=nullable)
 
     def _type(self) -> pa.DataType:
-        name = self._take().lower()
+        name = self._next_token().lower()
         if name == "array":
             self._expect("<")
             item = self._type()
@@ -133,10 +133,10 @@ class _Parser:
     def _decimal(self) -> pa.DataType:
         precision, scale = 10, 0
         if self._peek() == "(":
-            self._take()
+            self._next_token()
             precision = self._number()
             if self._peek() == ",":
-                self._take()
+                self._next_token()
                 scale = self._number()
             self._expect(")")
         try:
@@ -145,7 +145,7 @@ class _Parser:
             raise ConfigError(f"schema: decimal({precision},{scale}): {error}") from None
 
     def _number(self) -> int:
-        token = self._take()
+        token = self._next_token()
         if not token.isdigit():
             raise self._error("a number", back=1)
         return int(token)
@@ -153,13 +153,13 @@ class _Parser:
     def _peek(self) -> str:
         return self._tokens[self._next][0] if self._next < len(self._tokens) else ""
 
-    def _take(self) -> str:
+    def _next_token(self) -> str:
         token = self._peek()
         self._next += 1
         return token
 
     def _expect(self, token: str) -> None:
-        if self._take().lower() != token:
+        if self._next_token().lower() != token:
             raise self._error(repr(token), back=1)
 
     def _error(self, expected: str, *, back: int = 0) -> ConfigError:

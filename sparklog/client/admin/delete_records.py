@@ -14,7 +14,7 @@ _HIGH_WATERMARK = -1
 
 
 def delete_records(
-    link: BlockingCluster, before: Mapping[TopicPartition, int | None], *, timeout_s: float
+    cluster: BlockingCluster, before: Mapping[TopicPartition, int | None], *, timeout_s: float
 ) -> dict[TopicPartition, int]:
     """Delete records. Arguments and errors are those of ``Admin.delete_records``.
 
@@ -24,14 +24,14 @@ def delete_records(
 
     def attempt() -> None:
         waiting = [tp for tp in before if tp not in done]
-        link.refresh(sorted({tp.topic for tp in waiting}))
+        cluster.refresh(sorted({tp.topic for tp in waiting}))
         problem: BrokerError | None = None
-        for broker_id, group in link.metadata.group_by_leader(waiting).items():
+        for broker_id, group in cluster.metadata.group_by_leader(waiting).items():
             try:
                 if broker_id is None:
-                    raise no_leader(link.metadata, group[0])
+                    raise no_leader(cluster.metadata, group[0])
                 for piece in pieces(group):
-                    _ask_one(link, broker_id, piece, before=before, done=done)
+                    _ask_one(cluster, broker_id, piece, before=before, done=done)
             except BrokerError as error:  # noqa: PERF203 - the other leaders are asked nevertheless
                 if not error.retriable:
                     raise
@@ -39,12 +39,12 @@ def delete_records(
         if problem is not None:
             raise problem
 
-    link.retrying("delete records", attempt, timeout_s=timeout_s)
+    cluster.retrying("delete records", attempt, timeout_s=timeout_s)
     return {tp: done[tp] for tp in before}
 
 
 def _ask_one(
-    link: BlockingCluster,
+    cluster: BlockingCluster,
     broker_id: int,
     group: Sequence[TopicPartition],
     *,
@@ -52,13 +52,13 @@ def _ask_one(
     done: dict[TopicPartition, int],
 ) -> None:
     """Ask one leader. Keep the results, then raise the last error among its partitions."""
-    leaders = {tp: leader for tp in group if (leader := link.metadata.leader(tp))}
+    leaders = {tp: leader for tp in group if (leader := cluster.metadata.leader(tp))}
     wanted = [
         DeleteRecordsPartition(tp.topic, tp.partition, _HIGH_WATERMARK if offset is None else offset, leader.epoch)
         for tp, leader in leaders.items()
         for offset in [before[tp]]
     ]
-    reply = link.ask_broker(broker_id, DeleteRecords(0, tuple(wanted)), DeleteRecordsReply)
+    reply = cluster.ask_broker(broker_id, DeleteRecords(0, tuple(wanted)), DeleteRecordsReply)
     problem: BrokerError | None = None
     for tp, result in zip(leaders, reply.results, strict=True):
         if result.code == ErrorCode.NONE:

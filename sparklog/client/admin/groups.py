@@ -32,7 +32,7 @@ OFFSETS_TOPIC = INTERNAL_PREFIX + "consumer_offsets"
 
 
 def commit_offsets(
-    link: BlockingCluster, group: str, offsets: Sequence[GroupOffset], *, timeout_s: float | None = None
+    cluster: BlockingCluster, group: str, offsets: Sequence[GroupOffset], *, timeout_s: float | None = None
 ) -> None:
     """Set offsets of a group, and leave its others unchanged. Returns after they are committed.
 
@@ -42,23 +42,23 @@ def commit_offsets(
         BrokerError: the error of the first refused partition; the others are set.
         ClientTimeout: no coordinator responded in time; the offsets may be set.
     """
-    coordination = BlockingCoordinator(link)
+    coordinator = BlockingCoordinator(cluster)
 
     def attempt() -> None:
         refused: BrokerError | None = None
         for piece in pieces(offsets):
             request = CommitOffsets(0, group, tuple(piece))
-            for result in coordination.ask_once(GROUP, group, request, CommitOffsetsReply).results:
+            for result in coordinator.ask_once(GROUP, group, request, CommitOffsetsReply).results:
                 if result.code and refused is None:
                     place = f"group {group!r}, {result.topic}-{result.partition}"
                     refused = BrokerError(result.code, result.detail or place)
         if refused is not None:
             raise refused
 
-    link.retrying(f"CommitOffsets, coordinator of group {group!r}", attempt, timeout_s=timeout_s)
+    cluster.retrying(f"CommitOffsets, coordinator of group {group!r}", attempt, timeout_s=timeout_s)
 
 
-def group_offsets(link: BlockingCluster, group: str, *, timeout_s: float | None = None) -> tuple[GroupOffset, ...]:
+def group_offsets(cluster: BlockingCluster, group: str, *, timeout_s: float | None = None) -> tuple[GroupOffset, ...]:
     """Return all offsets of a group; none for an unknown group.
 
     A deposed coordinator that is cut off does not know it. A client that continued from its offsets would repeat work
@@ -71,15 +71,15 @@ def group_offsets(link: BlockingCluster, group: str, *, timeout_s: float | None 
 
     def attempt() -> tuple[GroupOffset, ...]:
         nonlocal asked_before
-        found = link.ask_any(FindCoordinator(0, GROUP, group), FindCoordinatorReply)
+        found = cluster.ask_any(FindCoordinator(0, GROUP, group), FindCoordinatorReply)
         tp = TopicPartition(OFFSETS_TOPIC, found.partition)
-        leader = link.leader(tp, refresh=asked_before)
+        leader = cluster.leader(tp, refresh=asked_before)
         asked_before = True
-        reply = link.ask_broker(leader.broker_id, FetchOffsets(0, group), FetchOffsetsReply)
-        link.confirm(tp, leader)
+        reply = cluster.ask_broker(leader.broker_id, FetchOffsets(0, group), FetchOffsetsReply)
+        cluster.confirm(tp, leader)
         return reply.offsets
 
-    return link.retrying(f"offsets of group {group!r}", attempt, timeout_s=timeout_s)
+    return cluster.retrying(f"offsets of group {group!r}", attempt, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,9 @@ class GroupDescription:
     members: tuple[GroupMember, ...]
 
 
-def list_groups(link: BlockingCluster) -> list[GroupListing]:
+def list_groups(cluster: BlockingCluster) -> list[GroupListing]:
     """Return the groups of all live brokers, in order. Raises as ``ask_all_brokers``."""
-    replies = ask_all_brokers(link, "groups", ListGroups(0), ListGroupsReply)
+    replies = ask_all_brokers(cluster, "groups", ListGroups(0), ListGroupsReply)
     found: dict[str, GroupListing] = {}
     for reply in replies:
         states = reply.states or (("", 0),) * len(reply.groups)
@@ -134,9 +134,9 @@ def list_groups(link: BlockingCluster) -> list[GroupListing]:
     return [found[name] for name in sorted(found)]
 
 
-def describe_group(link: BlockingCluster, group: str) -> GroupDescription | None:
+def describe_group(cluster: BlockingCluster, group: str) -> GroupDescription | None:
     """Return a group, or None if it does not exist. Raises ClientTimeout if its coordinator did not respond."""
-    reply = BlockingCoordinator(link).ask(GROUP, group, DescribeGroup(0, group), DescribeGroupReply)
+    reply = BlockingCoordinator(cluster).ask(GROUP, group, DescribeGroup(0, group), DescribeGroupReply)
     found = reply.description
     if found is None:
         return None
@@ -162,11 +162,11 @@ def _partitions(topics: Iterable[TopicPartitions]) -> tuple[TopicPartition, ...]
     return tuple(TopicPartition(found.topic, number) for found in topics for number in found.partitions)
 
 
-def delete_group(link: BlockingCluster, group: str) -> None:
+def delete_group(cluster: BlockingCluster, group: str) -> None:
     """Delete a group and its offsets.
 
     Raises:
         BrokerError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND.
         ClientTimeout: its coordinator did not respond; the group may be deleted.
     """
-    BlockingCoordinator(link).ask(GROUP, group, DeleteGroup(0, group), Ack)
+    BlockingCoordinator(cluster).ask(GROUP, group, DeleteGroup(0, group), Ack)

@@ -30,7 +30,7 @@ _ENDED = {ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ErrorCode.UNKNOWN_TOPIC_OR_PART
 
 
 def alter(
-    link: BlockingCluster, targets: Mapping[TopicPartition, Sequence[int]], *, throttle_bytes: int, timeout_ms: int
+    cluster: BlockingCluster, targets: Mapping[TopicPartition, Sequence[int]], *, throttle_bytes: int, timeout_ms: int
 ) -> str:
     """Start or change moves. Return the warning about shared hosts, or "".
 
@@ -38,12 +38,12 @@ def alter(
         BrokerError: of the first refused move, with the number of refused ones. The others are in progress.
     """
     moves = tuple(ReplicaMove(tp.topic, tp.partition, tuple(target)) for tp, target in targets.items())
-    warning, _ = _ask(link, moves, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms)
+    warning, _ = _ask(cluster, moves, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms)
     return warning
 
 
-def take_back(
-    link: BlockingCluster,
+def cancel_moves(
+    cluster: BlockingCluster,
     partitions: Iterable[TopicPartition],
     *,
     may_have_ended: Collection[TopicPartition],
@@ -58,12 +58,12 @@ def take_back(
         BrokerError: of the first refused one, with the number of refused ones. The others are cancelled.
     """
     moves = tuple(ReplicaMove(tp.topic, tp.partition, None) for tp in (*partitions, *may_have_ended))
-    _, taken = _ask(link, moves, throttle_bytes=0, timeout_ms=timeout_ms, may_have_ended=frozenset(may_have_ended))
+    _, taken = _ask(cluster, moves, throttle_bytes=0, timeout_ms=timeout_ms, may_have_ended=frozenset(may_have_ended))
     return taken
 
 
 def _ask(
-    link: BlockingCluster,
+    cluster: BlockingCluster,
     moves: tuple[ReplicaMove, ...],
     *,
     throttle_bytes: int,
@@ -78,7 +78,7 @@ def _ask(
     refused: list[PartitionResult] = []
     for piece in pieces(moves):
         request = AlterReassignments(0, tuple(piece), timeout_ms, throttle_bytes)
-        warning, others = _ask_once(link, request, taken)
+        warning, others = _ask_once(cluster, request, taken)
         warnings += [warning] if warning else []
         refused += [one for one in others if one.code not in _ENDED or _partition(one) not in may_have_ended]
     if refused:
@@ -87,20 +87,20 @@ def _ask(
 
 
 def _ask_once(
-    link: BlockingCluster, request: AlterReassignments, taken: list[TopicPartition]
+    cluster: BlockingCluster, request: AlterReassignments, taken: list[TopicPartition]
 ) -> tuple[str, list[PartitionResult]]:
     """Return the warning and the moves that were not accepted. Add the accepted ones to ``taken``."""
     done = {ErrorCode.NONE}
 
     def attempt() -> AlterReassignmentsReply:
         try:
-            return link.ask_any(request, AlterReassignmentsReply)
+            return cluster.ask_any(request, AlterReassignmentsReply)
         except BrokerError as error:
             if error.code in {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}:
                 done.add(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
             raise
 
-    reply = link.retrying("moving replicas", attempt)
+    reply = cluster.retrying("moving replicas", attempt)
     taken += [_partition(result) for result in reply.results if result.code in done]
     return reply.warning, [result for result in reply.results if result.code not in done]
 
@@ -117,9 +117,9 @@ def _refusal(refused: Sequence[PartitionResult], asked: int, taken: int) -> Brok
     return BrokerError(first.code, f"{len(refused)} of {asked} moves were refused{others}; first: {first.detail}")
 
 
-def under_way(link: BlockingCluster, brokers: Iterable[BrokerDescription] = ()) -> list[MoveDescription]:
+def list_moves(cluster: BlockingCluster, brokers: Iterable[BrokerDescription] = ()) -> list[MoveDescription]:
     """Return the moves in progress, each with the sizes of its copies from ``brokers``."""
-    reply = link.retrying("moves", lambda: link.ask_any(ListReassignments(0), ListReassignmentsReply))
+    reply = cluster.retrying("moves", lambda: cluster.ask_any(ListReassignments(0), ListReassignmentsReply))
     sizes = {
         (TopicPartition(replica.topic, replica.partition), broker.address.broker_id): replica.size_bytes
         for broker in brokers
@@ -179,7 +179,7 @@ def _place(tp: TopicPartition, part: PartitionMetadata) -> str:
 
 
 def elect(
-    link: BlockingCluster, partitions: Iterable[TopicPartition] | None, *, unclean: bool, timeout_ms: int
+    cluster: BlockingCluster, partitions: Iterable[TopicPartition] | None, *, unclean: bool, timeout_ms: int
 ) -> dict[TopicPartition, BrokerError]:
     """Elect leaders. Return the partitions that did not get their leader, with the reason.
 
@@ -192,7 +192,7 @@ def elect(
         requests = [ElectLeaders(0, kind, timeout_ms, tuple(piece)) for piece in pieces(named)]
     failed: dict[TopicPartition, BrokerError] = {}
     for request in requests:
-        reply = link.retrying("electing leaders", partial(link.ask_any, request, ElectLeadersReply))
+        reply = cluster.retrying("electing leaders", partial(cluster.ask_any, request, ElectLeadersReply))
         for result in reply.results:
             if result.code not in {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}:
                 failed[_partition(result)] = BrokerError(result.code, result.detail)

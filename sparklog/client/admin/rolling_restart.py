@@ -20,7 +20,7 @@ from sparklog.protocol.messages import Ack, RestartBroker
 Tell = Callable[[str], None]
 
 
-def restart(link: BlockingCluster, broker_id: int) -> int:
+def restart(cluster: BlockingCluster, broker_id: int) -> int:
     """Ask a broker to stop in a controlled way, and its supervisor to start it again. Do not wait for it.
 
     Returns the incarnation that ends.
@@ -30,30 +30,30 @@ def restart(link: BlockingCluster, broker_id: int) -> int:
             BROKER_STOPPING.
         ClientTimeout: the broker does not respond.
     """
-    link.retrying("metadata", link.refresh)
-    if broker_id not in link.metadata.brokers:
+    cluster.retrying("metadata", cluster.refresh)
+    if broker_id not in cluster.metadata.brokers:
         raise BrokerError(
             ErrorCode.BROKER_NOT_AVAILABLE,
-            f"broker {broker_id} is not live; the live brokers are {sorted(link.metadata.brokers)}",
+            f"broker {broker_id} is not live; the live brokers are {sorted(cluster.metadata.brokers)}",
         )
-    incarnation = link.metadata.brokers[broker_id].incarnation
+    incarnation = cluster.metadata.brokers[broker_id].incarnation
 
     def attempt() -> None:
-        now = link.metadata.brokers.get(broker_id)
+        now = cluster.metadata.brokers.get(broker_id)
         if now is None or now.incarnation != incarnation:
             return  # the request took effect, and its response was lost
         try:
-            link.ask_broker(broker_id, RestartBroker(0, incarnation), Ack)
+            cluster.ask_broker(broker_id, RestartBroker(0, incarnation), Ack)
         except BrokerError as error:
             if error.code == ErrorCode.NETWORK_EXCEPTION:
-                link.refresh()
+                cluster.refresh()
             raise
 
-    link.retrying(f"restarting broker {broker_id}", attempt)
+    cluster.retrying(f"restarting broker {broker_id}", attempt)
     return incarnation
 
 
-def roll(link: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: float, tell: Tell) -> list[int]:
+def roll(cluster: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: float, tell: Tell) -> list[int]:
     """Restart ``brokers`` (None: all) one at a time. ``timeout_s`` bounds each wait of each step.
 
     Returns the brokers that were restarted.
@@ -63,64 +63,66 @@ def roll(link: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: flo
         ClientTimeout: the cluster was not whole before a step, or a broker did not come back; the message has the
             problems. The brokers after that one are unchanged.
     """
-    link.retrying("metadata", link.refresh)
-    everyone = sorted(link.metadata.brokers)
+    cluster.retrying("metadata", cluster.refresh)
+    everyone = sorted(cluster.metadata.brokers)
     order = everyone if brokers is None else list(dict.fromkeys(brokers))
     for number, broker_id in enumerate(order, 1):
         name = f"broker {broker_id} ({number} of {len(order)})"
-        look = wait_until_whole(
-            link, expected=everyone, timeout_s=timeout_s, what=f"waiting to restart {name}: the cluster whole"
+        snapshot = wait_until_whole(
+            cluster, expected=everyone, timeout_s=timeout_s, what=f"waiting to restart {name}: the cluster whole"
         )
-        alone = sum(part.replicas == (broker_id,) for part in look.newest.values())
-        if alone:
-            tell(f"{name}: has the only replica of {alone} partitions, which are unavailable during its restart")
-        before = restart(link, broker_id)
+        only_replicas = sum(part.replicas == (broker_id,) for part in snapshot.newest.values())
+        if only_replicas:
+            tell(
+                f"{name}: has the only replica of {only_replicas} partitions, which are unavailable during its restart"
+            )
+        before = restart(cluster, broker_id)
         tell(f"{name}: restarting; incarnation {before} ends")
 
-        def came_back(look: ClusterSnapshot, broker_id: int = broker_id, before: int = before) -> str:
-            now = link.metadata.brokers.get(broker_id)
+        def came_back(snapshot: ClusterSnapshot, broker_id: int = broker_id, before: int = before) -> str:
+            now = cluster.metadata.brokers.get(broker_id)
             if now is None or now.incarnation <= before:
                 return f"broker {broker_id} has not registered again"
             return ""
 
         wait_until_whole(
-            link, expected=everyone, timeout_s=timeout_s, what=f"{name}: restarted and in sync", also=came_back
+            cluster, expected=everyone, timeout_s=timeout_s, what=f"{name}: restarted and in sync", also=came_back
         )
-        moved = _give_leaderships_back(link, broker_id, timeout_s=timeout_s)
-        incarnation = link.metadata.brokers[broker_id].incarnation
+        moved = _give_leaderships_back(cluster, broker_id, timeout_s=timeout_s)
+        incarnation = cluster.metadata.brokers[broker_id].incarnation
         tell(f"{name}: back as incarnation {incarnation}, in sync, {moved} leaderships returned")
-    wait_until_whole(link, expected=everyone, timeout_s=timeout_s, what="after the last restart: the cluster whole")
+    wait_until_whole(cluster, expected=everyone, timeout_s=timeout_s, what="after the last restart: the cluster whole")
     return order
 
 
-def _give_leaderships_back(link: BlockingCluster, broker_id: int, *, timeout_s: float) -> int:
+def _give_leaderships_back(cluster: BlockingCluster, broker_id: int, *, timeout_s: float) -> int:
     """Elect ``broker_id`` where it is the preferred leader. Return the number of partitions.
 
     Raises:
         ClientTimeout: some were not elected; names the first.
     """
-    look = link.retrying("metadata", lambda: link.refresh(None))
+    snapshot = cluster.retrying("metadata", lambda: cluster.refresh(None))
     wanted = [
         TopicPartition(topic.name, part.partition)
-        for topic in look.topics
+        for topic in snapshot.topics
         for part in topic.partitions
         if part.replicas[:1] == (broker_id,) and part.leader != broker_id
     ]
 
     def attempt() -> None:
-        failed = elect(link, wanted, unclean=False, timeout_ms=_timeout_ms(link)).values()
+        failed = elect(cluster, wanted, unclean=False, timeout_ms=_timeout_ms(cluster)).values()
         for error in failed:
             if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # deleted meanwhile
                 raise error
 
     if wanted:
         try:
-            link.retrying(f"returning leaderships to broker {broker_id}", attempt, timeout_s=timeout_s)
+            cluster.retrying(f"returning leaderships to broker {broker_id}", attempt, timeout_s=timeout_s)
         except BrokerError as error:
             raise ClientTimeout(f"returning leaderships to broker {broker_id}: {error}") from error
     return len(wanted)
 
 
-def _timeout_ms(link: BlockingCluster) -> int:
+def _timeout_ms(cluster: BlockingCluster) -> int:
     """Return the time that a broker may use, so that its response arrives in time."""
-    return max(1, int(link.request_timeout_s * 800))
+    return max(1, int(cluster.request_timeout_s * 800))

@@ -51,14 +51,14 @@ class RestoredTopic:
     findings: tuple[str, ...] = ()
 
 
-def set_aside_logs(link: BlockingCluster) -> list[SetAsideDescription]:
+def set_aside_logs(cluster: BlockingCluster) -> list[SetAsideDescription]:
     """Return the logs of all brokers. The errors are those of ``Admin.set_aside_logs``."""
-    link.retrying("metadata", link.refresh)
+    cluster.retrying("metadata", cluster.refresh)
     found = []
-    for broker_id in sorted(link.metadata.brokers):
-        if not _knows(link, broker_id):
+    for broker_id in sorted(cluster.metadata.brokers):
+        if not _supports_set_aside(cluster, broker_id):
             continue
-        reply = link.ask_broker(broker_id, ListSetAside(0), ListSetAsideReply)
+        reply = cluster.ask_broker(broker_id, ListSetAside(0), ListSetAsideReply)
         found += [
             SetAsideDescription(
                 broker_id,
@@ -79,33 +79,33 @@ def set_aside_logs(link: BlockingCluster) -> list[SetAsideDescription]:
     return found
 
 
-def restore_set_aside(link: BlockingCluster, topic_id: str, *, timeout_s: float) -> RestoredTopic:
+def restore_set_aside(cluster: BlockingCluster, topic_id: str, *, timeout_s: float) -> RestoredTopic:
     """Restore a topic. Arguments and errors are those of ``Admin.restore_set_aside``."""
-    link.retrying("metadata", link.refresh)
-    for broker_id in sorted(link.metadata.brokers):
-        if _knows(link, broker_id):
-            request = RestoreSetAside(0, topic_id, link.broker_timeout_ms(timeout_s))
-            reply = link.ask_broker(broker_id, request, RestoreSetAsideReply)
+    cluster.retrying("metadata", cluster.refresh)
+    for broker_id in sorted(cluster.metadata.brokers):
+        if _supports_set_aside(cluster, broker_id):
+            request = RestoreSetAside(0, topic_id, cluster.broker_timeout_ms(timeout_s))
+            reply = cluster.ask_broker(broker_id, request, RestoreSetAsideReply)
             return RestoredTopic(reply.topic, reply.partitions, reply.findings)
     raise BrokerError(ErrorCode.UNSUPPORTED_VERSION, "no live broker keeps set-aside logs: upgrade one first")
 
 
-def remove_set_aside(link: BlockingCluster, broker_id: int, names: Iterable[str]) -> None:
+def remove_set_aside(cluster: BlockingCluster, broker_id: int, names: Iterable[str]) -> None:
     """Remove logs. Arguments and errors are those of ``Admin.remove_set_aside``."""
-    link.retrying("metadata", link.refresh)
-    if broker_id not in link.metadata.brokers:
+    cluster.retrying("metadata", cluster.refresh)
+    if broker_id not in cluster.metadata.brokers:
         raise BrokerError(
             ErrorCode.BROKER_NOT_AVAILABLE,
-            f"broker {broker_id} is not live; the live brokers are {sorted(link.metadata.brokers)}",
+            f"broker {broker_id} is not live; the live brokers are {sorted(cluster.metadata.brokers)}",
         )
-    if not _knows(link, broker_id):
+    if not _supports_set_aside(cluster, broker_id):
         raise BrokerError(
             ErrorCode.UNSUPPORTED_VERSION, f"broker {broker_id} keeps no set-aside logs: upgrade it first"
         )
     for piece in pieces(tuple(names)):
-        link.ask_broker(broker_id, RemoveSetAside(0, tuple(piece)), Ack)
+        cluster.ask_broker(broker_id, RemoveSetAside(0, tuple(piece)), Ack)
 
 
-def _knows(link: BlockingCluster, broker_id: int) -> bool:
+def _supports_set_aside(cluster: BlockingCluster, broker_id: int) -> bool:
     """Return whether a broker supports requests about set-aside logs. Raises BrokerError if it is unreachable."""
-    return KNOWN_BY in link.ask_broker(broker_id, DescribeBroker(0), DescribeBrokerReply).settings
+    return KNOWN_BY in cluster.ask_broker(broker_id, DescribeBroker(0), DescribeBrokerReply).settings

@@ -38,7 +38,7 @@ _ANSWER_LOST = {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}
 
 
 def create_topic(
-    link: BlockingCluster,
+    cluster: BlockingCluster,
     name: str,
     *,
     partitions: int | None,
@@ -61,91 +61,93 @@ def create_topic(
         name,
         _BROKER_DEFAULT if partitions is None else partitions,
         _BROKER_DEFAULT if replication_factor is None else replication_factor,
-        link.broker_timeout_ms(timeout_s),
+        cluster.broker_timeout_ms(timeout_s),
         schema=b"" if schema is None else schema_message(to_arrow_schema(schema)),
         key_columns=(key,) if isinstance(key, str) else tuple(key or ()),
         event_time=event_time,
         config={str(setting): _as_text(value) for setting, value in (config or {}).items()},
     )
     reply = _carry_out(
-        link,
+        cluster,
         f"creating topic {name!r}",
-        lambda: link.ask_any(request, CreateTopicReply),
+        lambda: cluster.ask_any(request, CreateTopicReply),
         done=lambda error: error.code == ErrorCode.TOPIC_ALREADY_EXISTS,
         timeout_s=timeout_s,
     )
     return reply.warning if reply is not None else ""
 
 
-def delete_topic(link: BlockingCluster, name: str, *, timeout_s: float) -> None:
+def delete_topic(cluster: BlockingCluster, name: str, *, timeout_s: float) -> None:
     """Delete a topic. The errors are those of ``Admin.delete_topic``."""
-    request = DeleteTopic(0, name, link.broker_timeout_ms(timeout_s))
+    request = DeleteTopic(0, name, cluster.broker_timeout_ms(timeout_s))
     _carry_out(
-        link,
+        cluster,
         f"deleting topic {name!r}",
-        lambda: link.ask_any(request, Ack),
+        lambda: cluster.ask_any(request, Ack),
         done=lambda error: error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         timeout_s=timeout_s,
     )
-    link.metadata.forget(name)
+    cluster.metadata.drop(name)
 
 
 def create_partitions(
-    link: BlockingCluster, name: str, partitions: int, *, assignment: Sequence[Sequence[int]], timeout_s: float
+    cluster: BlockingCluster, name: str, partitions: int, *, assignment: Sequence[Sequence[int]], timeout_s: float
 ) -> str:
     """Add partitions. Return the warning about their placement when they have leaders, or "".
 
     Arguments and errors are those of ``Admin.create_partitions``.
     """
     replicas = tuple(tuple(brokers) for brokers in assignment)
-    request = CreatePartitions(0, name, partitions, link.broker_timeout_ms(timeout_s), replicas)
+    request = CreatePartitions(0, name, partitions, cluster.broker_timeout_ms(timeout_s), replicas)
 
-    def so_many_already(error: BrokerError) -> bool:
+    def has_count_already(error: BrokerError) -> bool:
         if error.code != ErrorCode.INVALID_PARTITIONS:
             return False
-        return len(link.topic(name, refresh=True).partitions) == partitions
+        return len(cluster.topic(name, refresh=True).partitions) == partitions
 
     reply = _carry_out(
-        link,
+        cluster,
         f"partitions for topic {name!r}",
-        lambda: link.ask_any(request, CreateTopicReply),
-        done=so_many_already,
+        lambda: cluster.ask_any(request, CreateTopicReply),
+        done=has_count_already,
         timeout_s=timeout_s,
     )
     return reply.warning if reply is not None else ""
 
 
-def add_columns(link: BlockingCluster, name: str, columns: pa.Schema | str | Any, *, timeout_s: float) -> TopicMetadata:
+def add_columns(
+    cluster: BlockingCluster, name: str, columns: pa.Schema | str | Any, *, timeout_s: float
+) -> TopicMetadata:
     """Add columns. Return the topic once every reachable broker knows them.
 
     Arguments and errors are those of ``Admin.add_columns``.
     """
     wanted = to_arrow_schema(columns)
-    request = AddColumns(0, name, schema_message(wanted), link.broker_timeout_ms(timeout_s))
-    link.retrying(f"columns for topic {name!r}", lambda: link.ask_any(request, Ack), timeout_s=timeout_s)
-    found = link.topic(name, refresh=True)
-    for broker_id in list(link.metadata.brokers):
-        found = _described_by(link, broker_id, name, columns=set(wanted.names), timeout_s=timeout_s) or found
+    request = AddColumns(0, name, schema_message(wanted), cluster.broker_timeout_ms(timeout_s))
+    cluster.retrying(f"columns for topic {name!r}", lambda: cluster.ask_any(request, Ack), timeout_s=timeout_s)
+    found = cluster.topic(name, refresh=True)
+    for broker_id in list(cluster.metadata.brokers):
+        found = _described_by(cluster, broker_id, name, columns=set(wanted.names), timeout_s=timeout_s) or found
     return found
 
 
 def alter_topic(
-    link: BlockingCluster, name: str, config: Mapping[str, Any], *, unset: Iterable[str], timeout_s: float
+    cluster: BlockingCluster, name: str, config: Mapping[str, Any], *, unset: Iterable[str], timeout_s: float
 ) -> None:
     """Change a topic's settings. Arguments and errors are those of ``Admin.alter_topic``."""
     settings = {str(setting): _as_text(value) for setting, value in config.items()}
-    request = AlterTopic(0, name, settings, tuple(unset), link.broker_timeout_ms(timeout_s))
-    link.retrying(f"settings of topic {name!r}", lambda: link.ask_any(request, Ack), timeout_s=timeout_s)
+    request = AlterTopic(0, name, settings, tuple(unset), cluster.broker_timeout_ms(timeout_s))
+    cluster.retrying(f"settings of topic {name!r}", lambda: cluster.ask_any(request, Ack), timeout_s=timeout_s)
 
 
 def _described_by(
-    link: BlockingCluster, broker_id: int, name: str, *, columns: set[str], timeout_s: float
+    cluster: BlockingCluster, broker_id: int, name: str, *, columns: set[str], timeout_s: float
 ) -> TopicMetadata | None:
     """Return the topic as one broker knows it, once it knows ``columns``. Return None if the broker is unreachable."""
 
     def attempt() -> TopicMetadata | None:
         try:
-            reply = link.ask_metadata(Metadata(0, (name,)), broker_id)
+            reply = cluster.ask_metadata(Metadata(0, (name,)), broker_id)
         except BrokerError:
             return None
         topic = reply.topics[0]
@@ -155,11 +157,16 @@ def _described_by(
             )
         return topic
 
-    return link.retrying(f"columns of topic {name!r}", attempt, timeout_s=timeout_s)
+    return cluster.retrying(f"columns of topic {name!r}", attempt, timeout_s=timeout_s)
 
 
 def _carry_out(
-    link: BlockingCluster, what: str, attempt: Callable[[], T], *, done: Callable[[BrokerError], bool], timeout_s: float
+    cluster: BlockingCluster,
+    what: str,
+    attempt: Callable[[], T],
+    *,
+    done: Callable[[BrokerError], bool],
+    timeout_s: float,
 ) -> T | None:
     """Retry as ``BlockingCluster.retrying`` does. Return None if an earlier attempt, whose reply was lost, did it."""
     uncertain = False
@@ -174,7 +181,7 @@ def _carry_out(
             uncertain = uncertain or error.code in _ANSWER_LOST
             raise
 
-    return link.retrying(what, again, timeout_s=timeout_s)
+    return cluster.retrying(what, again, timeout_s=timeout_s)
 
 
 def to_arrow_schema(schema: pa.Schema | str | Any) -> pa.Schema:

@@ -23,43 +23,43 @@ from sparklog.protocol.messages import (
 )
 
 
-def list_transactions(link: BlockingCluster) -> list[TransactionDescription]:
+def list_transactions(cluster: BlockingCluster) -> list[TransactionDescription]:
     """Return the transactions by key. Raises as ``ask_all_brokers``."""
-    replies = ask_all_brokers(link, "transactions", ListTransactions(0), ListTransactionsReply)
+    replies = ask_all_brokers(cluster, "transactions", ListTransactions(0), ListTransactionsReply)
     found = [describe_transaction(one) for reply in replies for one in reply.transactions]
     return sorted(found, key=lambda one: one.key)
 
 
-def abort_transaction(link: BlockingCluster, key: str) -> None:
+def abort_transaction(cluster: BlockingCluster, key: str) -> None:
     """Abort a transaction. Raises BrokerError INVALID_TXN_STATE if none is open, and ClientTimeout."""
-    coordination = BlockingCoordinator(link)
+    coordinator = BlockingCoordinator(cluster)
     uncertain = False
 
     def attempt() -> None:
         nonlocal uncertain
         try:
-            coordination.ask_once(TRANSACTION, key, AbortTransaction(0, key), Ack)
+            coordinator.ask_once(TRANSACTION, key, AbortTransaction(0, key), Ack)
         except BrokerError as error:
             if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
                 return  # aborted by the attempt whose response was lost
             uncertain = uncertain or error.retriable
             raise
 
-    link.retrying(f"aborting transaction {key!r}", attempt)
+    cluster.retrying(f"aborting transaction {key!r}", attempt)
 
 
-def find_hanging(link: BlockingCluster, *, open_s: float) -> list[HangingTransaction]:
+def find_hanging(cluster: BlockingCluster, *, open_s: float) -> list[HangingTransaction]:
     """Return hanging transactions by partition and offset.
 
     Raises as ``ask_all_brokers``, also while a coordinator has no leader.
     """
     request = FindHanging(0, max(0, int(open_s * 1000)))
-    replies = ask_all_brokers(link, "hanging transactions", request, FindHangingReply)
+    replies = ask_all_brokers(cluster, "hanging transactions", request, FindHangingReply)
     found = [describe_hanging(one) for reply in replies for one in reply.transactions]
     return sorted(found, key=lambda one: (one.partition, one.first_offset))
 
 
-def abort_hanging(link: BlockingCluster, tp: TopicPartition, producer_id: int) -> None:
+def abort_hanging(cluster: BlockingCluster, tp: TopicPartition, producer_id: int) -> None:
     """Abort a hanging transaction.
 
     Raises BrokerError INVALID_TXN_STATE if none is open there, or if a coordinator knows it, and ClientTimeout.
@@ -68,13 +68,13 @@ def abort_hanging(link: BlockingCluster, tp: TopicPartition, producer_id: int) -
 
     def attempt() -> None:
         nonlocal uncertain
-        leader = link.leader(tp, refresh=True).broker_id
+        leader = cluster.leader(tp, refresh=True).broker_id
         try:
-            link.ask_broker(leader, AbortHanging(0, tp.topic, tp.partition, producer_id), Ack)
+            cluster.ask_broker(leader, AbortHanging(0, tp.topic, tp.partition, producer_id), Ack)
         except BrokerError as error:
             if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
                 return  # aborted by the attempt whose response was lost
             uncertain = uncertain or error.retriable
             raise
 
-    link.retrying(f"aborting the hanging transaction of producer {producer_id} in {tp}", attempt)
+    cluster.retrying(f"aborting the hanging transaction of producer {producer_id} in {tp}", attempt)

@@ -145,7 +145,7 @@ class BlockingCluster:
                 if not error.retriable or (unknown and not grace.left_s()):
                     raise
                 if count >= _ASK_OTHERS_AFTER and error.refresh_metadata:
-                    self._meet_another()
+                    self._try_another()
                 if not self._contacted and contact.left_s() <= 0:
                     raise ClientTimeout(f"{error.detail} (tried for {contact.timeout_s:g} s)") from error
                 self._pause(what, error, deadline=deadline, count=count)
@@ -277,14 +277,14 @@ class BlockingCluster:
                 return connection
         raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
 
-    def _meet_another(self) -> None:
+    def _try_another(self) -> None:
         """Connect to another broker if there is one, because the ones asked so far may be out of date."""
         self._turn += 1
         connected = {broker_id for broker_id, open_one in self._connections.items() if not open_one.closed}
-        strange = sorted(self.metadata.brokers.keys() - connected)
-        if strange:
+        untried = sorted(self.metadata.brokers.keys() - connected)
+        if untried:
             with contextlib.suppress(BrokerError):
-                self.connection(strange[self._turn % len(strange)])
+                self.connection(untried[self._turn % len(untried)])
 
     def pause_ms(self, count: int) -> float:
         """Return the delay after failure number ``count`` (from 0), with jitter."""
@@ -321,7 +321,7 @@ class BlockingCluster:
     def _ask_metadata(self, connection: BlockingConnection, request: Metadata) -> MetadataReply:
         pieces = MetadataPieces(request)
         while pieces.request is not None:
-            pieces.take(self._ask(connection, pieces.request, MetadataReply))
+            pieces.add(self._ask(connection, pieces.request, MetadataReply))
         return pieces.reply
 
     def _fetch_topic(self, name: str) -> TopicMetadata:
@@ -331,7 +331,7 @@ class BlockingCluster:
                 error = topic_error(topic)
                 if error is not None:
                     if self.metadata.is_stale(reply):
-                        raise _not_told(error)
+                        raise _uncertain_error(error)
                     self._turn += 1
                     raise error
         topic_now = self.metadata.topic(name)
@@ -346,7 +346,7 @@ class BlockingCluster:
         time.sleep(delay_s)
 
 
-def _not_told(error: BrokerError) -> BrokerError:
+def _uncertain_error(error: BrokerError) -> BrokerError:
     """Return the error to raise for an error from a broker that lacks the current controller's update."""
     if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return error

@@ -19,8 +19,8 @@ GROUP, TRANSACTION = "group", "transaction"
 class BlockingCoordinator:
     """A cache of coordinators by key. Owner: the thread that owns the cluster client."""
 
-    def __init__(self, link: BlockingCluster) -> None:
-        self._link = link
+    def __init__(self, cluster: BlockingCluster) -> None:
+        self._cluster = cluster
         self._found: dict[tuple[str, str], int] = {}
 
     def ask(self, kind: str, key: str, request: Request, expected: type[R], *, timeout_s: float | None = None) -> R:
@@ -33,15 +33,15 @@ class BlockingCoordinator:
             ClientTimeout: no response in time; the request may have had an effect, or may still have one.
         """
         what = f"{type(request).__name__}, coordinator of {kind} {key!r}"
-        return self._link.retrying(what, lambda: self.ask_once(kind, key, request, expected), timeout_s=timeout_s)
+        return self._cluster.retrying(what, lambda: self.ask_once(kind, key, request, expected), timeout_s=timeout_s)
 
     def ask_once(self, kind: str, key: str, request: Request, expected: type[R]) -> R:
         """Find the coordinator unless it is known, and ask it. Raises BrokerError."""
         broker_id = self._found.get((kind, key))
-        if broker_id is None or broker_id not in self._link.metadata.brokers:
+        if broker_id is None or broker_id not in self._cluster.metadata.brokers:
             broker_id = self._found[kind, key] = self._find(kind, key)
         try:
-            return self._link.ask_broker(broker_id, request, expected)
+            return self._cluster.ask_broker(broker_id, request, expected)
         except BrokerError as error:
             # A coordinator that loads is the right one. After any other error, another broker may be.
             if error.code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
@@ -49,13 +49,13 @@ class BlockingCoordinator:
             raise
 
     def _find(self, kind: str, key: str) -> int:
-        reply = self._link.ask_any(FindCoordinator(0, kind, key), FindCoordinatorReply)
-        if reply.broker.broker_id not in self._link.metadata.brokers:
-            self._link.refresh()
+        reply = self._cluster.ask_any(FindCoordinator(0, kind, key), FindCoordinatorReply)
+        if reply.broker.broker_id not in self._cluster.metadata.brokers:
+            self._cluster.refresh()
         return reply.broker.broker_id
 
 
-def ask_all_brokers(link: BlockingCluster, what: str, request: Request, expected: type[R]) -> list[R]:
+def ask_all_brokers(cluster: BlockingCluster, what: str, request: Request, expected: type[R]) -> list[R]:
     """Return the responses of all live brokers.
 
     If a broker ends in the meantime, all are asked again, because other brokers become the coordinators of its keys.
@@ -66,7 +66,7 @@ def ask_all_brokers(link: BlockingCluster, what: str, request: Request, expected
     """
 
     def attempt() -> list[R]:
-        link.refresh()
-        return [link.ask_broker(broker_id, request, expected) for broker_id in sorted(link.metadata.brokers)]
+        cluster.refresh()
+        return [cluster.ask_broker(broker_id, request, expected) for broker_id in sorted(cluster.metadata.brokers)]
 
-    return link.retrying(what, attempt)
+    return cluster.retrying(what, attempt)

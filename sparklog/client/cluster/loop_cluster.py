@@ -47,7 +47,7 @@ class _Broker:
         self.pausing = False
 
     @property
-    def strange(self) -> bool:
+    def untried(self) -> bool:
         """Return whether the broker is neither connected nor known to have failed."""
         connected = self.connection is not None and not self.connection.closed
         return not (connected or self.opening or self.pausing or self.failures)
@@ -135,7 +135,7 @@ class LoopCluster:
             if not isinstance(reply, MetadataReply):
                 detail = f"{connection.address} responded to Metadata with {type(reply).__name__}"
                 raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
-            pieces.take(reply)
+            pieces.add(reply)
         return pieces.reply
 
     async def _ask(self, connection: AsyncConnection, request: Request, *, longest_s: float = math.inf) -> Reply:
@@ -144,7 +144,7 @@ class LoopCluster:
         try:
             reply, _ = await asyncio.wait_for(future, patience_s)
         except asyncio.TimeoutError:
-            self._kept_silent(connection, for_good=patience_s >= self._request_timeout_s)
+            self._on_silence(connection, abort=patience_s >= self._request_timeout_s)
             raise BrokerError(
                 ErrorCode.NETWORK_EXCEPTION, f"{connection.address}: no response within {patience_s:g} s"
             ) from None
@@ -161,12 +161,12 @@ class LoopCluster:
         connection = known.connection if known is not None else None
         if connection is None or connection.closed:
             connection = await self._open(Address(broker.host, broker.port))
-            answered = connection.hello.broker_id if connection.hello else -1
-            self._keep(answered, connection)
-            if answered != broker.broker_id:
-                detail = f"{connection.address} is broker {answered}; expected {broker.broker_id}"
+            actual_id = connection.hello.broker_id if connection.hello else -1
+            self._keep(actual_id, connection)
+            if actual_id != broker.broker_id:
+                detail = f"{connection.address} is broker {actual_id}; expected {broker.broker_id}"
                 raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
-            connection = self._brokers[answered].connection or connection
+            connection = self._brokers[actual_id].connection or connection
         try:
             reply, _ = await asyncio.wait_for(connection.request(request), patience_s)
         except asyncio.TimeoutError:
@@ -174,15 +174,15 @@ class LoopCluster:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
         return reply
 
-    def roll(self) -> float:
+    def jitter(self) -> float:
         """Return a random number in [0, 1) for delays."""
         return self._random.random()
 
-    def _kept_silent(self, connection: AsyncConnection, *, for_good: bool) -> None:
+    def _on_silence(self, connection: AsyncConnection, *, abort: bool) -> None:
         self._unanswered += 1
         for broker in self._brokers.values():
             broker.silent = broker.silent or broker.connection is connection
-        if for_good:
+        if abort:
             connection.abort()
 
     def close(self) -> None:
@@ -208,16 +208,16 @@ class LoopCluster:
         except BrokerError as error:
             self.last_problem = str(error)
             self._pause(broker)
-            self.want_metadata(self.metadata.topic_names())
+            self.request_metadata(self.metadata.topic_names())
         else:
-            answered = connection.hello.broker_id if connection.hello else -1
-            self._keep(answered, connection)
-            if answered != broker_id:  # another broker has the address now
+            actual_id = connection.hello.broker_id if connection.hello else -1
+            self._keep(actual_id, connection)
+            if actual_id != broker_id:  # another broker has the address now
                 self._pause(broker)
-                self.want_metadata(self.metadata.topic_names())
+                self.request_metadata(self.metadata.topic_names())
         finally:
             broker.opening = False
-        self._tell()
+        self._notify()
 
     def _pause(self, broker: _Broker) -> None:
         """Make no attempt for a while.
@@ -231,13 +231,13 @@ class LoopCluster:
 
     def _resume(self, broker: _Broker) -> None:
         broker.pausing = False
-        self._tell()
+        self._notify()
 
     async def _any_connection(self) -> AsyncConnection:
         if self._closed:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "the client is closed")
         if self._refreshes > _ASK_OTHERS_AFTER:
-            await self._meet_another()
+            await self._try_another()
         alive = [b for b in self._brokers.values() if b.connection is not None and not b.connection.closed]
         alive = [b for b in alive if not b.silent] or alive
         alive = [b for b in alive if b.connection is not None and b.connection.silent_s < _SUSPICIOUS_S] or alive
@@ -257,20 +257,20 @@ class LoopCluster:
                     raise
                 failures.append(error.detail)
             else:
-                answered = connection.hello.broker_id if connection.hello else -1
-                self._keep(answered, connection)
-                return self._brokers[answered].connection or connection
+                actual_id = connection.hello.broker_id if connection.hello else -1
+                self._keep(actual_id, connection)
+                return self._brokers[actual_id].connection or connection
         raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
 
-    async def _meet_another(self) -> None:
+    async def _try_another(self) -> None:
         """Connect to another broker, because the ones asked so far may all be out of date."""
-        strange = [
+        untried = [
             endpoint
             for broker_id, endpoint in self.metadata.brokers.items()
-            if self._brokers.setdefault(broker_id, _Broker()).strange
+            if self._brokers.setdefault(broker_id, _Broker()).untried
         ]
-        if strange:
-            chosen = self._random.choice(strange)
+        if untried:
+            chosen = self._random.choice(untried)
             broker = self._brokers[chosen.broker_id]
             broker.opening = True
             await self._connect(chosen.broker_id, broker, Address(chosen.host, chosen.port))
@@ -287,8 +287,8 @@ class LoopCluster:
 
     def _connection_lost(self) -> None:
         """Handle a lost connection: the broker is gone, or it refused records without acks for another leader."""
-        self.want_metadata(self.metadata.topic_names())
-        self._tell()
+        self.request_metadata(self.metadata.topic_names())
+        self._notify()
 
     async def _open(self, address: Address) -> AsyncConnection:
         return await AsyncConnection.open(
@@ -301,7 +301,7 @@ class LoopCluster:
 
     # --- metadata ---
 
-    def want_metadata(self, topics: Iterable[str]) -> None:
+    def request_metadata(self, topics: Iterable[str]) -> None:
         """Request these topics' metadata: at once after a quiet time, with a growing delay if it is repeated."""
         self._wanted.update(topics)
         if self._wanted and not self._refreshing and not self._closed:
@@ -310,7 +310,7 @@ class LoopCluster:
 
     async def refresh_once(self, topic: str) -> None:
         """Request one topic's metadata from any broker now, and merge the response. Raises BrokerError."""
-        self._take(await self.ask_metadata(Metadata(0, (topic,))))
+        self._merge(await self.ask_metadata(Metadata(0, (topic,))))
 
     def progress(self) -> None:
         """Reset the delay of metadata requests, because a request succeeded with the current metadata."""
@@ -337,14 +337,14 @@ class LoopCluster:
                         )
                         self._wanted.difference_update(topics)
                         self.version += 1
-                    self._tell()
+                    self._notify()
                     continue
                 self._wanted.difference_update(topics)
-                self._take(reply)
+                self._merge(reply)
         finally:
             self._refreshing = False
 
-    def _take(self, reply: MetadataReply) -> None:
+    def _merge(self, reply: MetadataReply) -> None:
         self.version += 1
         stale = self.metadata.is_stale(reply)
         self.metadata.update(reply)
@@ -357,18 +357,18 @@ class LoopCluster:
                 )
             else:
                 self.topic_errors[topic.name] = topic
-        self._tell()
+        self._notify()
 
-    def leader_told(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
+    def merge_leader(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
         """Merge the leader that a former leader named. Return True if it is news about a known broker."""
-        if not self.metadata.leader_told(tp, leader, epoch):
+        if not self.metadata.merge_leader(tp, leader, epoch):
             return False
         self.version += 1
         return True
 
     # --- small things ---
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if not self._closed:
             self._changed()
 

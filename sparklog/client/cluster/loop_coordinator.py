@@ -30,8 +30,8 @@ _FIND_S = 6.0
 class LoopCoordinator:
     """The coordinator of one key. Owner: the loop that owns the cluster client."""
 
-    def __init__(self, link: LoopCluster, kind: str, key: str, *, request_timeout_s: float) -> None:
-        self._link = link
+    def __init__(self, cluster: LoopCluster, kind: str, key: str, *, request_timeout_s: float) -> None:
+        self._cluster = cluster
         self._kind = kind
         self._key = key
         self._request_timeout_s = request_timeout_s
@@ -40,17 +40,17 @@ class LoopCoordinator:
 
     def of(self, kind: str, key: str) -> LoopCoordinator:
         """Return the coordinator of another key."""
-        return LoopCoordinator(self._link, kind, key, request_timeout_s=self._request_timeout_s)
+        return LoopCoordinator(self._cluster, kind, key, request_timeout_s=self._request_timeout_s)
 
     async def ask_once(self, request: Request, expected: type[R], *, patience_s: float) -> R:
         """Find the coordinator unless it is known, and ask it. Raises BrokerError."""
         try:
             if self._found is None:
-                found = await self._link.ask_any(FindCoordinator(0, self._kind, self._key), longest_s=_FIND_S)
+                found = await self._cluster.ask_any(FindCoordinator(0, self._kind, self._key), longest_s=_FIND_S)
                 self._found = _expect(found, FindCoordinatorReply).broker
-            return _expect(await self._link.ask_endpoint(self._found, request, patience_s=patience_s), expected)
+            return _expect(await self._cluster.ask_endpoint(self._found, request, patience_s=patience_s), expected)
         except BrokerError as error:
-            if self._link.is_closed:
+            if self._cluster.is_closed:
                 # A cancelled wait may end with the connection's error instead, and a caller that retries would not end.
                 raise asyncio.CancelledError from error
             if error.refresh_metadata:
@@ -59,7 +59,7 @@ class LoopCoordinator:
 
     def pause_s(self, count: int) -> float:
         """Return the delay after failure number ``count``, with jitter."""
-        return self._backoff.delay_ms(count, self._link.roll()) / 1000
+        return self._backoff.delay_ms(count, self._cluster.jitter()) / 1000
 
     def patience_s(self, silences: int) -> float:
         """Return how long to wait for one response after ``silences`` requests without one."""
@@ -72,8 +72,8 @@ class LoopCoordinator:
 class Attempts:
     """A request that is repeated until its time is up. Several requests may share the time."""
 
-    def __init__(self, coordination: LoopCoordinator, *, timeout_s: float) -> None:
-        self._coordination = coordination
+    def __init__(self, coordinator: LoopCoordinator, *, timeout_s: float) -> None:
+        self._coordinator = coordinator
         self._timeout_s = timeout_s
         self.deadline = time.monotonic() + timeout_s
         self._failures = 0
@@ -88,7 +88,7 @@ class Attempts:
     @property
     def patience_s(self) -> float:
         """How long the next attempt waits."""
-        return max(0.001, min(self._coordination.patience_s(self._silences), self.left_s))
+        return max(0.001, min(self._coordinator.patience_s(self._silences), self.left_s))
 
     async def ask(self, request: Request, expected: type[R]) -> R:
         """Repeat the request until it succeeds. Raises BrokerError if it is not retriable, and ClientTimeout."""
@@ -96,16 +96,16 @@ class Attempts:
             began = time.monotonic()
             patience_s = self.patience_s
             try:
-                return await self._coordination.ask_once(request, expected, patience_s=patience_s)
+                return await self._coordinator.ask_once(request, expected, patience_s=patience_s)
             except BrokerError as error:
                 if not error.retriable:
                     raise
                 self.uncertain = self.uncertain or may_have_acted(error)
                 self._silences += time.monotonic() - began >= patience_s
-                delay_s = self._coordination.pause_s(self._failures)
+                delay_s = self._coordinator.pause_s(self._failures)
                 self._failures += 1
                 if delay_s >= self.left_s:
-                    what = self._coordination.describe(request)
+                    what = self._coordinator.describe(request)
                     raise ClientTimeout(f"{what}: not done within {self._timeout_s:g} s, last: {error}") from error
                 await asyncio.sleep(delay_s)
 

@@ -42,7 +42,7 @@ class MetadataCache:
         self._departed: dict[int, BrokerEndpoint] = {}
         self._topics: dict[str, TopicMetadata] = {}
         #: Dropped topics in their last state, so that the leader epochs do not go back if a topic reappears.
-        self._forgotten: dict[str, TopicMetadata] = {}
+        self._dropped: dict[str, TopicMetadata] = {}
         self._partitions: dict[TopicPartition, PartitionMetadata] = {}
 
     def endpoint(self, broker_id: int) -> BrokerEndpoint | None:
@@ -68,18 +68,18 @@ class MetadataCache:
         for topic in reply.topics:
             if topic.code != ErrorCode.NONE:
                 if not stale:
-                    self.forget(topic.name)
+                    self.drop(topic.name)
             else:
                 self._update_topic(topic, stale=stale)
         self._update_brokers(reply.brokers, stale=stale)
 
-    def forget(self, name: str) -> None:
+    def drop(self, name: str) -> None:
         """Drop a topic that was deleted, or that this client no longer uses."""
         topic = self._topics.pop(name, None)
         if topic is None:
             return
         known = [self._partitions.pop(TopicPartition(name, part.partition), part) for part in topic.partitions]
-        self._forgotten[name] = msgspec.structs.replace(topic, partitions=tuple(known))
+        self._dropped[name] = msgspec.structs.replace(topic, partitions=tuple(known))
 
     def topic(self, name: str) -> TopicMetadata | None:
         return self._topics.get(name)
@@ -102,7 +102,7 @@ class MetadataCache:
             return None
         return Leader(known.leader, known.leader_epoch)
 
-    def leader_told(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
+    def merge_leader(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
         """Merge the successor that a former leader named (KIP-951). Return True if it is news about a known broker."""
         known = self._partitions.get(tp)
         if known is None or epoch <= known.leader_epoch or self.endpoint(leader) is None:
@@ -139,14 +139,14 @@ class MetadataCache:
 
     def _update_topic(self, topic: TopicMetadata, *, stale: bool) -> None:
         known = self._topics.get(topic.name)
-        other = known or self._forgotten.get(topic.name)
+        other = known or self._dropped.get(topic.name)
         if other is not None and other.topic_id != topic.topic_id:
             ordered = topic.order > 0 and other.order > 0
             if topic.order < other.order if ordered else stale:
                 return  # from a broker that does not know the newer topic yet
-            self.forget(topic.name)
+            self.drop(topic.name)
             known = None
-        left = self._forgotten.pop(topic.name, None)
+        left = self._dropped.pop(topic.name, None)
         earlier = {part.partition: part for part in left.partitions} if left and left.topic_id == topic.topic_id else {}
         merged = []
         for partition in topic.partitions:
@@ -179,7 +179,7 @@ class MetadataPieces:
         self._controller_epoch = -1
         self._topics: list[TopicMetadata] = []
 
-    def take(self, piece: MetadataReply) -> None:
+    def add(self, piece: MetadataReply) -> None:
         """Add the response to ``request``.
 
         Raises:
@@ -190,7 +190,7 @@ class MetadataPieces:
         start = self.request.start
         topics = list(piece.topics)
         if start is not None and start[1] > 0:
-            self._go_on(start[0], topics)
+            self._join_split_topic(start[0], topics)
         self._topics += topics
         # Topics that the oldest state does not know may exist.
         known = piece.controller_epoch if self._last is None else self._controller_epoch
@@ -201,16 +201,16 @@ class MetadataPieces:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"metadata in more than {_MOST_PIECES} pieces")
         self.request = None if piece.next is None else msgspec.structs.replace(self.request, start=piece.next)
 
-    def _go_on(self, name: str, topics: list[TopicMetadata]) -> None:
+    def _join_split_topic(self, name: str, topics: list[TopicMetadata]) -> None:
         """Join the topic that was split with its continuation in ``topics``, if it still exists."""
-        begun = self._topics.pop()
+        first = self._topics.pop()
         if not topics or topics[0].name != name or topics[0].code != ErrorCode.NONE:
             return  # deleted in the meantime
-        if topics[0].topic_id != begun.topic_id:
+        if topics[0].topic_id != first.topic_id:
             raise BrokerError(
                 ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name!r} was recreated between two pieces of its metadata"
             )
-        topics[0] = msgspec.structs.replace(topics[0], partitions=begun.partitions + topics[0].partitions)
+        topics[0] = msgspec.structs.replace(topics[0], partitions=first.partitions + topics[0].partitions)
 
     @property
     def reply(self) -> MetadataReply:
@@ -222,16 +222,16 @@ class MetadataPieces:
         )
 
 
-def _newer(known: PartitionMetadata, told: PartitionMetadata) -> PartitionMetadata:
+def _newer(known: PartitionMetadata, received: PartitionMetadata) -> PartitionMetadata:
     """Return the newer state.
 
     A leader does not change within an epoch: a broker that reports no leader for a known epoch has missed its election.
     """
-    if known.leader_epoch > told.leader_epoch:
+    if known.leader_epoch > received.leader_epoch:
         return known
-    if known.leader_epoch == told.leader_epoch and told.leader == NO_LEADER:
-        return msgspec.structs.replace(told, leader=known.leader)
-    return told
+    if known.leader_epoch == received.leader_epoch and received.leader == NO_LEADER:
+        return msgspec.structs.replace(received, leader=known.leader)
+    return received
 
 
 def topic_error(topic: TopicMetadata) -> BrokerError | None:

@@ -47,7 +47,7 @@ def checked_offset(tp: TopicPartition, offset: object, *, expected: str = "an of
 
 
 def list_offsets(
-    link: BlockingCluster,
+    cluster: BlockingCluster,
     queries: Mapping[TopicPartition, OffsetQuery],
     *,
     isolation: int = 0,
@@ -65,16 +65,16 @@ def list_offsets(
     """
     known = known or {}
     times = {tp: wire_time(query) for tp, query in queries.items()}
-    answers = _ask_all(link, times, isolation, known=known, timeout_s=timeout_s)
-    after_the_end = [tp for tp, answer in answers.items() if answer.offset < 0]
-    if after_the_end:
-        times = dict.fromkeys(after_the_end, LATEST)
-        answers |= _ask_all(link, times, isolation, known=known, timeout_s=timeout_s)
+    answers = _ask_all(cluster, times, isolation, known=known, timeout_s=timeout_s)
+    past_the_end = [tp for tp, answer in answers.items() if answer.offset < 0]
+    if past_the_end:
+        times = dict.fromkeys(past_the_end, LATEST)
+        answers |= _ask_all(cluster, times, isolation, known=known, timeout_s=timeout_s)
     return {tp: answers[tp].offset for tp in queries}
 
 
 def listed_offsets(
-    link: BlockingCluster,
+    cluster: BlockingCluster,
     queries: Mapping[TopicPartition, OffsetQuery],
     *,
     isolation: int = 0,
@@ -86,7 +86,7 @@ def listed_offsets(
     ``known`` and the errors are as for ``list_offsets``.
     """
     times = {tp: wire_time(query) for tp, query in queries.items()}
-    return _ask_all(link, times, isolation, known=known or {}, timeout_s=timeout_s)
+    return _ask_all(cluster, times, isolation, known=known or {}, timeout_s=timeout_s)
 
 
 def wire_time(query: OffsetQuery) -> int:
@@ -103,7 +103,7 @@ def wire_time(query: OffsetQuery) -> int:
 
 
 def _ask_all(
-    link: BlockingCluster,
+    cluster: BlockingCluster,
     times: Mapping[TopicPartition, int],
     isolation: int,
     *,
@@ -116,17 +116,17 @@ def _ask_all(
     def attempt() -> None:
         nonlocal stale
         waiting = [tp for tp in times if tp not in answers]
-        topics = sorted({tp.topic for tp in waiting if stale or link.metadata.leader(tp) is None})
+        topics = sorted({tp.topic for tp in waiting if stale or cluster.metadata.leader(tp) is None})
         if topics:
-            link.refresh(topics)
+            cluster.refresh(topics)
         stale = False
         problem: BrokerError | None = None
-        for broker_id, group in link.metadata.group_by_leader(waiting).items():
+        for broker_id, group in cluster.metadata.group_by_leader(waiting).items():
             try:
                 if broker_id is None:
-                    raise no_leader(link.metadata, group[0])
+                    raise no_leader(cluster.metadata, group[0])
                 for piece in pieces(group):
-                    _ask_one(link, broker_id, piece, times=times, isolation=isolation, known=known, answers=answers)
+                    _ask_one(cluster, broker_id, piece, times=times, isolation=isolation, known=known, answers=answers)
             except BrokerError as error:  # noqa: PERF203 - the other leaders are asked nevertheless
                 stale = stale or error.refresh_metadata
                 if not error.retriable:
@@ -135,12 +135,12 @@ def _ask_all(
         if problem is not None:
             raise problem
 
-    link.retrying("list offsets", attempt, timeout_s=timeout_s)
+    cluster.retrying("list offsets", attempt, timeout_s=timeout_s)
     return answers
 
 
 def _ask_one(
-    link: BlockingCluster,
+    cluster: BlockingCluster,
     broker_id: int,
     group: Sequence[TopicPartition],
     *,
@@ -150,16 +150,16 @@ def _ask_one(
     answers: dict[TopicPartition, ListedOffset],
 ) -> None:
     """Ask one leader about its partitions. Keep the results, then raise the last error of the others."""
-    leaders = {tp: leader for tp in group if (leader := link.metadata.leader(tp))}
+    leaders = {tp: leader for tp in group if (leader := cluster.metadata.leader(tp))}
     wanted = [ListOffsetsPartition(tp.topic, tp.partition, times[tp], leader.epoch) for tp, leader in leaders.items()]
-    reply = link.ask_broker(broker_id, ListOffsets(0, isolation, tuple(wanted)), ListOffsetsReply)
+    reply = cluster.ask_broker(broker_id, ListOffsets(0, isolation, tuple(wanted)), ListOffsetsReply)
     problem: BrokerError | None = None
     for (tp, leader), result in zip(leaders.items(), reply.results, strict=True):
         try:
             if result.code != ErrorCode.NONE:
                 raise BrokerError(result.code, result.detail or f"partition {tp}")
             if times[tp] == LATEST and result.offset < known.get(tp, 0):
-                link.confirm(tp, leader)
+                cluster.confirm(tp, leader)
             answers[tp] = result
         except BrokerError as error:  # noqa: PERF203 - the other results are kept
             problem = error

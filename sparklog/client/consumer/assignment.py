@@ -23,23 +23,23 @@ Start = Literal["earliest", "latest"] | dt.datetime | Mapping[TopicPartition, in
 
 
 class Assignment:
-    """The assignment. Owner: its ``Consumer``. It fills ``feeds``, which belong to the fetcher."""
+    """The assignment. Owner: its ``Consumer``. It fills ``cursors``, which belong to the fetcher."""
 
     def __init__(
         self,
-        link: BlockingCluster,
-        feeds: MutableMapping[TopicPartition, PartitionCursor],
+        cluster: BlockingCluster,
+        cursors: MutableMapping[TopicPartition, PartitionCursor],
         *,
         columns: ConsumerProjection,
-        start_times: TimestampSeek,
+        timestamp_seek: TimestampSeek,
         isolation: int,
         metadata_max_age_s: float,
     ) -> None:
-        self._link = link
+        self._cluster = cluster
         self._refresh_after_s = metadata_max_age_s * _REFRESH_AFTER
-        self._feeds = feeds
+        self._cursors = cursors
         self._columns = columns
-        self._start_times = start_times
+        self._timestamp_seek = timestamp_seek
         self._isolation = isolation
         #: The topics of which all partitions are read.
         self._topics: list[str] = []
@@ -50,17 +50,17 @@ class Assignment:
         """Look up the partitions and their start positions. Raises as ``Consumer``."""
         self._topics = topics
         for topic in dict.fromkeys([*topics, *(tp.topic for tp in assigned)]):
-            self._link.topic(topic)
-        partitions = [*assigned, *(tp for topic in topics for tp in self._link.metadata.partitions(topic))]
+            self._cluster.topic(topic)
+        partitions = [*assigned, *(tp for topic in topics for tp in self._cluster.metadata.partitions(topic))]
         for tp in partitions:
-            if self._link.metadata.partition(tp) is None:
-                raise no_leader(self._link.metadata, tp)
+            if self._cluster.metadata.partition(tp) is None:
+                raise no_leader(self._cluster.metadata, tp)
         for name in dict.fromkeys(tp.topic for tp in partitions):
             self._columns.choose(name)
         for tp, position in self._positions(partitions, start).items():
             self._add(tp, position)
         if isinstance(start, dt.datetime):
-            self._start_times.begin(partitions, wire_time(start))
+            self._timestamp_seek.begin(partitions, wire_time(start))
 
     def _positions(self, partitions: Sequence[TopicPartition], start: Start) -> dict[TopicPartition, int]:
         given: dict[TopicPartition, int] = {}
@@ -73,36 +73,36 @@ class Assignment:
         else:
             default = start
         asked = {tp: default for tp in partitions if tp not in given}
-        found = {**list_offsets(self._link, asked, isolation=self._isolation), **given} if asked else given
+        found = {**list_offsets(self._cluster, asked, isolation=self._isolation), **given} if asked else given
         return {tp: found[tp] for tp in partitions}
 
-    def look_for_more(self) -> None:
+    def add_new_partitions(self) -> None:
         """Read partitions that were added to the topics, from their first record on.
 
         New partitions in the metadata are read at once. The metadata is refreshed when it reaches its maximum age.
         """
         if not self._topics:
             return
-        if not self.next_look_s():
+        if not self.next_refresh_s():
             self._refreshed_at = time.monotonic()
             for topic in self._topics:
-                self._link.topic(topic, refresh=True)
-        if self._seen_version == self._link.metadata.version:
+                self._cluster.topic(topic, refresh=True)
+        if self._seen_version == self._cluster.metadata.version:
             return
-        self._seen_version = self._link.metadata.version
+        self._seen_version = self._cluster.metadata.version
         for topic in self._topics:
-            for tp in self._link.metadata.partitions(topic):
-                if tp not in self._feeds:
+            for tp in self._cluster.metadata.partitions(topic):
+                if tp not in self._cursors:
                     self._add(tp, 0)
 
-    def next_look_s(self) -> float:
-        """Return the seconds until ``look_for_more`` refreshes the metadata; 0: at its next call."""
+    def next_refresh_s(self) -> float:
+        """Return the seconds until ``add_new_partitions`` refreshes the metadata; 0: at its next call."""
         return max(0.0, self._refreshed_at + self._refresh_after_s - time.monotonic())
 
     def _add(self, tp: TopicPartition, position: int) -> None:
-        topic = self._link.metadata.topic(tp.topic)
+        topic = self._cluster.metadata.topic(tp.topic)
         assert topic is not None
-        self._feeds[tp] = PartitionCursor(tp, topic.topic_id, position)
+        self._cursors[tp] = PartitionCursor(tp, topic.topic_id, position)
 
 
 def topics_and_partitions(

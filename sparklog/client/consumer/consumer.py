@@ -127,18 +127,24 @@ class Consumer:
         if not isinstance(start, (dt.datetime, Mapping)) and start not in {"earliest", "latest"}:
             raise ConfigError(f"start={start!r}: expected 'earliest', 'latest', a datetime or offsets by partition")
         self._isolation = wire_isolation(isolation)
-        self._link = BlockingCluster(
+        self._cluster = BlockingCluster(
             bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s
         )
         self._columns = ConsumerProjection(
-            self._link, columns, log_columns=log_columns, event_times=isinstance(start, dt.datetime)
+            self._cluster, columns, log_columns=log_columns, event_times=isinstance(start, dt.datetime)
         )
-        self._fetcher = Fetcher(self._link, max_bytes=max_bytes, isolation=self._isolation, columns=self._columns.wire)
-        self._ahead = FetchBuffer(self._fetcher.feeds)
+        self._fetcher = Fetcher(
+            self._cluster, max_bytes=max_bytes, isolation=self._isolation, columns=self._columns.wire
+        )
+        self._buffer = FetchBuffer(self._fetcher.cursors)
         self._ends = LogEnds(
-            self._link, self._fetcher.feeds, self._ahead, isolation=self._isolation, on_out_of_range=on_out_of_range
+            self._cluster,
+            self._fetcher.cursors,
+            self._buffer,
+            isolation=self._isolation,
+            on_out_of_range=on_out_of_range,
         )
-        self._start_times = TimestampSeek(self._link)
+        self._timestamp_seek = TimestampSeek(self._cluster)
         if metadata_max_age_ms < 1:
             raise ConfigError(f"metadata_max_age_ms={metadata_max_age_ms}: expected 1 or more")
         if max_records is not None and max_records < 1:
@@ -146,13 +152,13 @@ class Consumer:
         self._max_records = max_records
         self._start = start
         self._group = group
-        self._reading: GroupConsumer | None = None
+        self._group_consumer: GroupConsumer | None = None
         self._session: GroupSession | None = None
         self._assignment = Assignment(
-            self._link,
-            self._fetcher.feeds,
+            self._cluster,
+            self._fetcher.cursors,
             columns=self._columns,
-            start_times=self._start_times,
+            timestamp_seek=self._timestamp_seek,
             isolation=self._isolation,
             metadata_max_age_s=metadata_max_age_ms / 1000,
         )
@@ -171,7 +177,7 @@ class Consumer:
                 heartbeat_interval_ms=heartbeat_interval_ms, max_poll_interval_ms=max_poll_interval_ms,
             )  # fmt: skip
             self._session = GroupSession(bootstrap, member, client_id=client_id, timeout_s=timeout_s)
-            self._reading = GroupConsumer(
+            self._group_consumer = GroupConsumer(
                 self,
                 self._session,
                 auto_commit_s=None if auto_commit_interval_ms is None else auto_commit_interval_ms / 1000,
@@ -195,17 +201,17 @@ class Consumer:
         self._close(processed=True)
 
     def _close(self, *, processed: bool) -> None:
-        reading, self._reading = self._reading, None
+        group_consumer, self._group_consumer = self._group_consumer, None
         try:
-            if reading is not None:
-                reading.close(processed=processed)
+            if group_consumer is not None:
+                group_consumer.close(processed=processed)
             elif self._session is not None:
                 self._session.close()
         finally:
-            self._ahead.ready.clear()
+            self._buffer.ready.clear()
             self._fetcher.wake_fd = None
             self._fetcher.close()
-            self._link.close()
+            self._cluster.close()
 
     def __enter__(self) -> Consumer:
         return self
@@ -222,10 +228,10 @@ class Consumer:
         """Yield batches without end. Leaving the loop loses no records. Raises as ``poll``."""
         while True:
             self._wait(1.0)
-            for found in self._ahead.take(None, batch_records=self._max_records):
-                yield self._columns.hand_out(found)
+            for found in self._buffer.consume(None, batch_records=self._max_records):
+                yield self._columns.to_user_batch(found)
                 self._polling(False)
-                if self._reading is not None:  # news of the coordinator comes before the rest
+                if self._group_consumer is not None:  # news of the coordinator comes before the rest
                     break
 
     def poll(self, timeout_s: float = 1.0) -> list[pa.RecordBatch]:
@@ -238,8 +244,8 @@ class Consumer:
             ClientTimeout: a partition could not be read for the consumer's ``timeout_s``.
         """
         self._wait(timeout_s)
-        found = self._ahead.take(self._max_records, batch_records=self._max_records)
-        return [self._columns.hand_out(one) for one in found]
+        found = self._buffer.consume(self._max_records, batch_records=self._max_records)
+        return [self._columns.to_user_batch(one) for one in found]
 
     def to_table(
         self, until: Mapping[TopicPartition, int] | None = None, *, timeout_s: float | None = None
@@ -259,12 +265,12 @@ class Consumer:
             )
         ends = {TopicPartition(*tp): end for tp, end in (self._ends.to_read_to() if until is None else until).items()}
         for tp in ends:
-            self._feed(tp)
+            self._cursor(tp)
         self._columns.schema(ends)
         before = self.positions()
         try:
-            taken = self._ahead.take_until(ends, self._more_for_table(ends, timeout_s))
-            batches = [self._columns.hand_out(found) for found in taken]
+            taken = self._buffer.consume_until(ends, self._more_for_table(ends, timeout_s))
+            batches = [self._columns.to_user_batch(found) for found in taken]
         except BaseException:
             for tp, position in before.items():  # the table is not returned, so its records are read again
                 self.seek(tp, position)
@@ -281,7 +287,7 @@ class Consumer:
 
         The function raises ClientTimeout after ``timeout_s`` without progress.
         """
-        limit_s = self._link.timeout_s if timeout_s is None else timeout_s
+        limit_s = self._cluster.timeout_s if timeout_s is None else timeout_s
         progress_at = time.monotonic()
         reached_before = -1
 
@@ -310,20 +316,20 @@ class Consumer:
     @property
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read."""
-        return list(self._fetcher.feeds)
+        return list(self._fetcher.cursors)
 
     def position(self, partition: TopicPartition | tuple[str, int]) -> int:
         """Return the offset of the next record to return. Raises KeyError if the partition is not assigned."""
         tp = TopicPartition(*partition)
-        self._feed(tp)
-        return self._ahead.position(tp)
+        self._cursor(tp)
+        return self._buffer.position(tp)
 
     def positions(self) -> dict[TopicPartition, int]:
         """Return the positions of all partitions.
 
         ``start=``, ``Admin.commit_offsets`` and ``Producer.send_offsets`` accept them.
         """
-        return self._ahead.positions()
+        return self._buffer.positions()
 
     def seek(self, partition: TopicPartition | tuple[str, int], to: int | Literal["earliest", "latest"]) -> None:
         """Set the position to an offset, or to an end of the partition.
@@ -334,22 +340,24 @@ class Consumer:
             ValueError: an offset below 0 or of over 63 bits, or another word.
             TypeError: ``to`` is neither an integer nor a string.
         """
-        feed = self._feed(TopicPartition(*partition))
+        cursor = self._cursor(TopicPartition(*partition))
         if isinstance(to, str) and to in {"earliest", "latest"}:
-            to = list_offsets(self._link, {feed.tp: to}, isolation=self._isolation, known=self.positions())[feed.tp]
+            to = list_offsets(self._cluster, {cursor.tp: to}, isolation=self._isolation, known=self.positions())[
+                cursor.tp
+            ]
         else:
-            to = checked_offset(feed.tp, to, expected="an offset, 'earliest' or 'latest'")
-        self._ahead.drop({feed.tp})
-        self._start_times.forget(feed.tp)
-        feed.move(to)
-        feed.failures, feed.retry_at = 0, 0.0
+            to = checked_offset(cursor.tp, to, expected="an offset, 'earliest' or 'latest'")
+        self._buffer.drop({cursor.tp})
+        self._timestamp_seek.drop(cursor.tp)
+        cursor.move(to)
+        cursor.failures, cursor.retry_at = 0, 0.0
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Return no records of these until ``resume``; they stay assigned. Raises KeyError if one is not assigned."""
         for tp in [TopicPartition(*found) for found in partitions]:
-            feed, at = self._feed(tp), self.position(tp)
-            self._ahead.drop({tp})
-            feed.move(at)
+            cursor, at = self._cursor(tp), self.position(tp)
+            self._buffer.drop({tp})
+            cursor.move(at)
             self._fetcher.paused.add(tp)
 
     def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
@@ -403,18 +411,18 @@ class Consumer:
         Raises:
             ClientTimeout: the coordinator did not respond.
         """
-        reading = self._of_group()
+        group_consumer = self._of_group()
         wanted = self.assignment if partitions is None else [TopicPartition(*tp) for tp in partitions]
-        if set(wanted) <= self._fetcher.feeds.keys():
+        if set(wanted) <= self._fetcher.cursors.keys():
             try:
-                own = reading.committed(wanted).result()
+                own = group_consumer.committed(wanted).result()
                 if len(own) < len(wanted):
                     raise BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"group {self._group!r}: ask again")
                 return {TopicPartition(one[0], one[2]): offset for one, offset in own.items() if offset is not None}
             except BrokerError as error:
                 if error.code != ErrorCode.STALE_MEMBER_EPOCH:
                     raise
-        found = group_offsets(self._link, self._group or "")
+        found = group_offsets(self._cluster, self._group or "")
         known = {TopicPartition(one.topic, one.partition): one.offset for one in found}
         return {tp: known[tp] for tp in wanted if tp in known}
 
@@ -429,33 +437,33 @@ class Consumer:
         return self._session.epoch if self._session is not None else 0
 
     def _of_group(self) -> GroupConsumer:
-        if self._reading is None:
+        if self._group_consumer is None:
             raise ConfigError("this consumer has no group, or is closed; commits need a group")
-        return self._reading
+        return self._group_consumer
 
-    def read_from(self, places: Mapping[Place, int | None]) -> None:
+    def start_reading(self, places: Mapping[Place, int | None]) -> None:
         """Start to read partitions, for ``GroupConsumer``. None: from ``start``, because no offset is committed."""
         where: OffsetQuery = self._start if not isinstance(self._start, Mapping) else "earliest"
         for name in dict.fromkeys(place[0] for place in places):
-            self._link.topic(name)
+            self._cluster.topic(name)
             self._columns.choose(name)
         named = {TopicPartition(place[0], place[2]): at for place, at in places.items()}
         asked: dict[TopicPartition, OffsetQuery] = {tp: where for tp, at in named.items() if at is None}
-        found = list_offsets(self._link, asked, isolation=self._isolation) if asked else {}
+        found = list_offsets(self._cluster, asked, isolation=self._isolation) if asked else {}
         if isinstance(where, dt.datetime):
-            self._start_times.begin(asked, wire_time(where))
+            self._timestamp_seek.begin(asked, wire_time(where))
         for place, at in places.items():
             tp = TopicPartition(place[0], place[2])
-            self._fetcher.feeds[tp] = PartitionCursor(tp, place[1], found[tp] if at is None else at)
+            self._fetcher.cursors[tp] = PartitionCursor(tp, place[1], found[tp] if at is None else at)
 
-    def read_no_more(self, partitions: Iterable[TopicPartition]) -> None:
+    def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop reading partitions, for ``GroupConsumer``."""
         gone = set(partitions)
         for tp in gone:
-            self._fetcher.feeds.pop(tp, None)
-            self._start_times.forget(tp)
+            self._fetcher.cursors.pop(tp, None)
+            self._timestamp_seek.drop(tp)
         self._fetcher.paused -= gone
-        self._ahead.drop(gone)
+        self._buffer.drop(gone)
 
     def end_offsets(self) -> dict[TopicPartition, int]:
         """Return the offset of the next record that will become visible in each partition, by ``isolation``.
@@ -473,35 +481,35 @@ class Consumer:
         ``or_moved``: also return after positions moved past records that are not returned, such as markers and aborted
         records.
         """
-        if self._reading is not None:
-            self._wait_in_group(self._reading, timeout_s)
+        if self._group_consumer is not None:
+            self._wait_in_group(self._group_consumer, timeout_s)
         elif self._group is not None:
             raise ConfigError("this consumer is closed")
-        elif not self._ahead.ready:
+        elif not self._buffer.ready:
             self._wait_for_assigned(timeout_s, or_moved=or_moved)
 
     def _wait_for_assigned(self, timeout_s: float, *, or_moved: bool) -> None:
         """Wait in slices, so that partitions that are added in the meantime are read in time."""
         deadline = time.monotonic() + timeout_s
         while True:
-            self._assignment.look_for_more()
+            self._assignment.add_new_partitions()
             left_s = max(0.0, deadline - time.monotonic())
-            slice_s = min(left_s, self._assignment.next_look_s())
+            slice_s = min(left_s, self._assignment.next_refresh_s())
             slice_ends = time.monotonic() + slice_s
             self._advance(slice_s, or_moved=or_moved)
-            if self._ahead.ready or slice_s == left_s or time.monotonic() < slice_ends:
+            if self._buffer.ready or slice_s == left_s or time.monotonic() < slice_ends:
                 return
 
-    def _wait_in_group(self, reading: GroupConsumer, timeout_s: float) -> None:
+    def _wait_in_group(self, group_consumer: GroupConsumer, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         self._polling(True)
         try:
             while True:
-                reading.advance()
+                group_consumer.advance()
                 left_s = max(0.0, deadline - time.monotonic())
-                if not self._ahead.ready:
-                    self._advance(min(left_s, reading.slice_s))
-                if self._ahead.ready or left_s <= 0:
+                if not self._buffer.ready:
+                    self._advance(min(left_s, group_consumer.slice_s))
+                if self._buffer.ready or left_s <= 0:
                     return
         finally:
             self._polling(False)
@@ -514,16 +522,16 @@ class Consumer:
         try:
             found = self._fetcher.advance(timeout_s, or_moved=or_moved)
         except BrokerError as error:
-            if self._reading is not None and error.code in _TOPIC_GONE and self._put_off_gone():
+            if self._group_consumer is not None and error.code in _TOPIC_GONE and self._put_off_gone():
                 return
             if error.code != ErrorCode.OFFSET_OUT_OF_RANGE or self._ends.on_out_of_range == "raise":
                 raise
             if isinstance(error, LogTruncated):
-                self._fetcher.feeds[error.tp].move(error.offset)
+                self._fetcher.cursors[error.tp].move(error.offset)
             else:
                 self._ends.bring_back()
             return
-        self._ahead.ready.extend(found if not self._start_times else self._start_times.from_there_on(found))
+        self._buffer.ready.extend(found if not self._timestamp_seek else self._timestamp_seek.cut(found))
 
     def _put_off_gone(self) -> bool:
         """Defer topics that were deleted or recreated. Return whether there are any.
@@ -531,16 +539,16 @@ class Consumer:
         The group's coordinator will change the assignment.
         """
         gone = [
-            feed
-            for feed in self._fetcher.feeds.values()
-            if (topic := self._link.metadata.topic(feed.tp.topic)) is None or topic.topic_id != feed.topic_id
+            cursor
+            for cursor in self._fetcher.cursors.values()
+            if (topic := self._cluster.metadata.topic(cursor.tp.topic)) is None or topic.topic_id != cursor.topic_id
         ]
-        for feed in gone:
-            feed.failures, feed.retry_at = 0, time.monotonic() + 1.0
+        for cursor in gone:
+            cursor.failures, cursor.retry_at = 0, time.monotonic() + 1.0
         return bool(gone)
 
-    def _feed(self, tp: TopicPartition) -> PartitionCursor:
+    def _cursor(self, tp: TopicPartition) -> PartitionCursor:
         try:
-            return self._fetcher.feeds[tp]
+            return self._fetcher.cursors[tp]
         except KeyError:
-            raise KeyError(f"partition {tp} is not assigned: {sorted(map(str, self._fetcher.feeds))}") from None
+            raise KeyError(f"partition {tp} is not assigned: {sorted(map(str, self._fetcher.cursors))}") from None

@@ -20,14 +20,14 @@ class ConsumerProjection:
     """The projection. Owner: its ``Consumer``."""
 
     def __init__(
-        self, link: BlockingCluster, columns: Sequence[str] | None, *, log_columns: bool, event_times: bool
+        self, cluster: BlockingCluster, columns: Sequence[str] | None, *, log_columns: bool, event_times: bool
     ) -> None:
         """Create it. ``columns`` None: all.
 
         ``log_columns``: with ``_topic``, ``_partition`` and ``_offset``. ``event_times``: the consumer itself needs the
         event time columns.
         """
-        self._link = link
+        self._cluster = cluster
         self._columns = list(columns) if columns is not None else None
         self._log_columns = log_columns
         self._event_times = event_times
@@ -38,7 +38,7 @@ class ConsumerProjection:
         """Choose the columns of a topic, before it is fetched. Raises BrokerError SCHEMA_MISMATCH."""
         if self._columns is None:
             return
-        topic = self._link.topic(name)
+        topic = self._cluster.topic(name)
         also = [topic.event_time] if self._event_times and topic.event_time else []
         newest = parse_schema(topic.schemas[-1].message)
         self._choices[name] = TopicProjection(name, self._columns, newest, also=also)
@@ -48,7 +48,7 @@ class ConsumerProjection:
         choice = self._choices.get(topic)
         return None if choice is None else choice.wire
 
-    def hand_out(self, found: CursorBatch) -> pa.RecordBatch:
+    def to_user_batch(self, found: CursorBatch) -> pa.RecordBatch:
         """Return the batch in the form that users get."""
         header, batch, first, offsets, _ = found.fetched
         place = Origin(found.tp.topic, found.tp.partition, first, header.leader_epoch)
@@ -65,7 +65,7 @@ class ConsumerProjection:
         """
         found: dict[str, pa.Schema] = {}
         for name in dict.fromkeys(tp.topic for tp in partitions):
-            schema = parse_schema(self._link.topic(name).schemas[-1].message)
+            schema = parse_schema(self._cluster.topic(name).schemas[-1].message)
             if self._columns is not None:
                 schema = pa.schema([schema.field(column) for column in self._columns])
             found[name] = pa.schema([*schema, *LOG_COLUMNS]) if self._log_columns else schema

@@ -13,25 +13,25 @@ from sparklog.model import TopicPartition
 
 
 class FetchBuffer:
-    """The buffer. Owner: its ``Consumer``. ``feeds`` belong to the fetcher."""
+    """The buffer. Owner: its ``Consumer``. ``cursors`` belong to the fetcher."""
 
-    def __init__(self, feeds: Mapping[TopicPartition, PartitionCursor]) -> None:
+    def __init__(self, cursors: Mapping[TopicPartition, PartitionCursor]) -> None:
         #: The buffered batches; those of one partition are in order.
         self.ready: deque[CursorBatch] = deque()
-        self._feeds = feeds
+        self._cursors = cursors
 
     def position(self, tp: TopicPartition) -> int:
         """Return the offset of the next record to return. Raises KeyError for a partition that is not assigned."""
         return self._position(tp, self.ready)
 
     def positions(self) -> dict[TopicPartition, int]:
-        return {tp: self._position(tp, self.ready) for tp in self._feeds}
+        return {tp: self._position(tp, self.ready) for tp in self._cursors}
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
         """Drop the buffered batches of these partitions."""
         self.ready = deque(found for found in self.ready if found.tp not in partitions)
 
-    def take(self, limit: int | None, *, batch_records: int | None) -> Iterator[CursorBatch]:
+    def consume(self, limit: int | None, *, batch_records: int | None) -> Iterator[CursorBatch]:
         """Yield buffered batches, of at most ``limit`` records in total, or else of at most ``batch_records`` each."""
         left = limit
         while self.ready and left != 0:
@@ -44,7 +44,7 @@ class FetchBuffer:
                 left -= found.fetched.batch.num_rows
             yield found
 
-    def take_until(
+    def consume_until(
         self,
         ends: Mapping[TopicPartition, int],
         more: Callable[[Mapping[TopicPartition, int]], None],
@@ -72,7 +72,7 @@ class FetchBuffer:
 
     def _position(self, tp: TopicPartition, waiting: Iterable[CursorBatch]) -> int:
         first = next((found.fetched.first_offset for found in waiting if found.tp == tp), None)
-        return self._feeds[tp].position if first is None else first
+        return self._cursors[tp].position if first is None else first
 
 
 def _cut(

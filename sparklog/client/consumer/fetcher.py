@@ -90,23 +90,23 @@ class _Poll:
 
 
 class Fetcher:
-    """The fetches of one consumer, used by its thread. ``feeds`` may be changed between calls."""
+    """The fetches of one consumer, used by its thread. ``cursors`` may be changed between calls."""
 
     def __init__(
-        self, link: BlockingCluster, *, max_bytes: int, isolation: int, columns: ColumnsOf | None = None
+        self, cluster: BlockingCluster, *, max_bytes: int, isolation: int, columns: ColumnsOf | None = None
     ) -> None:
         """Create the fetcher.
 
         ``columns`` returns the requested columns of a topic by its name; None: all of every topic.
         """
         self.counters = ReadCounters()
-        self.feeds: dict[TopicPartition, PartitionCursor] = {}
-        self._link = link
+        self.cursors: dict[TopicPartition, PartitionCursor] = {}
+        self._cluster = cluster
         self._max_bytes = max_bytes
         self._isolation = isolation
         self._columns = columns
         self._connections: dict[int, BlockingConnection] = {}
-        self._under_way: dict[int, _Poll] = {}
+        self._polls: dict[int, _Poll] = {}
         self._schemas: dict[str, SchemaLookup] = {}
         self._stale: set[str] = set()
         self._refresh_at = 0.0
@@ -128,7 +128,7 @@ class Fetcher:
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
-        self._under_way.clear()
+        self._polls.clear()
 
     def advance(self, timeout_s: float, *, or_moved: bool = False) -> list[CursorBatch]:
         """Return batches as soon as some arrive, at most ``timeout_s`` from now.
@@ -150,7 +150,7 @@ class Fetcher:
             self._refresh_when_due(now)
             self._send_missing(now)
             left = max(0.0, deadline - now)
-            batches = self._receive_ready(min(left, self._next_look_s(now)))
+            batches = self._receive_ready(min(left, self._next_check_s(now)))
             if batches or self._woken or (or_moved and self._moved) or time.monotonic() >= deadline:
                 return self._without_paused(batches) if self.paused else batches
 
@@ -158,45 +158,47 @@ class Fetcher:
         """Move the positions of paused partitions back, so that their batches are fetched again after the pause."""
         for one in reversed(found):  # reversed, so that the first batch of a partition sets the position
             if one.tp in self.paused:
-                self.feeds[one.tp].move(one.fetched.first_offset)
+                self.cursors[one.tp].move(one.fetched.first_offset)
         return [one for one in found if one.tp not in self.paused]
 
     # --- sending ---
 
     def _send_missing(self, now: float) -> None:
-        for broker_id, group in self._link.metadata.group_by_leader(self._sendable(now)).items():
+        for broker_id, group in self._cluster.metadata.group_by_leader(self._sendable(now)).items():
             if broker_id is None:
                 self._stale.update(tp.topic for tp in group)
-            elif broker_id not in self._under_way:
+            elif broker_id not in self._polls:
                 self._send(broker_id, group)
 
     def _sendable(self, now: float) -> list[TopicPartition]:
         return [
-            feed.tp
-            for feed in self.feeds.values()
-            if feed.retry_at <= now and (self.active is None or feed.tp in self.active) and feed.tp not in self.paused
+            cursor.tp
+            for cursor in self.cursors.values()
+            if cursor.retry_at <= now
+            and (self.active is None or cursor.tp in self.active)
+            and cursor.tp not in self.paused
         ]
 
     def _send(self, broker_id: int, group: list[TopicPartition]) -> None:
-        asked = {tp: self.feeds[tp].position for tp in self._in_turn(broker_id, group)}
+        asked = {tp: self.cursors[tp].position for tp in self._in_turn(broker_id, group)}
         leaders: dict[TopicPartition, Leader] = {}
         wanted = []
         for tp, position in asked.items():
-            leader = self._link.metadata.leader(tp)
+            leader = self._cluster.metadata.leader(tp)
             assert leader is not None, "partitions were grouped by it"
             leaders[tp] = leader
-            feed = self.feeds[tp]
+            cursor = self.cursors[tp]
             wanted.append(
                 FetchPartition(
                     tp.topic,
                     tp.partition,
-                    feed.topic_id,
+                    cursor.topic_id,
                     leader.epoch,
                     position,
                     self._max_bytes,
-                    last_epoch=feed.last_epoch,
+                    last_epoch=cursor.last_epoch,
                     columns=self._wire_columns(tp.topic),
-                    verify=position in feed.to_verify,
+                    verify=position in cursor.to_verify,
                 )
             )
         request = Fetch(
@@ -217,7 +219,7 @@ class Fetcher:
         except BrokerError as error:
             self._all_failed(asked, error)
             return
-        self._under_way[broker_id] = _Poll(connection, asked, leaders)
+        self._polls[broker_id] = _Poll(connection, asked, leaders)
 
     def _in_turn(self, broker_id: int, group: list[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions for the next request, as many as it may have.
@@ -242,20 +244,20 @@ class Fetcher:
     def _connection(self, broker_id: int) -> BlockingConnection:
         connection = self._connections.get(broker_id)
         if connection is None or connection.closed:
-            connection = self._connections[broker_id] = self._link.open_connection(broker_id)
+            connection = self._connections[broker_id] = self._cluster.open_connection(broker_id)
         return connection
 
     # --- receiving ---
 
     def _receive_ready(self, wait_s: float) -> list[CursorBatch]:
-        if not self._under_way and self.wake_fd is None:
+        if not self._polls and self.wake_fd is None:
             time.sleep(wait_s)
             return []
         poller = select.poll()
         if self.wake_fd is not None:
             poller.register(self.wake_fd, select.POLLIN)
         by_socket = {}
-        for broker_id, poll in self._under_way.items():
+        for broker_id, poll in self._polls.items():
             number = poll.connection.fileno()
             by_socket[number] = broker_id
             poller.register(number, select.POLLIN)
@@ -274,7 +276,7 @@ class Fetcher:
         return found
 
     def _receive(self, broker_id: int) -> list[CursorBatch]:
-        poll = self._under_way.pop(broker_id)
+        poll = self._polls.pop(broker_id)
         try:
             reply, body = poll.connection.receive()
             if not isinstance(reply, FetchReply):
@@ -290,21 +292,21 @@ class Fetcher:
         answers = []
         for part in split_partitions(reply.partitions, body):
             tp = TopicPartition(part.answer.topic, part.answer.partition)
-            feed = self.feeds.get(tp)
-            if feed is None or poll.asked.get(tp) != feed.position:
+            cursor = self.cursors.get(tp)
+            if cursor is None or poll.asked.get(tp) != cursor.position:
                 continue
             if part.answer.code != ErrorCode.NONE:
                 refusal = BrokerError(part.answer.code, part.answer.detail or f"fetch of {tp}")
-                self._failed(feed, self._doubt(feed, poll.leaders[tp], refusal) or refusal)
+                self._failed(cursor, self._doubt(cursor, poll.leaders[tp], refusal) or refusal)
                 continue
-            feed.failures = 0
+            cursor.failures = 0
             self._refreshes = 0
             if part.answer.diverging is not None:
                 # The batches of other partitions are dropped. Their positions are unchanged, so they are fetched again.
-                raise LogTruncated(tp, feed.position, part.answer.diverging)
+                raise LogTruncated(tp, cursor.position, part.answer.diverging)
             self.counters.count(part)
             if part.headers:
-                answers.append((feed, (feed.position, feed.last_epoch), part))
+                answers.append((cursor, (cursor.position, cursor.last_epoch), part))
         return self._use(broker_id, answers)
 
     def _use(
@@ -312,9 +314,9 @@ class Fetcher:
     ) -> list[CursorBatch]:
         """Decode ``answers``, which have the position and last epoch of their request."""
         for _, _, part in answers:
-            self._know_schemas(part)
-        for feed, _, part in answers:
-            feed.move(part.next_offset, part.headers[-1].leader_epoch)
+            self._load_schemas(part)
+        for cursor, _, part in answers:
+            cursor.move(part.next_offset, part.headers[-1].leader_epoch)
         if answers:
             self._moved = True
             if _more_follows([part for _, _, part in answers]):
@@ -322,16 +324,16 @@ class Fetcher:
         found: list[CursorBatch] = []
         decoded = 0
         try:
-            for feed, (start, _), part in answers:
-                schema_of = self._schema_of(feed.tp.topic)
-                columns = self._wire_columns(feed.tp.topic)
+            for cursor, (start, _), part in answers:
+                schema_of = self._schema_of(cursor.tp.topic)
+                columns = self._wire_columns(cursor.tp.topic)
                 batches = decode_partition(part, schema_of, start=start, columns=columns)
-                found += [CursorBatch(feed.tp, batch) for batch in batches]
+                found += [CursorBatch(cursor.tp, batch) for batch in batches]
                 decoded += 1
         except Exception as error:
             # No record may be skipped: this partition and the ones after it are fetched again.
-            for feed, asked, _ in answers[decoded:]:
-                feed.move(*asked)
+            for cursor, asked, _ in answers[decoded:]:
+                cursor.move(*asked)
             if self._asks_to_verify(answers[decoded][0], answers[decoded][2], error):
                 return found
             if not found and self._error is None:
@@ -339,7 +341,7 @@ class Fetcher:
             self._error = self._error or error
         return found
 
-    def _asks_to_verify(self, feed: PartitionCursor, part: PartitionBytes, error: Exception) -> bool:
+    def _asks_to_verify(self, cursor: PartitionCursor, part: PartitionBytes, error: Exception) -> bool:
         """Request verification if a projected batch was damaged that the broker did not verify.
 
         Return whether it applies.
@@ -347,17 +349,17 @@ class Fetcher:
         Only the broker can tell damage on its disk from damage on the way.
         """
         if (
-            self._wire_columns(feed.tp.topic) is None
-            or feed.position in feed.to_verify
+            self._wire_columns(cursor.tp.topic) is None
+            or cursor.position in cursor.to_verify
             or not (isinstance(error, BrokerError) and error.code == ErrorCode.CORRUPT_MESSAGE)
         ):
             return False
-        feed.to_verify = range(feed.position, part.next_offset)
+        cursor.to_verify = range(cursor.position, part.next_offset)
         return True
 
     def _send_ahead(self, broker_id: int) -> None:
         """Send the next fetch while this response is used. An error is raised after the batches of the response."""
-        group = self._link.metadata.group_by_leader(self._sendable(time.monotonic())).get(broker_id)
+        group = self._cluster.metadata.group_by_leader(self._sendable(time.monotonic())).get(broker_id)
         if group:
             try:
                 self._send(broker_id, group)
@@ -370,98 +372,98 @@ class Fetcher:
     def _schema_of(self, topic: str) -> SchemaLookup:
         lookup = self._schemas.get(topic)
         if lookup is None:
-            lookup = self._schemas[topic] = SchemaLookup(self._link, topic)
+            lookup = self._schemas[topic] = SchemaLookup(self._cluster, topic)
         return lookup
 
-    def _know_schemas(self, part: PartitionBytes) -> None:
+    def _load_schemas(self, part: PartitionBytes) -> None:
         schema_of = self._schema_of(part.answer.topic)
         for header in part.headers:
             schema_of(header.schema_id)
 
     # --- failures ---
 
-    def _doubt(self, feed: PartitionCursor, leader: Leader, error: BrokerError) -> BrokerError | None:
+    def _doubt(self, cursor: PartitionCursor, leader: Leader, error: BrokerError) -> BrokerError | None:
         """Return the reason not to trust the leader's error, or None. The leader may be deposed without knowing it."""
-        lags = feed.failures > 0 and time.monotonic() - feed.failing_since > _SUSPECT_AFTER_S
+        lags = cursor.failures > 0 and time.monotonic() - cursor.failing_since > _SUSPECT_AFTER_S
         if error.code == ErrorCode.OFFSET_OUT_OF_RANGE or (error.code == ErrorCode.OFFSET_NOT_AVAILABLE and lags):
             try:
-                self._link.confirm(feed.tp, leader)
+                self._cluster.confirm(cursor.tp, leader)
             except BrokerError as doubt:
                 return doubt
         return None
 
     def _all_failed(self, asked: Mapping[TopicPartition, int], error: BrokerError) -> None:
         for tp in asked:
-            feed = self.feeds.get(tp)
-            if feed is not None:
-                self._failed(feed, error)
+            cursor = self.cursors.get(tp)
+            if cursor is not None:
+                self._failed(cursor, error)
 
-    def _failed(self, feed: PartitionCursor, error: BrokerError) -> None:
+    def _failed(self, cursor: PartitionCursor, error: BrokerError) -> None:
         now = time.monotonic()
-        if not feed.failures:
-            feed.failing_since = now
-        since = now - feed.failing_since
+        if not cursor.failures:
+            cursor.failing_since = now
+        since = now - cursor.failing_since
         unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and since > _UNKNOWN_TOPIC_GRACE_S
         if not error.retriable or unknown:
-            raise BrokerError(error.code, f"{feed.tp} at offset {feed.position}: {error.detail}")
-        if since > self._link.timeout_s:
+            raise BrokerError(error.code, f"{cursor.tp} at offset {cursor.position}: {error.detail}")
+        if since > self._cluster.timeout_s:
             raise ClientTimeout(
-                f"reading {feed.tp} at offset {feed.position}: not possible for {self._link.timeout_s:g} s,"
+                f"reading {cursor.tp} at offset {cursor.position}: not possible for {self._cluster.timeout_s:g} s,"
                 f" last: {error}"
             ) from error
-        feed.retry_at = now + self._link.pause_ms(feed.failures) / 1000
-        feed.failures += 1
+        cursor.retry_at = now + self._cluster.pause_ms(cursor.failures) / 1000
+        cursor.failures += 1
         if error.refresh_metadata:
-            self._stale.add(feed.tp.topic)
+            self._stale.add(cursor.tp.topic)
 
     def _refresh_when_due(self, now: float) -> None:
         self._suspect_silent(now)
         if not self._stale or now < self._refresh_at:
             return
         topics, self._stale = self._stale, set()
-        self._refresh_at = now + self._link.pause_ms(self._refreshes) / 1000
+        self._refresh_at = now + self._cluster.pause_ms(self._refreshes) / 1000
         self._refreshes += 1
         try:
-            self._link.refresh(sorted(topics))
+            self._cluster.refresh(sorted(topics))
         except BrokerError as error:
             self._stale |= topics
-            self._all_failed({tp: 0 for tp in self.feeds if tp.topic in topics}, error)
+            self._all_failed({tp: 0 for tp in self.cursors if tp.topic in topics}, error)
             return
-        for feed in self.feeds.values():
-            if feed.tp.topic in topics:
-                self._check_still_there(feed)
+        for cursor in self.cursors.values():
+            if cursor.tp.topic in topics:
+                self._check_topic(cursor)
 
-    def _check_still_there(self, feed: PartitionCursor) -> None:
-        topic = self._link.metadata.topic(feed.tp.topic)
+    def _check_topic(self, cursor: PartitionCursor) -> None:
+        topic = self._cluster.metadata.topic(cursor.tp.topic)
         if topic is None:
-            self._failed(feed, BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no broker knows the topic"))
-        elif feed.topic_id and topic.topic_id != feed.topic_id:
+            self._failed(cursor, BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no broker knows the topic"))
+        elif cursor.topic_id and topic.topic_id != cursor.topic_id:
             raise BrokerError(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
-                f"{feed.tp} at offset {feed.position}: the topic was deleted and created again",
+                f"{cursor.tp} at offset {cursor.position}: the topic was deleted and created again",
             )
-        elif self._link.metadata.leader(feed.tp) is None:
-            self._failed(feed, BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader"))
+        elif self._cluster.metadata.leader(cursor.tp) is None:
+            self._failed(cursor, BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader"))
 
     def _suspect_silent(self, now: float) -> None:
         """Check the leaders of old fetches: a leader that hangs does not report it. Close those that were deposed."""
-        for broker_id, poll in list(self._under_way.items()):
+        for broker_id, poll in list(self._polls.items()):
             silent_s = now - poll.sent_at
             if silent_s < _SUSPECT_AFTER_S or _readable(poll.connection):
                 continue
-            leaders = {self._link.metadata.leader(tp) for tp in poll.asked if tp in self.feeds}
+            leaders = {self._cluster.metadata.leader(tp) for tp in poll.asked if tp in self.cursors}
             deposed = any(leader is not None and leader.broker_id != broker_id for leader in leaders)
-            if deposed or silent_s > self._link.request_timeout_s:
-                del self._under_way[broker_id]
+            if deposed or silent_s > self._cluster.request_timeout_s:
+                del self._polls[broker_id]
                 poll.connection.close()
                 detail = f"broker {broker_id} has not responded for {silent_s:.1f} s"
                 self._all_failed(poll.asked, BrokerError(ErrorCode.NETWORK_EXCEPTION, detail))
             else:
                 self._stale.update(tp.topic for tp in poll.asked)
 
-    def _next_look_s(self, now: float) -> float:
+    def _next_check_s(self, now: float) -> float:
         """Return how long only a response can change something."""
-        times = [feed.retry_at for feed in self.feeds.values() if feed.retry_at > now]
+        times = [cursor.retry_at for cursor in self.cursors.values() if cursor.retry_at > now]
         if self._stale:
             times.append(self._refresh_at)
         return min(max(0.001, min(times) - now), 1.0) if times else 1.0

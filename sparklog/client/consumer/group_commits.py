@@ -40,14 +40,14 @@ class GroupCommits:
 
     def __init__(
         self,
-        coordination: LoopCoordinator,
+        coordinator: LoopCoordinator,
         group: str,
         *,
         timeout_s: float,
         member: Callable[[], tuple[int, str]],
     ) -> None:
         """Create an empty queue. ``member`` returns the current life and its member id."""
-        self._coordination = coordination
+        self._coordinator = coordinator
         self._group = group
         self._timeout_s = timeout_s
         self._member = member
@@ -56,10 +56,10 @@ class GroupCommits:
         self._ending = False
 
     def put(self, commit: Commit) -> None:
-        """Queue a commit from any thread. Afterwards, call ``look`` on the session's thread."""
+        """Queue a commit from any thread. Afterwards, call ``wake`` on the session's thread."""
         self._waiting.append(commit)
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Send the queued commits soon."""
         self._news.set()
 
@@ -120,7 +120,7 @@ class GroupCommits:
                 raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)
             offsets.update(commit.offsets)
         named = tuple(GroupOffset(place[0], place[2], offset, place[1]) for place, offset in offsets.items())
-        attempts = Attempts(self._coordination, timeout_s=self._timeout_s)
+        attempts = Attempts(self._coordinator, timeout_s=self._timeout_s)
         for piece in pieces(named):
             request = CommitOffsets(0, self._group, tuple(piece), None, member_id, epoch)
             try:

@@ -35,13 +35,13 @@ class Reader(Protocol):
 
     def positions(self) -> dict[TopicPartition, int]: ...
 
-    def read_from(self, places: Mapping[Place, int | None]) -> None:
+    def start_reading(self, places: Mapping[Place, int | None]) -> None:
         """Start to read these partitions; None means a partition without a committed offset.
 
         Raises BrokerError or ClientTimeout; then none of the partitions is read.
         """
 
-    def read_no_more(self, partitions: Iterable[TopicPartition]) -> None: ...
+    def stop_reading(self, partitions: Iterable[TopicPartition]) -> None: ...
 
 
 class GroupConsumer:
@@ -95,22 +95,22 @@ class GroupConsumer:
 
         Raises:
             BrokerError: the group refuses this consumer: FENCED_INSTANCE_ID, INVALID_REGULAR_EXPRESSION,
-                INVALID_SESSION_TIMEOUT, GROUP_MAX_SIZE_REACHED, and the errors of ``Reader.read_from``.
+                INVALID_SESSION_TIMEOUT, GROUP_MAX_SIZE_REACHED, and the errors of ``Reader.start_reading``.
         """
-        word = self._session.take(self._life)
-        if word.life != self._life:
-            self._life = word.life
+        notice = self._session.accept_assignment(self._life)
+        if notice.life != self._life:
+            self._life = notice.life
             self._lose()
-            word = self._session.take(self._life)
+            notice = self._session.accept_assignment(self._life)
         if self._auto_commit_s is not None and time.monotonic() >= self._commit_at:
             self._commit_at = time.monotonic() + self._auto_commit_s
             self.commit().add_done_callback(_log_failure)
-        if word.give_up:
-            self._give_up(word.give_up)
-        new = word.assigned.difference(self._places.values())
+        if notice.revoked:
+            self._revoke(notice.revoked)
+        new = notice.assigned.difference(self._places.values())
         self._waiting = bool(new)
         if new:
-            self._begin(new, word)
+            self._begin(new, notice)
 
     # --- commits ---
 
@@ -165,11 +165,11 @@ class GroupConsumer:
     def _lose(self) -> None:
         lost = sorted(self._places)
         self._asking = None
-        self._forget(lost)
+        self._drop(lost)
         if lost and self._on_lost is not None:
             self._on_lost(lost)
 
-    def _give_up(self, places: frozenset[Place]) -> None:
+    def _revoke(self, places: frozenset[Place]) -> None:
         partitions = sorted(tp for tp, place in self._places.items() if place in places)
         try:
             if partitions:
@@ -180,16 +180,16 @@ class GroupConsumer:
         finally:
             if self._asking is not None and not self._asking[0].isdisjoint(places):
                 self._asking = None  # if they return, other members have committed since
-            self._forget(partitions)
-            self._session.given_up(places)
+            self._drop(partitions)
+            self._session.release(places)
 
-    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
-        self._reader.read_no_more(partitions)
+    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
+        self._reader.stop_reading(partitions)
         for tp in partitions:
             del self._places[tp]
             self._last.pop(tp, None)
 
-    def _begin(self, new: frozenset[Place], word: GroupNotice) -> None:
+    def _begin(self, new: frozenset[Place], notice: GroupNotice) -> None:
         """Request the committed offsets of new partitions, and start to read after the response."""
         if self._asking is None:
             if time.monotonic() >= self._ask_at:
@@ -203,24 +203,24 @@ class GroupConsumer:
         self._asking = None
         try:
             offsets = answer.result()
-            begun = {place: offsets[place] for place in sorted(asked & new) if place in offsets}
+            starts = {place: offsets[place] for place in sorted(asked & new) if place in offsets}
             if len(offsets) < len(asked):  # the others wait for the end of a transaction; these are not delayed by it
                 self._ask_at = time.monotonic() + _AGAIN_S
-            self._reader.read_from(begun)
+            self._reader.start_reading(starts)
         except SparklogError as error:
-            self._not_yet(error)
+            self._defer_start(error)
             return
-        partitions = [TopicPartition(place[0], place[2]) for place in begun]
-        self._places.update(zip(partitions, begun, strict=True))
+        partitions = [TopicPartition(place[0], place[2]) for place in starts]
+        self._places.update(zip(partitions, starts, strict=True))
         positions = self._reader.positions()
-        for tp, at in zip(partitions, begun.values(), strict=True):
+        for tp, at in zip(partitions, starts.values(), strict=True):
             if at is not None or not self._start_moves:
                 self._last[tp] = positions[tp], _done()
-        self._waiting = bool(word.assigned.difference(self._places.values()))
+        self._waiting = bool(notice.assigned.difference(self._places.values()))
         if partitions and self._on_assign is not None:
             self._on_assign(partitions)
 
-    def _not_yet(self, error: SparklogError) -> None:
+    def _defer_start(self, error: SparklogError) -> None:
         """Retry later, or raise an error that a retry does not fix.
 
         For some errors the coordinator will soon revoke the partitions, because another member has them or their topics
@@ -240,8 +240,8 @@ class GroupConsumer:
         if not processed:
             self._auto_commit_s = None
         try:
-            if self._session.take(self._life).life == self._life and self._places:
-                self._give_up(frozenset(self._places.values()))
+            if self._session.accept_assignment(self._life).life == self._life and self._places:
+                self._revoke(frozenset(self._places.values()))
         except SparklogError as error:
             _log.info("the partitions were not given up: %s", error)
         finally:

@@ -82,7 +82,7 @@ class GroupNotice(NamedTuple):
     life: int
     epoch: int
     assigned: frozenset[Place]
-    give_up: frozenset[Place]
+    revoked: frozenset[Place]
 
 
 class GroupSession:
@@ -108,19 +108,19 @@ class GroupSession:
         self._closing = False
         self._ended = False
         #: Readable when there is news for the consumer.
-        self.wake_fd, self._tell_fd = os.pipe()
+        self.wake_fd, self._write_fd = os.pipe()
         os.set_blocking(self.wake_fd, False)
-        os.set_blocking(self._tell_fd, False)
+        os.set_blocking(self._write_fd, False)
         self._loop = new_event_loop()
         try:
-            self._link = LoopCluster(bootstrap, client_id=client_id, changed=lambda: None, request_timeout_s=10.0)
+            self._cluster = LoopCluster(bootstrap, client_id=client_id, changed=lambda: None, request_timeout_s=10.0)
         except BaseException:
             self._loop.close()
             self._close_pipe()
             raise
-        self._coordination = LoopCoordinator(self._link, GROUP, settings.group, request_timeout_s=10.0)
+        self._coordinator = LoopCoordinator(self._cluster, GROUP, settings.group, request_timeout_s=10.0)
         self._commits = GroupCommits(
-            self._coordination, settings.group, timeout_s=timeout_s, member=lambda: (self._life, self._member_id)
+            self._coordinator, settings.group, timeout_s=timeout_s, member=lambda: (self._life, self._member_id)
         )
         self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="sparklog-group", daemon=True)
@@ -142,9 +142,9 @@ class GroupSession:
         self._polled_at = time.monotonic()
         self._polling = now
         if self._away:
-            self._awake()
+            self._wake()
 
-    def take(self, life: int) -> GroupNotice:
+    def accept_assignment(self, life: int) -> GroupNotice:
         """Return the current assignment, and accept it for the consumer.
 
         If ``life``, the one that the consumer knows, has ended, nothing is accepted. The consumer must drop all of its
@@ -170,11 +170,11 @@ class GroupSession:
                 raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)
             return GroupMetadata(self._settings.group, self._member_id, self._epoch, topic_ids)
 
-    def given_up(self, places: Collection[Place]) -> None:
+    def release(self, places: Collection[Place]) -> None:
         """Release partitions that the consumer has stopped reading, after their last commits were sent."""
         with self._lock:
             self._holding -= frozenset(places)
-        self._awake()
+        self._wake()
 
     def commit(self, life: int, offsets: Mapping[Place, int]) -> Future[None]:
         """Commit after all earlier commits. The future raises CommitRefused, BrokerError or ClientTimeout."""
@@ -182,7 +182,7 @@ class GroupSession:
         with self._lock:
             if not self._ended:
                 self._commits.put(Commit(life, self._epoch, offsets, done))
-                self._call(self._commits.look)
+                self._call(self._commits.wake)
                 return done
         done.set_exception(_closed())
         return done
@@ -200,7 +200,7 @@ class GroupSession:
         """Leave the group and end the thread. Idempotent."""
         if not self._closing:
             self._closing = True
-            self._awake()
+            self._wake()
             self._call(self._commits.end)
             self._thread.join(_LEAVE_S + 10)
             if not self._thread.is_alive():  # a running thread could write into a file that reuses the descriptor
@@ -208,9 +208,9 @@ class GroupSession:
 
     def _close_pipe(self) -> None:
         os.close(self.wake_fd)
-        os.close(self._tell_fd)
+        os.close(self._write_fd)
 
-    def _awake(self) -> None:
+    def _wake(self) -> None:
         self._call(self._news.set)
 
     def _call(self, work: Callable[[], object]) -> None:
@@ -227,11 +227,11 @@ class GroupSession:
                 done.set_exception(_closed())
             except Exception as error:
                 done.set_exception(error)
-            self._tell()
+            self._wake_consumer()
 
         with self._lock:
             if not self._ended:
-                self._call(lambda: self._link.start(run()))
+                self._call(lambda: self._cluster.start(run()))
                 return done
         work.close()
         done.set_exception(_closed())
@@ -250,8 +250,8 @@ class GroupSession:
             with self._lock:
                 self._ended = True
             self._loop.run_until_complete(asyncio.sleep(0))  # runs the work that was posted just before
-            self._link.close()
-            self._loop.run_until_complete(self._link.closed())
+            self._cluster.close()
+            self._loop.run_until_complete(self._cluster.closed())
             self._loop.run_until_complete(asyncio.sleep(0))
             asyncio.set_event_loop(None)
             self._loop.close()
@@ -263,19 +263,19 @@ class GroupSession:
             failures = 0
             while not self._closing and self._error is None:
                 if self._overdue():
-                    await self._be_away()
+                    await self._stay_away()
                     continue
                 began = time.monotonic()
                 try:
-                    answered = await self._beat(failures)
+                    has_response = await self._beat(failures)
                 except BrokerError as error:
                     self._refused(error)
-                    await self._pause(self._coordination.pause_s(failures))
+                    await self._pause(self._coordinator.pause_s(failures))
                     failures += 1
                     continue
                 failures = 0
-                if answered:
-                    await self._rest(began)
+                if has_response:
+                    await self._wait_for_next_beat(began)
             while not self._closing:  # waits until each remaining commit is refused
                 await self._next_news()
         finally:
@@ -295,14 +295,14 @@ class GroupSession:
         """Send one heartbeat. Return False if news for the coordinator came before the response. Raises BrokerError."""
         self._news.clear()
         request = self._heartbeat()
-        patience_s = self._settings.heartbeat_interval_ms / 1000 + self._coordination.patience_s(failures)
-        asked = asyncio.ensure_future(self._coordination.ask_once(request, HeartbeatReply, patience_s=patience_s))
+        patience_s = self._settings.heartbeat_interval_ms / 1000 + self._coordinator.patience_s(failures)
+        asked = asyncio.ensure_future(self._coordinator.ask_once(request, HeartbeatReply, patience_s=patience_s))
         news = asyncio.ensure_future(self._news.wait())
         try:
             await asyncio.wait({asked, news}, return_when=asyncio.FIRST_COMPLETED, timeout=self._left_s())
             if not asked.done():
                 return False
-            self._told(asked.result())
+            self._on_response(asked.result())
             return True
         finally:
             for task in (asked, news):
@@ -332,7 +332,7 @@ class GroupSession:
                 settings.heartbeat_interval_ms,
             )
 
-    def _told(self, reply: HeartbeatReply) -> None:
+    def _on_response(self, reply: HeartbeatReply) -> None:
         assigned = frozenset(
             (found.topic, found.topic_id, number) for found in reply.assigned for number in found.partitions
         )
@@ -340,9 +340,9 @@ class GroupSession:
             changed = assigned != self._assigned
             self._epoch, self._assigned = reply.member_epoch, assigned
         if changed:
-            self._tell()
+            self._wake_consumer()
 
-    async def _rest(self, began: float) -> None:
+    async def _wait_for_next_beat(self, began: float) -> None:
         """Wait until the next heartbeat is due.
 
         There is none while the consumer gives up partitions, for at most the interval. Otherwise the coordinator itself
@@ -373,12 +373,12 @@ class GroupSession:
             self._member_id = str(uuid.uuid4())
             self._epoch = JOIN
             self._assigned = self._holding = frozenset()
-        self._tell()
+        self._wake_consumer()
 
     def _fail(self, error: SparklogError) -> None:
         self._new_life()
         self._error = error
-        self._tell()
+        self._wake_consumer()
 
     # --- user code that takes too long ---
 
@@ -390,7 +390,7 @@ class GroupSession:
     def _overdue(self) -> bool:
         return not self._polling and self._left_s() <= 0.001
 
-    async def _be_away(self) -> None:
+    async def _stay_away(self) -> None:
         """Leave the group because user code takes too long, so that other members read the partitions.
 
         Join at the next poll.
@@ -398,16 +398,16 @@ class GroupSession:
         limit_ms = self._settings.max_poll_interval_ms
         _log.warning("group %s: no poll for max_poll_interval_ms=%d: leaving", self._settings.group, limit_ms)
         self._away = True
-        await self._leave(for_good=True)
+        await self._leave(permanently=True)
         self._new_life()
         while self._overdue() and not self._closing:
             await self._next_news()
         self._away = False
 
-    async def _leave(self, *, for_good: bool = False) -> None:
+    async def _leave(self, *, permanently: bool = False) -> None:
         """Notify the coordinator. If that fails, the session timeout removes the member."""
-        static = bool(self._settings.instance_id) and not for_good
-        attempts = Attempts(self._coordination, timeout_s=_LEAVE_S)
+        static = bool(self._settings.instance_id) and not permanently
+        attempts = Attempts(self._coordinator, timeout_s=_LEAVE_S)
         try:
             await attempts.ask(self._heartbeat(LEAVE_STATIC if static else LEAVE), HeartbeatReply)
         except (BrokerError, ClientTimeout) as error:
@@ -418,7 +418,7 @@ class GroupSession:
 
     async def _fetch_offsets(self, places: frozenset[Place]) -> dict[Place, int | None]:
         wanted = tuple((topic, number) for topic, _, number in sorted(places))
-        attempts = Attempts(self._coordination, timeout_s=self._timeout_s)
+        attempts = Attempts(self._coordinator, timeout_s=self._timeout_s)
         found: dict[tuple[str, int], GroupOffset] = {}
         held: set[tuple[str, int]] = set()
         for piece in pieces(wanted):
@@ -433,9 +433,9 @@ class GroupSession:
                 offsets[place] = one.offset if one is not None and one.topic_id in {"", place[1]} else None
         return offsets
 
-    def _tell(self) -> None:
+    def _wake_consumer(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._tell_fd, b"!")
+            os.write(self._write_fd, b"!")
 
 
 def _closed() -> ClientTimeout:

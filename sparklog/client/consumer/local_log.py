@@ -92,8 +92,8 @@ class _Segment:
 class LocalLog:
     """The files of one partition for one reader. The reader's thread uses it, and closes it."""
 
-    def __init__(self, link: BlockingCluster, tp: TopicPartition, *, isolation: int, max_bytes: int) -> None:
-        self._link = link
+    def __init__(self, cluster: BlockingCluster, tp: TopicPartition, *, isolation: int, max_bytes: int) -> None:
+        self._cluster = cluster
         self._tp = tp
         self._isolation = isolation
         self._max_bytes = max_bytes
@@ -116,7 +116,7 @@ class LocalLog:
         """
         segment = self._segment
         if segment is None or segment.ended or position != self._position:
-            self._let_go()
+            self._release_segment()
             opened, segment = self._open(
                 OpenSegment(FORMAT_VERSION, *self._tp, topic_id, leader.epoch, last_epoch, position, self._isolation),
                 leader,
@@ -129,12 +129,12 @@ class LocalLog:
         return PartitionBytes(_answer(self._tp, segment.opened), headers, bodies, mapped=True)
 
     def close(self) -> None:
-        self._let_go()
+        self._release_segment()
         if self._client is not None:
             self._client.close()
             self._client = None
 
-    def _let_go(self) -> None:
+    def _release_segment(self) -> None:
         if self._segment is not None:
             self._segment.close()
             self._segment = None
@@ -180,13 +180,13 @@ class LocalLog:
 
     def _find_broker(self, leader: Leader) -> HelloReply:
         """Return the hello of the leader or of an in-sync follower on this host."""
-        partition = self._link.metadata.partition(self._tp)
+        partition = self._cluster.metadata.partition(self._tp)
         isr = partition.isr if partition is not None else ()
         for broker_id in dict.fromkeys((leader.broker_id, *isr)):
-            endpoint = self._link.metadata.endpoint(broker_id)
+            endpoint = self._cluster.metadata.endpoint(broker_id)
             if endpoint is None or not is_this_host(endpoint.host):
                 continue
-            hello = self._link.connection(broker_id).hello
+            hello = self._cluster.connection(broker_id).hello
             if hello.local_socket and hello.boot_id == boot_id():
                 return hello
         raise BrokerError(

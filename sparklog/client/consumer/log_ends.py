@@ -16,30 +16,30 @@ OnOutOfRange = Literal["raise", "earliest", "latest"]
 
 
 class LogEnds:
-    """The end offsets. Owner: its ``Consumer``. ``feeds`` belong to the fetcher.
+    """The end offsets. Owner: its ``Consumer``. ``cursors`` belong to the fetcher.
 
     Methods raise ClientTimeout if a leader does not respond.
     """
 
     def __init__(
         self,
-        link: BlockingCluster,
-        feeds: Mapping[TopicPartition, PartitionCursor],
-        ahead: FetchBuffer,
+        cluster: BlockingCluster,
+        cursors: Mapping[TopicPartition, PartitionCursor],
+        buffer: FetchBuffer,
         *,
         isolation: int,
         on_out_of_range: OnOutOfRange,
     ) -> None:
-        self._link = link
-        self._feeds = feeds
-        self._ahead = ahead
+        self._cluster = cluster
+        self._cursors = cursors
+        self._buffer = buffer
         self._isolation = isolation
         self.on_out_of_range = on_out_of_range
 
     def visible(self) -> dict[TopicPartition, int]:
         """Return the offset of the next record that will become visible in each partition."""
-        at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._feeds, "latest")
-        return list_offsets(self._link, at, isolation=self._isolation, known=self._ahead.positions())
+        at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._cursors, "latest")
+        return list_offsets(self._cluster, at, isolation=self._isolation, known=self._buffer.positions())
 
     def to_read_to(self) -> dict[TopicPartition, int]:
         """Return the end offsets of the partitions, up to which a table is read.
@@ -50,10 +50,10 @@ class LogEnds:
             BrokerError: OFFSET_OUT_OF_RANGE, unless ``on_out_of_range`` moves positions.
         """
         ends = self.visible()
-        beyond = {tp: position for tp, position in self._ahead.positions().items() if position > ends[tp]}
+        beyond = {tp: position for tp, position in self._buffer.positions().items() if position > ends[tp]}
         if beyond and self._isolation:
             # The records between belong to open transactions, and cannot be read yet.
-            ends |= list_offsets(self._link, dict.fromkeys(beyond, "latest"))
+            ends |= list_offsets(self._cluster, dict.fromkeys(beyond, "latest"))
             ends |= {tp: position for tp, position in beyond.items() if position <= ends[tp]}
         beyond = {tp: position for tp, position in beyond.items() if position > ends[tp]}
         if not beyond:
@@ -71,9 +71,9 @@ class LogEnds:
 
         An error names one partition, but several may be affected.
         """
-        starts = list_offsets(self._link, dict.fromkeys(self._feeds, "earliest"), isolation=self._isolation)
+        starts = list_offsets(self._cluster, dict.fromkeys(self._cursors, "earliest"), isolation=self._isolation)
         ends = self.visible()
-        log_ends = list_offsets(self._link, dict.fromkeys(self._feeds, "latest"), known=self._ahead.positions())
-        for tp, feed in self._feeds.items():
-            if not starts[tp] <= feed.position <= log_ends[tp]:
-                feed.move((starts if self.on_out_of_range == "earliest" else ends)[tp])
+        log_ends = list_offsets(self._cluster, dict.fromkeys(self._cursors, "latest"), known=self._buffer.positions())
+        for tp, cursor in self._cursors.items():
+            if not starts[tp] <= cursor.position <= log_ends[tp]:
+                cursor.move((starts if self.on_out_of_range == "earliest" else ends)[tp])

@@ -89,7 +89,7 @@ class PartitionReader:
         if local not in get_args(LocalReads):
             raise ConfigError(f"local={local!r}: expected {', '.join(get_args(LocalReads))}")
         self._owns_link = not isinstance(bootstrap, BlockingCluster)
-        self._link = (
+        self._cluster = (
             bootstrap
             if isinstance(bootstrap, BlockingCluster)
             else BlockingCluster(bootstrap, client_id=client_id, timeout_s=timeout_s)
@@ -107,11 +107,13 @@ class PartitionReader:
         self._max_bytes = max_bytes
         self._local_only = local == "require"
         self._local = (
-            None if local == "never" else LocalLog(self._link, self._tp, isolation=self._isolation, max_bytes=max_bytes)
+            None
+            if local == "never"
+            else LocalLog(self._cluster, self._tp, isolation=self._isolation, max_bytes=max_bytes)
         )
         self._timeout_s = timeout_s
         self._connection: BlockingConnection | None = None
-        self._under_way = False
+        self._is_in_flight = False
         self._asked = start
         self._asked_leader = Leader(NO_LEADER, NO_EPOCH)
         #: The broker of the last fetch, and the followers that failed, which are not used again.
@@ -126,7 +128,7 @@ class PartitionReader:
         #: The end of a response in which a projected batch failed its checksum. For fetches below it the broker is
         #: asked to verify what is on its disk.
         self._verify_until = -1
-        self._schema_of = SchemaLookup(self._link, self._tp.topic)
+        self._schema_of = SchemaLookup(self._cluster, self._tp.topic)
         forks.watch(self)
 
     def close(self) -> None:
@@ -134,7 +136,7 @@ class PartitionReader:
         self._disconnect()
         self._close_local()
         if self._owns_link:
-            self._link.close()
+            self._cluster.close()
 
     def __enter__(self) -> PartitionReader:
         return self
@@ -252,33 +254,33 @@ class PartitionReader:
         while True:
             delay_ms = 0.0
             try:
-                if not self._under_way:
+                if not self._is_in_flight:
                     self._send(position)
                 answer = self._receive()
                 if answer.headers:
                     return answer
                 reason = _marks(answer)
             except BrokerError as error:
-                if self._turn_to_leader():
+                if self._switch_to_leader():
                     continue  # only the leader's error counts
                 doubt = self._doubt(error)
                 unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                lasting = not error.retriable or self._made_anew() or (unknown and not grace.left_s())
+                lasting = not error.retriable or self._is_recreated() or (unknown and not grace.left_s())
                 if lasting and doubt is None:
                     raise
                 if (doubt or error).refresh_metadata:
                     self._stale = True
                 reason = str(doubt or error)
-                delay_ms = self._link.pause_ms(failures)
+                delay_ms = self._cluster.pause_ms(failures)
                 failures += 1
             if delay_ms / 1000 >= deadline.left_s():
                 raise self._no_progress(position, reason)
             time.sleep(delay_ms / 1000)
             if not suspect.left_s():
-                self._turn_to_leader()
+                self._switch_to_leader()
                 # whatever the error, the next fetch goes to the leader in the metadata
                 with contextlib.suppress(BrokerError):
-                    self._link.confirm(self._tp, self._asked_leader)
+                    self._cluster.confirm(self._tp, self._asked_leader)
                 suspect = Deadline(_SUSPECT_AFTER_S)
 
     def _no_progress(self, position: int, reason: str) -> ClientTimeout:
@@ -287,7 +289,7 @@ class PartitionReader:
             f" {self._timeout_s:g} s, last: {reason}"
         )
 
-    def _turn_to_leader(self) -> bool:
+    def _switch_to_leader(self) -> bool:
         """Stop using the follower of the last fetch. Return False if it was the leader."""
         if self._source == self._asked_leader.broker_id:
             return False
@@ -301,7 +303,7 @@ class PartitionReader:
         cut = isinstance(error, LogTruncated) and not self._epoch_is_bound
         if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and not cut:
             try:
-                self._link.confirm(self._tp, self._asked_leader)
+                self._cluster.confirm(self._tp, self._asked_leader)
             except BrokerError as doubt:
                 return doubt
         return None
@@ -320,12 +322,12 @@ class PartitionReader:
         Raises:
             BrokerError: INCONSISTENT_TOPIC_ID, SCHEMA_MISMATCH; as ``BlockingCluster.leader``.
         """
-        leader = self._link.leader(self._tp, refresh=self._stale)
+        leader = self._cluster.leader(self._tp, refresh=self._stale)
         self._stale = False
-        topic = self._link.metadata.topic(self._tp.topic)
+        topic = self._cluster.metadata.topic(self._tp.topic)
         assert topic is not None, "it has a leader"
         self._topic_id = self._topic_id or topic.topic_id
-        if self._made_anew():
+        if self._is_recreated():
             raise BrokerError(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
                 f"{self._tp}: the topic was deleted and created again ({topic.topic_id} found,"
@@ -364,7 +366,7 @@ class PartitionReader:
                 partitions=(wanted,),
             )
         )
-        self._under_way = True
+        self._is_in_flight = True
         self._asked = position
 
     def _nearest(self, leader: Leader) -> int:
@@ -373,16 +375,16 @@ class PartitionReader:
         Only the leader can tell whether the log up to ``start`` is unchanged, so the first fetch goes there if that
         matters.
         """
-        partition = self._link.metadata.partition(self._tp)
+        partition = self._cluster.metadata.partition(self._tp)
         if partition is None or (self._epoch_is_bound and self._last_epoch != NO_EPOCH):
             return leader.broker_id
         in_sync = [broker_id for broker_id in partition.isr if broker_id not in self._avoided]
-        return nearest(leader.broker_id, in_sync, self._link.metadata.brokers, is_here=is_this_host)
+        return nearest(leader.broker_id, in_sync, self._cluster.metadata.brokers, is_here=is_this_host)
 
     def _receive(self) -> PartitionBytes:
         connection = self._connection
         assert connection is not None
-        self._under_way = False
+        self._is_in_flight = False
         reply, body = connection.receive()
         if not isinstance(reply, FetchReply) or len(reply.partitions) != 1:
             connection.close()
@@ -410,11 +412,11 @@ class PartitionReader:
         try:
             return TopicProjection(topic.name, columns, parse_schema(topic.schemas[-1].message))
         except BrokerError:  # columns may have been added to the topic since the metadata was read
-            newest = self._link.topic(topic.name, refresh=True).schemas[-1]
+            newest = self._cluster.topic(topic.name, refresh=True).schemas[-1]
             return TopicProjection(topic.name, columns, parse_schema(newest.message))
 
-    def _made_anew(self) -> bool:
-        topic = self._link.metadata.topic(self._tp.topic)
+    def _is_recreated(self) -> bool:
+        topic = self._cluster.metadata.topic(self._tp.topic)
         return bool(topic is not None and self._topic_id and topic.topic_id != self._topic_id)
 
     def _connect(self, broker_id: int) -> BlockingConnection:
@@ -425,11 +427,11 @@ class PartitionReader:
         connection = self._connection
         if connection is None or connection.closed or connection.hello.broker_id != broker_id:
             self._disconnect()
-            connection = self._connection = self._link.open_connection(broker_id)
+            connection = self._connection = self._cluster.open_connection(broker_id)
         return connection
 
     def _disconnect(self) -> None:
-        self._under_way = False
+        self._is_in_flight = False
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -12,8 +12,8 @@ from sparklog.record.schema import parse_schema
 class SchemaLookup:
     """The schemas of one topic. The cluster client's thread uses it."""
 
-    def __init__(self, link: BlockingCluster, topic: str) -> None:
-        self._link = link
+    def __init__(self, cluster: BlockingCluster, topic: str) -> None:
+        self._cluster = cluster
         self._topic = topic
         self._known: dict[int, pa.Schema] = {}
 
@@ -25,10 +25,10 @@ class SchemaLookup:
         return schema
 
     def _look_up(self, schema_id: int) -> pa.Schema:
-        found = self._link.metadata.schema(self._topic, schema_id)
+        found = self._cluster.metadata.schema(self._topic, schema_id)
         if found is None:
-            self._link.topic(self._topic, refresh=True)
-            found = self._link.metadata.schema(self._topic, schema_id)
+            self._cluster.topic(self._topic, refresh=True)
+            found = self._cluster.metadata.schema(self._topic, schema_id)
         if found is None:
             raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"topic {self._topic!r} has no schema {schema_id}")
         return parse_schema(found.message)

@@ -16,8 +16,8 @@ from sparklog.model import TopicPartition
 class TimestampSeek:
     """The pending starts. Owner: its ``Consumer``."""
 
-    def __init__(self, link: BlockingCluster) -> None:
-        self._link = link
+    def __init__(self, cluster: BlockingCluster) -> None:
+        self._cluster = cluster
         #: The start times in us of partitions that have not reached them.
         self._not_before_us: dict[TopicPartition, int] = {}
 
@@ -28,11 +28,11 @@ class TimestampSeek:
     def begin(self, partitions: Iterable[TopicPartition], time_us: int) -> None:
         self._not_before_us.update(dict.fromkeys(partitions, time_us))
 
-    def forget(self, tp: TopicPartition) -> None:
+    def drop(self, tp: TopicPartition) -> None:
         """Drop the start time of a partition that is read from elsewhere, or not any more."""
         self._not_before_us.pop(tp, None)
 
-    def from_there_on(self, found: Iterable[CursorBatch]) -> Iterator[CursorBatch]:
+    def cut(self, found: Iterable[CursorBatch]) -> Iterator[CursorBatch]:
         """Yield the batches without the records before the first one that is not older than the start time."""
         for one in found:
             start_us = self._not_before_us.get(one.tp)
@@ -42,7 +42,7 @@ class TimestampSeek:
                 yield one if row == 0 else CursorBatch(one.tp, tail(one.fetched, row))
 
     def _first_row_at(self, found: CursorBatch, start_us: int) -> int:
-        topic = self._link.metadata.topic(found.tp.topic)
+        topic = self._cluster.metadata.topic(found.tp.topic)
         batch = found.fetched.batch
         if topic is None or topic.event_time is None or topic.event_time not in batch.schema.names:
             return 0  # append times: all records of a batch have the same time

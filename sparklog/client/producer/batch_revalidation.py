@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from sparklog.client.producer.chunk_encoder import not_encoded
+from sparklog.client.producer.chunk_encoder import encode_error
 from sparklog.client.producer.partition_queues import BatchState, PartitionQueues, ProducerBatch
 from sparklog.client.producer.partitioning import ProducerTopic, under_newest_schema
 from sparklog.client.producer.producer_metadata import ProducerMetadata
@@ -20,24 +20,24 @@ class BatchRevalidation:
 
     def __init__(
         self,
-        board: ProducerMetadata,
-        accumulator: PartitionQueues,
+        metadata: ProducerMetadata,
+        queues: PartitionQueues,
         *,
         fail: Callable[[ProducerBatch, BaseException], None],
     ) -> None:
         """Create it for one producer. ``fail`` receives each batch that was removed, and its error."""
-        self._board = board
-        self._accumulator = accumulator
+        self._metadata = metadata
+        self._queues = queues
         self._fail = fail
 
-    def follow_topic(self, topic: ProducerTopic) -> None:
+    def revalidate_topic(self, topic: ProducerTopic) -> None:
         """Revalidate all waiting batches of a topic."""
         for batch in self._of(topic.name):
-            self.follow(batch)
+            self.revalidate(batch)
 
-    def follow(self, batch: ProducerBatch) -> None:
+    def revalidate(self, batch: ProducerBatch) -> None:
         """Adapt a batch to its topic's newest schema, or fail it if the topic was recreated."""
-        topic = self._board.topics.get(batch.tp.topic)
+        topic = self._metadata.topics.get(batch.tp.topic)
         if topic is None:
             return
         if batch.topic_id != topic.topic_id:
@@ -45,38 +45,38 @@ class BatchRevalidation:
                 f"topic {topic.name!r} was deleted and created again after the producer last read its metadata; "
                 "the records were not written: send them again if they belong to the new topic"
             )
-            self._give_up(batch, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
+            self._fail_batch(batch, BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, detail))
         elif batch.encoded.header.schema_id < topic.schema_id:
             try:
                 batch.encoded = under_newest_schema(batch.encoded, topic)
             except Exception as error:
-                self._give_up(batch, error if isinstance(error, BrokerError) else not_encoded(topic, error))
+                self._fail_batch(batch, error if isinstance(error, BrokerError) else encode_error(topic, error))
 
-    def give_up(self, topic: str, error: BrokerError) -> None:
+    def fail_topic(self, topic: str, error: BrokerError) -> None:
         """Fail all waiting batches of a topic."""
         for batch in self._of(topic):
-            self._give_up(batch, error)
+            self._fail_batch(batch, error)
 
-    def give_up_all(self, error: BaseException) -> None:
+    def discard_all(self, error: BaseException) -> None:
         """Fail all batches, also those in flight, which may still reach the log."""
-        for batch in self._accumulator.batches():
-            self._give_up(batch, error)
+        for batch in self._queues.batches():
+            self._fail_batch(batch, error)
 
-    def forsake(self, error: BaseException) -> None:
+    def fail_all(self, error: BaseException) -> None:
         """Fail all batches at the producer's end, perhaps after an interrupt."""
-        for batch in self._accumulator.batches():
+        for batch in self._queues.batches():
             try:
-                self._accumulator.give_up(batch)
+                self._queues.drop(batch)
             except (KeyError, ValueError):
                 batch.state = BatchState.DONE  # the interrupt came while the batch moved from one queue to another
             self._fail(batch, error)
 
     def _of(self, topic: str) -> Iterator[ProducerBatch]:
-        if self._accumulator.topic_busy(topic):
-            for batch in self._accumulator.batches(topic):
+        if self._queues.topic_busy(topic):
+            for batch in self._queues.batches(topic):
                 if batch.state is not BatchState.IN_FLIGHT:
                     yield batch
 
-    def _give_up(self, batch: ProducerBatch, error: BaseException) -> None:
-        self._accumulator.give_up(batch)
+    def _fail_batch(self, batch: ProducerBatch, error: BaseException) -> None:
+        self._queues.drop(batch)
         self._fail(batch, error)

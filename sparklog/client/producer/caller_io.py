@@ -17,7 +17,7 @@ from sparklog.client.producer.spin_policy import SpinPolicy, processors
 from sparklog.net.async_client import AsyncConnection
 
 #: A thread that has waited for this number of records in sequence is expected to wait for the next one as well.
-_WAITS_IN_TURN = 4
+_WAITS_IN_SEQUENCE = 4
 #: The I/O thread waits for a slower response, because it has other work as well.
 _ANSWER_S = 0.005
 
@@ -27,7 +27,7 @@ class CallerIo:
 
     def __init__(
         self,
-        lease: LoopHandoff,
+        handoff: LoopHandoff,
         requests: InflightRequests,
         *,
         loop_needed: Callable[[], bool],
@@ -39,61 +39,61 @@ class CallerIo:
         ``loop_needed`` returns whether there is work that needs a running loop. ``broken`` receives the error that
         interrupted some work. ``wake`` makes the I/O thread run.
         """
-        self._lease = lease
+        self._handoff = handoff
         self._requests = requests
         self._loop_needed = loop_needed
         self._broken = broken
         self._wake = wake
         self._waits = 0
         self._waiting_thread = -1
-        self._wakefulness = SpinPolicy(processors=processors())
+        self._spin_policy = SpinPolicy(processors=processors())
         #: True while the acting thread only waits: an interrupt loses nothing then.
-        self._resting = False
+        self._only_waiting = False
         #: The connection whose responses are being read. An interrupt loses at most this connection, unless a callback
         #: runs.
         self._reading: AsyncConnection | None = None
 
-    def attend(self, finished: Callable[[], bool]) -> None:
+    def wait_helping(self, finished: Callable[[], bool]) -> None:
         """Do the I/O in the calling thread, which waits until ``finished``. Return early if that is not possible.
 
         Only a thread that waits for single records in sequence does the I/O.
         """
-        if not self._lease.lent and self._waits_in_turn():
+        if not self._handoff.lent and self._waits_in_sequence():
             try:
-                self._lease.borrow(lambda: not self._loop_needed())
+                self._handoff.borrow(lambda: not self._loop_needed())
             except RuntimeError:
                 return  # the thread has just ended, and completed all open work
-            if not self._lease.lent:
-                self._waits = -_WAITS_IN_TURN  # other work is in progress and will take a moment
-        if self._lease.lent:
-            self._act(self._receive, (finished,), resting=True)
+            if not self._handoff.lent:
+                self._waits = -_WAITS_IN_SEQUENCE  # other work is in progress and will take a moment
+        if self._handoff.lent:
+            self._act(self._receive, (finished,), only_waiting=True)
 
-    def _waits_in_turn(self) -> bool:
+    def _waits_in_sequence(self) -> bool:
         """Return whether the last few waits were all of this thread."""
         thread = get_ident()
         if thread != self._waiting_thread:
             self._waiting_thread, self._waits = thread, 0
         self._waits += 1
-        return self._waits > _WAITS_IN_TURN
+        return self._waits > _WAITS_IN_SEQUENCE
 
     def act(self, work: Callable[..., None], *arguments: Any) -> bool:
         """Do some work of the I/O thread in its place, if the loop is lent. Return whether the work was done."""
-        return self._act(work, arguments, resting=False)
+        return self._act(work, arguments, only_waiting=False)
 
-    def _act(self, work: Callable[..., None], arguments: tuple[Any, ...], *, resting: bool) -> bool:
-        """Enter, run ``work`` and leave. ``resting`` is the initial state; ``work`` may change it."""
-        lease = self._lease
-        if get_ident() == lease.thread:
+    def _act(self, work: Callable[..., None], arguments: tuple[Any, ...], *, only_waiting: bool) -> bool:
+        """Enter, run ``work`` and leave. ``only_waiting`` is the initial state; ``work`` may change it."""
+        handoff = self._handoff
+        if get_ident() == handoff.thread:
             return False  # a callback: this thread acts already
         try:
-            if not lease.enter():
+            if not handoff.enter():
                 return False
             self._reading = None
-            self._resting = resting
+            self._only_waiting = only_waiting
             try:
                 work(*arguments)
             except BaseException as error:
-                if not self._resting:
+                if not self._only_waiting:
                     given_up = False
                     try:
                         given_up = self._is_connection_given_up()
@@ -104,11 +104,11 @@ class CallerIo:
                 raise
             finally:
                 needed = self._loop_needed()
-                lease.leave()
+                handoff.leave()
                 if needed:
-                    lease.recall()
+                    handoff.recall()
         except BaseException:
-            lease.leave_interrupted()
+            handoff.leave_interrupted()
             self._wake()  # perhaps nothing was done, and no other thread would report the work
             raise
         return True
@@ -131,16 +131,16 @@ class CallerIo:
         while not finished():
             connection = self._requests.only_connection()
             if connection is None or began >= until:
-                self._lease.recall()
+                self._handoff.recall()
                 return
-            readable = connection.wait_readable(until - began, self._wakefulness.awake_s)
+            readable = connection.wait_readable(until - began, self._spin_policy.spin_s)
             now = time.monotonic()
-            self._wakefulness.answered(now - began)
+            self._spin_policy.on_response(now - began)
             self._reading = connection
-            self._resting = False
+            self._only_waiting = False
             is_read = readable and connection.read_now()
-            self._resting = True
+            self._only_waiting = True
             if not is_read:
-                self._lease.recall()
+                self._handoff.recall()
                 return
             began = now

@@ -38,7 +38,7 @@ class ChunkEncoder:
             return self._parts(topic, chunk, rows)
         except Exception as error:
             if len(rows) == 1:
-                chunk.refuse(int(rows[0]), error if isinstance(error, BrokerError) else not_encoded(topic, error))
+                chunk.refuse(int(rows[0]), error if isinstance(error, BrokerError) else encode_error(topic, error))
                 return []
         half = len(rows) // 2
         return [*self._parts_by_halves(topic, chunk, rows[:half]), *self._parts_by_halves(topic, chunk, rows[half:])]
@@ -55,7 +55,7 @@ class ChunkEncoder:
         return [part._replace(rows=rows[part.rows]) for part in parts]
 
 
-def not_encoded(topic: ProducerTopic, error: BaseException) -> BrokerError:
+def encode_error(topic: ProducerTopic, error: BaseException) -> BrokerError:
     """Wrap an unexpected encoding error as INVALID_RECORD."""
     refused = BrokerError(ErrorCode.INVALID_RECORD, f"a record of {topic.name!r} cannot be encoded: {error!r}")
     refused.__cause__ = error

@@ -28,14 +28,14 @@ class DeliveryHandle(NamedTuple):
     reserved: int
 
 
-def tickets(chunk: RecordChunk, placed: Sequence[Sized]) -> Iterator[DeliveryHandle]:
-    """Yield a handle for each batch that a chunk's records were ``placed`` in.
+def delivery_handles(chunk: RecordChunk, batches: Sequence[Sized]) -> Iterator[DeliveryHandle]:
+    """Yield a handle for each batch that a chunk's records were ``batches`` in.
 
     The batches share the chunk's room in proportion to their rows. The last one releases the rest.
     """
-    left, total = chunk.size, sum(map(len, placed))
-    for number, rows in enumerate(placed):
-        share = left if number == len(placed) - 1 else chunk.size * len(rows) // total
+    left, total = chunk.size, sum(map(len, batches))
+    for number, rows in enumerate(batches):
+        share = left if number == len(batches) - 1 else chunk.size * len(rows) // total
         left -= share
         yield DeliveryHandle(chunk, number, share)
 
@@ -45,8 +45,8 @@ class DeliveryReports:
 
     def __init__(
         self,
-        link: LoopCluster,
-        accumulator: PartitionQueues,
+        cluster: LoopCluster,
+        queues: PartitionQueues,
         *,
         release: Callable[[int], None],
         retried: Callable[[ProducerBatch], None],
@@ -58,8 +58,8 @@ class DeliveryReports:
         ``release`` gives room back to the buffer. ``retried`` receives each batch that waits for a retry.
         ``transaction`` is its name in errors, or empty.
         """
-        self._link = link
-        self._accumulator = accumulator
+        self._cluster = cluster
+        self._queues = queues
         self._release = release
         self._retried = retried
         self._transaction = transaction
@@ -67,18 +67,18 @@ class DeliveryReports:
         #: Outcomes of batches in the log that callers have not received. ``DirectSender`` adds to it as well.
         self.acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
 
-    def told(self, batch: ProducerBatch, result: ProduceResult) -> None:
+    def on_result(self, batch: ProducerBatch, result: ProduceResult) -> None:
         """Handle the result of a batch in flight."""
         if result.code == ErrorCode.NONE:
             self._succeeded(batch, result.base_offset)
         elif result.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             self._succeeded(batch, -1)  # in the log, but so old that the broker does not remember the offset
         else:
-            leader_known = self._link.leader_told(batch.tp, result.leader, result.leader_epoch)
+            leader_known = self._cluster.merge_leader(batch.tp, result.leader, result.leader_epoch)
             self._refused(batch, ErrorCode(result.code), result.detail, leader_known=leader_known)
 
-    def tell_acknowledged(self) -> None:
-        """Deliver the successes that ``told`` has deferred.
+    def deliver_acknowledged(self) -> None:
+        """Deliver the successes that ``on_result`` has deferred.
 
         It is called last, because a caller that is woken earlier would only wait for the interpreter lock.
         """
@@ -88,7 +88,7 @@ class DeliveryReports:
 
     def expired(self, batch: ProducerBatch) -> None:
         """Fail a batch that was not acknowledged in time."""
-        last = batch.last_error or self._link.last_problem or "the batch was never sent, because no leader is known"
+        last = batch.last_error or self._cluster.last_problem or "the batch was never sent, because no leader is known"
         if batch.last_refusal not in {"", batch.last_error}:
             last += f"; before that: {batch.last_refusal}"
         self.fail(
@@ -100,20 +100,20 @@ class DeliveryReports:
         )
 
     def fail(self, batch: ProducerBatch, error: BaseException) -> None:
-        ticket, outcome = self._concluded(batch, -1, error)
-        ticket.completion.batch_done(ticket.number, outcome)
+        handle, outcome = self._concluded(batch, -1, error)
+        handle.completion.batch_done(handle.number, outcome)
 
     def _succeeded(self, batch: ProducerBatch, base_offset: int) -> None:
-        self._accumulator.succeeded(batch)
-        self._link.progress()
-        ticket, outcome = self._concluded(batch, base_offset, None)
-        self.acknowledged.append((ticket.completion, ticket.number, outcome))
+        self._queues.succeeded(batch)
+        self._cluster.progress()
+        handle, outcome = self._concluded(batch, base_offset, None)
+        self.acknowledged.append((handle.completion, handle.number, outcome))
 
     def _refused(self, batch: ProducerBatch, code: ErrorCode, detail: str, *, leader_known: bool) -> None:
         if TRAITS[code].refresh_metadata and not leader_known:
-            self._link.want_metadata([batch.tp.topic])
+            self._cluster.request_metadata([batch.tp.topic])
         now_ms = time.monotonic() * 1000
-        if self._accumulator.failed(batch, code, now_ms=now_ms, roll=random.random(), detail=detail):
+        if self._queues.failed(batch, code, now_ms=now_ms, roll=random.random(), detail=detail):
             self._retried(batch)  # the topic may have changed while the batch was in flight
             return
         error = BrokerError(code, detail or f"partition {batch.tp}")
@@ -122,8 +122,8 @@ class DeliveryReports:
     def _concluded(
         self, batch: ProducerBatch, base_offset: int, error: BaseException | None
     ) -> tuple[DeliveryHandle, BatchOutcome]:
-        ticket = batch.handle
-        assert isinstance(ticket, DeliveryHandle)
-        if ticket.reserved:
-            self._release(ticket.reserved)
-        return ticket, BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)
+        handle = batch.handle
+        assert isinstance(handle, DeliveryHandle)
+        if handle.reserved:
+            self._release(handle.reserved)
+        return handle, BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)

@@ -24,12 +24,12 @@ from sparklog.client.producer.futures import (
     RecordFuture,
     RecordMetadata,
     abandon_listener,
-    tell,
+    notify,
 )
 from sparklog.client.producer.inflight_requests import InflightRequests, SentRequest
 from sparklog.client.producer.loop_handoff import LoopHandoff
 from sparklog.client.producer.partition_queues import BatchState, PartitionQueues, ProducerBatch
-from sparklog.client.producer.partitioning import ProducerTopic, partition_alone
+from sparklog.client.producer.partitioning import ProducerTopic, partition_of_record
 from sparklog.client.producer.record_buffer import Record
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition
@@ -64,17 +64,17 @@ class DirectSender:
 
     def __init__(
         self,
-        link: LoopCluster,
-        accumulator: PartitionQueues,
+        cluster: LoopCluster,
+        queues: PartitionQueues,
         requests: InflightRequests,
-        lease: LoopHandoff,
-        stand_in: CallerIo,
+        handoff: LoopHandoff,
+        caller_io: CallerIo,
         *,
         opened: Callable[[Completion], None],
         ended: Callable[[Completion], None],
-        follows: Callable[[ProducerTopic], bool],
+        is_current: Callable[[ProducerTopic], bool],
         may_send: Callable[[float], bool],
-        at_rest: Callable[[], bool],
+        is_idle: Callable[[], bool],
         acknowledged: deque[tuple[Completion, int, BatchOutcome]],
         changed: Callable[[], None],
         delivery_timeout_s: float,
@@ -82,24 +82,24 @@ class DirectSender:
         """Create the path. The thread that acts for the loop calls the callbacks.
 
         ``opened`` receives every record that is sent directly, and ``ended`` receives it at its end, perhaps more than
-        once. ``follows`` returns whether a topic matches the newest metadata. ``may_send`` returns whether there is no
-        other work now, in monotonic milliseconds. ``at_rest`` returns whether no work is left. If there is some, the
-        outcomes go to ``acknowledged``, and ``changed`` is called.
+        once. ``is_current`` returns whether a topic matches the newest metadata. ``may_send`` returns whether there is
+        no other work at a time in monotonic milliseconds. ``is_idle`` returns whether no work is left. If there is
+        some, the outcomes go to ``acknowledged``, and ``changed`` is called.
         """
-        self._link = link
-        self._accumulator = accumulator
+        self._cluster = cluster
+        self._queues = queues
         self._requests = requests
-        self.lease = lease
-        self.stand_in = stand_in
+        self.handoff = handoff
+        self.caller_io = caller_io
         self._opened = opened
         self.ended = ended
-        self._follows = follows
+        self._is_current = is_current
         self._may_send = may_send
-        self._at_rest = at_rest
+        self._is_idle = is_idle
         self._acknowledged = acknowledged
         self._changed = changed
         self._delivery_timeout_ms = delivery_timeout_s * 1000
-        self._ways: dict[tuple[str, int], _Route] = {}
+        self._routes: dict[tuple[str, int], _Route] = {}
         #: The metadata version that all routes are from.
         self._version = -1
         #: An upper bound of the number of prepared requests.
@@ -107,13 +107,13 @@ class DirectSender:
 
     def send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
         """Send the record and return its future, or return None if the record must take the general path."""
-        if not self.lease.lent or self._requests.under_way:
+        if not self.handoff.lent or self._requests.in_flight:
             return None
         key, value, headers, time_us = record
         if size > _MOST_BYTES or size > topic.hand_written_bytes or not topic.hand_written or headers:
             return None
         if partition is None:
-            partition = partition_alone(topic, key)
+            partition = partition_of_record(topic, key)
             if partition < 0:
                 return None
         # This runs before the thread acts for the I/O thread: an error of a signal handler here reaches only the
@@ -125,7 +125,7 @@ class DirectSender:
         if len(body) > topic.max_message_bytes:
             return None
         sent: list[SingleRecordCompletion] = []
-        self.stand_in.act(self._send, topic, partition, body, time_us, sent)
+        self.caller_io.act(self._send, topic, partition, body, time_us, sent)
         return RecordFuture(sent[0], 0) if sent else None
 
     def _send(
@@ -134,14 +134,14 @@ class DirectSender:
         now_ms = time.monotonic() * 1000
         if not self._may_send(now_ms):
             return
-        if self._version != self._link.version:
-            self._forget()
-        way = self._ways.get((topic.name, partition))
-        if way is None or way.topic is not topic or way.connection.closed:
-            way = self._find(topic, partition)
-            if way is None:
+        if self._version != self._cluster.version:
+            self._drop_routes()
+        route = self._routes.get((topic.name, partition))
+        if route is None or route.topic is not topic or route.connection.closed:
+            route = self._find(topic, partition)
+            if route is None:
                 return
-        number = self._accumulator.next_number(way.tp)
+        number = self._queues.next_number(route.tp)
         if number is None:
             return
         record = SingleRecordCompletion(self, topic.name, partition, time_us)
@@ -149,45 +149,45 @@ class DirectSender:
         sent.append(record)
         header = alone_header(body, time_us, topic.schema_id, topic.event_time is not None, number)
         batch = ProducerBatch(
-            way.tp,
+            route.tp,
             EncodedBatch(header, body),
             topic_id=topic.topic_id,
             deadline_ms=now_ms + self._delivery_timeout_ms,
             handle=DeliveryHandle(record, 0, 0),
         )
-        self._accumulator.start(batch, way.broker_id)
-        request = way.requests.get(len(body)) or self._prepare(way, len(body))
-        begun = self._requests.begin(way.connection, [batch], now_ms, now_ms + self._requests.first_timeout_ms)
-        told = functools.partial(self._answered, record, begun)
-        way.connection.ask_prepared(request, header.pack(), body, told)
+        self._queues.start(batch, route.broker_id)
+        request = route.requests.get(len(body)) or self._prepare(route, len(body))
+        started = self._requests.begin(route.connection, [batch], now_ms, now_ms + self._requests.first_timeout_ms)
+        on_response = functools.partial(self._on_response, record, started)
+        route.connection.ask_prepared(request, header.pack(), body, on_response)
 
-    def _forget(self) -> None:
+    def _drop_routes(self) -> None:
         """Drop all routes after a change of metadata."""
-        self._ways.clear()
+        self._routes.clear()
         self._prepared = 0
-        self._version = self._link.version  # last: an interrupt may stop this function
+        self._version = self._cluster.version  # last: an interrupt may stop this function
 
     def _find(self, topic: ProducerTopic, partition: int) -> _Route | None:
         """Find the route of a partition and keep it."""
         tp = TopicPartition(topic.name, partition)
-        leader = self._link.metadata.leader(tp)
-        if leader is None or not self._follows(topic) or not self._requests.can_take(leader.broker_id):
+        leader = self._cluster.metadata.leader(tp)
+        if leader is None or not self._is_current(topic) or not self._requests.can_accept(leader.broker_id):
             return None
-        connection = self._link.connection(leader.broker_id)
+        connection = self._cluster.connection(leader.broker_id)
         assert connection is not None, "it can take requests"
-        way = self._ways[topic.name, partition] = _Route(tp, topic, leader.broker_id, connection)
-        return way
+        route = self._routes[topic.name, partition] = _Route(tp, topic, leader.broker_id, connection)
+        return route
 
-    def _prepare(self, way: _Route, length: int) -> PreparedRequest:
+    def _prepare(self, route: _Route, length: int) -> PreparedRequest:
         if self._prepared >= _MOST_PREPARED:
-            for each in self._ways.values():
+            for each in self._routes.values():
                 each.requests.clear()
             self._prepared = 0
         self._prepared += 1
-        request = way.requests[length] = self._requests.prepared(way.tp, way.topic.topic_id, length)
+        request = route.requests[length] = self._requests.prepared(route.tp, route.topic.topic_id, length)
         return request
 
-    def _answered(self, record: SingleRecordCompletion, sent: SentRequest, answer: Answer | BrokerError) -> None:
+    def _on_response(self, record: SingleRecordCompletion, sent: SentRequest, answer: Answer | BrokerError) -> None:
         (batch,) = sent.batches
         offset = -1
         if not isinstance(answer, BrokerError):
@@ -195,14 +195,14 @@ class DirectSender:
             if isinstance(reply, ProduceReply) and len(reply.results) == 1 and not reply.results[0].code:
                 offset = reply.results[0].base_offset
         if offset < 0 or batch.state is not BatchState.IN_FLIGHT:
-            self._requests.answered(sent, answer)
+            self._requests.on_response(sent, answer)
             return
-        self._requests.ended(sent, answered=True)
-        self._accumulator.succeeded(batch)
-        self._link.progress()
+        self._requests.ended(sent, on_response=True)
+        self._queues.succeeded(batch)
+        self._cluster.progress()
         record.acknowledged(offset)
-        if self._at_rest():
-            record.tell()
+        if self._is_idle():
+            record.notify()
         else:
             self._acknowledged.append((record, 0, BatchOutcome(batch.tp.partition, offset, 1)))
             self._changed()
@@ -230,16 +230,16 @@ class SingleRecordCompletion:
     def outcome(self, index: int) -> RecordMetadata | BaseException | None:
         return self._outcome
 
-    def attend(self, index: int) -> RecordMetadata | BaseException | None:
+    def wait_helping(self, index: int) -> RecordMetadata | BaseException | None:
         if self._outcome is None:
-            self._owner.stand_in.attend(self._known)
+            self._owner.caller_io.wait_helping(self._known)
         return self._outcome
 
     def _known(self) -> bool:
         return self._outcome is not None
 
-    def hurry(self) -> None:
-        self._owner.lease.recall()
+    def recall_loop(self) -> None:
+        self._owner.handoff.recall()
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
         """Call ``resolve`` at least once with the outcome, like a chunk.
@@ -257,7 +257,7 @@ class SingleRecordCompletion:
     def error_seen(self) -> None:
         self._error_seen = True
 
-    # --- what the producer asks and tells ---
+    # --- the interface to the producer ---
 
     @property
     def failed(self) -> bool:
@@ -267,21 +267,21 @@ class SingleRecordCompletion:
     def error(self) -> BaseException | None:
         return self._outcome if isinstance(self._outcome, BaseException) else None
 
-    def take_failure(self) -> BaseException | None:
+    def consume_failure(self) -> BaseException | None:
         if self._error_seen:
             return None
         self._error_seen = True
         return self.error
 
     def acknowledged(self, offset: int) -> None:
-        """Set the offset of the record, which is in the log. A call of ``tell`` follows."""
+        """Set the offset of the record, which is in the log. A call of ``notify`` follows."""
         if self._outcome is None:
             self._outcome = RecordMetadata(self._topic, self._partition, offset, self._time_us)
 
     def batch_done(self, index: int, outcome: BatchOutcome) -> None:
         if outcome.error is None:
             self.acknowledged(outcome.base_offset)
-            self.tell()
+            self.notify()
         else:
             self.fail(outcome.error)
 
@@ -289,7 +289,7 @@ class SingleRecordCompletion:
         """Fail the record if it has no outcome. Idempotent."""
         if self._outcome is None:
             self._outcome = error
-        self.tell()
+        self.notify()
 
     def abandon(self, error: BaseException) -> None:
         """End all waits in a forked child, as ``Completion.abandon``."""
@@ -299,20 +299,20 @@ class SingleRecordCompletion:
             for resolve in self._listeners:
                 abandon_listener(resolve, error)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify the waiting callers, and then the owner, which would otherwise notify them at its end.
 
         Idempotent, because an interrupt may stop it.
         """
         if self._listeners:
-            self._tell_listeners()
+            self._notify_listeners()
         self.finished.end()
         self._owner.ended(self)
 
-    def _tell_listeners(self) -> None:
+    def _notify_listeners(self) -> None:
         outcome = self._outcome
         assert outcome is not None
         waiting = tuple(self._listeners)
         for resolve in waiting:
-            tell(resolve, outcome)
+            notify(resolve, outcome)
         del self._listeners[: len(waiting)]

@@ -67,18 +67,18 @@ class CompletionLatch:
     It has no lock, which a forked child might inherit locked forever: appending to a list is atomic.
     """
 
-    __slots__ = ("_told", "done")
+    __slots__ = ("_callbacks", "done")
 
     def __init__(self) -> None:
         self.done = False
-        self._told: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
-    def then(self, told: Callable[[], None]) -> None:
-        """Call ``told`` at least once: now, or in the thread that calls ``end``."""
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` at least once: now, or in the thread that calls ``end``."""
         if not self.done:
-            self._told.append(told)
+            self._callbacks.append(callback)
         if self.done:
-            told()
+            callback()
 
     def end(self) -> None:
         """Complete the latch. Idempotent: after an interrupt inside it, ``end`` is called again.
@@ -87,10 +87,10 @@ class CompletionLatch:
         the open writes, so that an interrupted ``end`` can be repeated.
         """
         self.done = True
-        if self._told:  # callers that come from now on see ``done``
-            for tell_one in reversed(tuple(self._told)):
-                tell_one()
-            self._told.clear()
+        if self._callbacks:  # callers that come from now on see ``done``
+            for callback in reversed(tuple(self._callbacks)):
+                callback()
+            self._callbacks.clear()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the completion. Return False if it does not come within ``timeout_s``."""
@@ -100,7 +100,7 @@ class CompletionLatch:
             return ended.wait(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
         finally:
             with contextlib.suppress(ValueError):  # the latch completed in the meantime
-                self._told.remove(ended.set)
+                self._callbacks.remove(ended.set)
 
 
 class Completion(Protocol):
@@ -132,11 +132,11 @@ class Completion(Protocol):
         Used in a forked child, where the parent's threads do not run, and may have held locks at the fork.
         """
 
-    def take_failure(self) -> BaseException | None:
+    def consume_failure(self) -> BaseException | None:
         """Return the first error, unless a future has reported it already. Later calls return None."""
 
 
-def tell(resolve: Callable[[T], None], outcome: T) -> None:
+def notify(resolve: Callable[[T], None], outcome: T) -> None:
     """Resolve a future in the I/O thread, and contain the errors of its callbacks.
 
     A callback that raises more than an ``Exception``, which futures do not contain, would end the whole producer. But a
@@ -174,10 +174,10 @@ class RecordOutcomes(Protocol):
 
     lock: threading.Lock
 
-    def attend(self, index: int) -> RecordMetadata | BaseException | None:
+    def wait_helping(self, index: int) -> RecordMetadata | BaseException | None:
         """Help to complete the record while the calling thread waits for it; return the outcome, or None so far."""
 
-    def hurry(self) -> None:
+    def recall_loop(self) -> None:
         """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive it."""
 
     def outcome(self, index: int) -> RecordMetadata | BaseException | None: ...
@@ -213,7 +213,7 @@ class RecordFuture(Future[RecordMetadata]):
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         if timeout is None and "_condition" not in self.__dict__:
-            outcome = self._chunk.attend(self._index) or self._wait()
+            outcome = self._chunk.wait_helping(self._index) or self._wait()
         else:
             outcome = self._chunk.outcome(self._index)
         if isinstance(outcome, RecordMetadata):
@@ -227,15 +227,15 @@ class RecordFuture(Future[RecordMetadata]):
 
     def _wait(self) -> RecordMetadata | BaseException | None:
         """Wait for the outcome with a bare lock, which takes a third of the time of a full future's condition."""
-        told = threading.Lock()
-        told.acquire()
+        has_outcome = threading.Lock()
+        has_outcome.acquire()
 
-        def go_on(_: object) -> None:
+        def on_outcome(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # a second call, perhaps in parallel
-                told.release()
+                has_outcome.release()
 
-        self._chunk.listen(self._index, go_on)
-        told.acquire()
+        self._chunk.listen(self._index, on_outcome)
+        has_outcome.acquire()
         return self._chunk.outcome(self._index)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -263,7 +263,7 @@ class RecordFuture(Future[RecordMetadata]):
                 if "_done_callbacks" in self.__dict__:
                     return  # another thread was faster
                 super().__init__()
-            self._chunk.hurry()
+            self._chunk.recall_loop()
             self._chunk.listen(self._index, self._resolve)
         except BaseException:
             self._chunk.listen(self._index, self._resolve)  # an interrupt: other threads wait for this future too
@@ -351,7 +351,7 @@ class TableWrite:
     def error(self) -> BaseException | None:
         return self._error
 
-    def take_failure(self) -> BaseException | None:
+    def consume_failure(self) -> BaseException | None:
         if self.future.error_seen:
             return None
         self.future.error_seen = True
@@ -368,15 +368,15 @@ class TableWrite:
                 self._ended = last or not self._open
                 if not self._ended:
                     return
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Notify the future and the latch.
 
         Runs again at the producer's end, because an interrupt may have stopped it.
         """
         outcome = self._error if self._error is not None else self._result()
-        tell(functools.partial(resolve, self.future), outcome)
+        notify(functools.partial(resolve, self.future), outcome)
         self.finished.end()
 
     def _result(self) -> WriteResult:

@@ -28,7 +28,7 @@ _MAX_REQUESTS_PER_BROKER = 5
 _BROKERS_SHARE = 0.9
 #: The age of a request at which the client asks for the current leader: a leader that hangs does not report it.
 _SUSPECT_AFTER_S = 1.0
-_LOOK_AGAIN_S = 0.2
+_CHECK_AGAIN_S = 0.2
 #: The weight of the latest round trip in the average.
 _SMOOTHING = 1 / 8
 
@@ -36,7 +36,7 @@ _SMOOTHING = 1 / 8
 class SentRequest:
     """A produce request in flight."""
 
-    __slots__ = ("batches", "connection", "deadline_ms", "look_at_ms", "sent_ms", "suspected")
+    __slots__ = ("batches", "check_at_ms", "connection", "deadline_ms", "sent_ms", "suspected")
 
     def __init__(
         self, connection: AsyncConnection, batches: list[ProducerBatch], now_ms: float, deadline_ms: float
@@ -46,8 +46,8 @@ class SentRequest:
         self.deadline_ms = deadline_ms
         self.sent_ms = now_ms
         #: When to check whether the leader hangs.
-        look_at_ms = now_ms + _SUSPECT_AFTER_S * 1000
-        self.look_at_ms = look_at_ms if look_at_ms < deadline_ms else deadline_ms
+        check_at_ms = now_ms + _SUSPECT_AFTER_S * 1000
+        self.check_at_ms = check_at_ms if check_at_ms < deadline_ms else deadline_ms
         #: True if the request is so old that its leader may hang. Metadata with another leader ends it.
         self.suspected = False
 
@@ -55,34 +55,34 @@ class SentRequest:
 class InflightRequests:
     """The requests in flight. Owner: the producer's I/O thread.
 
-    ``told`` receives the result of each batch that is still in flight then. The code is NONE and the offset -1 if no
-    response is expected. After that, ``changed`` is called, because there may be room for more requests.
+    ``on_result`` receives the result of each batch that is still in flight then. The code is NONE and the offset -1 if
+    no response is expected. After that, ``changed`` is called, because there may be room for more requests.
     """
 
     def __init__(
         self,
-        link: LoopCluster,
+        cluster: LoopCluster,
         *,
         loop: asyncio.AbstractEventLoop,
         acks: int,
         transaction: str,
         request_timeout_s: float,
         delivery_timeout_s: float,
-        told: Callable[[ProducerBatch, ProduceResult], None],
+        on_result: Callable[[ProducerBatch, ProduceResult], None],
         changed: Callable[[], None],
     ) -> None:
-        self._link = link
+        self._cluster = cluster
         self._loop = loop
         self._acks = acks
         self._transaction = transaction
         self._request_timeout_s = request_timeout_s
         #: The timeout of a request with a batch that was just accepted.
         self.first_timeout_ms = max(1.0, min(request_timeout_s, delivery_timeout_s) * 1000)
-        self._told = told
+        self._on_result = on_result
         self._changed = changed
-        self._in_flight: dict[AsyncConnection, int] = {}
+        self._counts: dict[AsyncConnection, int] = {}
         #: Requests without a response, the oldest first. Other objects only check whether it is empty.
-        self.under_way: dict[SentRequest, None] = {}
+        self.in_flight: dict[SentRequest, None] = {}
         #: One timer for all requests: most get their response long before they need a check.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = math.inf
@@ -92,26 +92,26 @@ class InflightRequests:
         #: The smoothed time from request to response; 0 before the first response.
         self._round_trip_ms = 0.0
 
-    def patience_ms(self, now_ms: float) -> float:
+    def effective_linger_ms(self, now_ms: float) -> float:
         """Return how long records should wait for more records while earlier ones are in flight.
 
         The time is half of the current round trip, so that two requests are in flight in alternation. Smaller, more
         frequent requests cost brokers and clients more than they save. The time is infinite before the first response.
         """
-        if not self.under_way or not self._round_trip_ms:
+        if not self.in_flight or not self._round_trip_ms:
             return math.inf
-        oldest = next(iter(self.under_way))
+        oldest = next(iter(self.in_flight))
         return max(self._round_trip_ms, now_ms - oldest.sent_ms) / 2
 
-    def can_take(self, broker_id: int) -> bool:
+    def can_accept(self, broker_id: int) -> bool:
         """Return whether there is a connection with room for another request. If not, ``changed`` is called later."""
-        connection = self._link.connection(broker_id)
-        if connection is None or self._in_flight.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
+        connection = self._cluster.connection(broker_id)
+        if connection is None or self._counts.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
             return False
         if self._acks == 0 and not connection.writable:  # no responses that would limit the requests
             if connection not in self._draining:
                 self._draining.add(connection)
-                self._link.start(self._drain(connection))
+                self._cluster.start(self._drain(connection))
             return False
         return True
 
@@ -121,8 +121,8 @@ class InflightRequests:
         self._changed()
 
     def send(self, broker_id: int, batches: list[ProducerBatch]) -> None:
-        """Send batches to a broker that ``can_take`` them, and watch the request until its response."""
-        connection = self._link.connection(broker_id)
+        """Send batches to a broker that ``can_accept`` them, and watch the request until its response."""
+        connection = self._cluster.connection(broker_id)
         assert connection is not None, "drain asked can_take"
         now = _now_ms()
         latest = batches[0].deadline_ms if len(batches) == 1 else min(batch.deadline_ms for batch in batches)
@@ -132,17 +132,17 @@ class InflightRequests:
             self._send_unacknowledged(connection, request, body, batches)
             return
         sent = self.begin(connection, batches, now, now + timeout_s * 1000)
-        connection.ask(request, body, functools.partial(self.answered, sent))
+        connection.ask(request, body, functools.partial(self.on_response, sent))
 
     def begin(
         self, connection: AsyncConnection, batches: list[ProducerBatch], now_ms: float, deadline_ms: float
     ) -> SentRequest:
-        """Watch a request that is being sent, until ``answered``."""
-        self._in_flight[connection] = self._in_flight.get(connection, 0) + 1
+        """Watch a request that is being sent, until ``on_response``."""
+        self._counts[connection] = self._counts.get(connection, 0) + 1
         sent = SentRequest(connection, batches, now_ms, deadline_ms)
-        self.under_way[sent] = None
-        if sent.look_at_ms < self._timer_at_ms:
-            self._look_by(sent.look_at_ms)
+        self.in_flight[sent] = None
+        if sent.check_at_ms < self._timer_at_ms:
+            self._check_by(sent.check_at_ms)
         return sent
 
     def prepared(self, tp: TopicPartition, topic_id: str, length: int) -> PreparedRequest:
@@ -168,94 +168,94 @@ class InflightRequests:
         try:
             connection.send_only(request, body)
         except BrokerError as error:
-            self._tell_all(batches, error.code, error.detail)
+            self._report_all(batches, error.code, error.detail)
         else:
-            self._tell_all(batches, ErrorCode.NONE)
+            self._report_all(batches, ErrorCode.NONE)
 
     def only_connection(self) -> AsyncConnection | None:
         """Return the connection of all requests in flight, if they are all sent to one broker completely."""
-        if len(self._in_flight) != 1:
+        if len(self._counts) != 1:
             return None
-        (connection,) = self._in_flight
+        (connection,) = self._counts
         return None if connection.closed or connection.unsent_bytes else connection
 
     # --- requests that take long ---
 
-    def _look_by(self, at_ms: float) -> None:
+    def _check_by(self, at_ms: float) -> None:
         if at_ms < self._timer_at_ms:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_at_ms = at_ms
             delay_s = max(0.0, at_ms - _now_ms()) / 1000
-            self._timer = self._loop.call_later(delay_s, self._look)
+            self._timer = self._loop.call_later(delay_s, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Check the old requests: close those past their deadline, or whose leader was deposed."""
         self._timer, self._timer_at_ms = None, math.inf
         now = _now_ms()
-        for sent in [sent for sent in self.under_way if sent.look_at_ms <= now]:
+        for sent in [sent for sent in self.in_flight if sent.check_at_ms <= now]:
             self._suspect(sent, now)
-        self._look_by(min((sent.look_at_ms for sent in self.under_way), default=math.inf))
+        self._check_by(min((sent.check_at_ms for sent in self.in_flight), default=math.inf))
 
     def _suspect(self, sent: SentRequest, now: float) -> None:
         if now >= sent.deadline_ms or self._deposed(sent):
-            sent.look_at_ms = math.inf
+            sent.check_at_ms = math.inf
             sent.connection.abort()  # fails the requests in flight there; the same sequences go to the new leader
             return
         if not sent.suspected:
             sent.suspected = True
             self._suspected[sent] = None
-        self._link.want_metadata({batch.tp.topic for batch in sent.batches})
-        sent.look_at_ms = min(now + _LOOK_AGAIN_S * 1000, sent.deadline_ms)
+        self._cluster.request_metadata({batch.tp.topic for batch in sent.batches})
+        sent.check_at_ms = min(now + _CHECK_AGAIN_S * 1000, sent.deadline_ms)
 
     def _deposed(self, sent: SentRequest) -> bool:
-        leaders = ((batch, self._link.metadata.leader(batch.tp)) for batch in sent.batches)
+        leaders = ((batch, self._cluster.metadata.leader(batch.tp)) for batch in sent.batches)
         return any(leader is not None and leader.broker_id != batch.broker_id for batch, leader in leaders)
 
     def end_deposed(self) -> None:
         """Close the connections of old requests whose partition has another leader by new metadata."""
-        if self._suspected and self._suspected_version != self._link.version:
-            self._suspected_version = self._link.version
+        if self._suspected and self._suspected_version != self._cluster.version:
+            self._suspected_version = self._cluster.version
             for sent in [sent for sent in self._suspected if self._deposed(sent)]:
                 self._loop.call_soon(sent.connection.abort)
 
-    # --- answers ---
+    # --- responses ---
 
-    def answered(self, sent: SentRequest, answer: Answer | BrokerError) -> None:
+    def on_response(self, sent: SentRequest, answer: Answer | BrokerError) -> None:
         """Handle the response or error of a request: report the result of each of its batches."""
-        self.ended(sent, answered=not isinstance(answer, BrokerError))
+        self.ended(sent, on_response=not isinstance(answer, BrokerError))
         if isinstance(answer, BrokerError):
-            self._tell_all(sent.batches, answer.code, answer.detail)
+            self._report_all(sent.batches, answer.code, answer.detail)
         else:
-            self._take_results(sent.batches, answer[0])
+            self._report_results(sent.batches, answer[0])
         self._changed()
 
-    def ended(self, sent: SentRequest, *, answered: bool) -> None:
+    def ended(self, sent: SentRequest, *, on_response: bool) -> None:
         """Remove a request that has ended."""
-        del self.under_way[sent]
+        del self.in_flight[sent]
         if self._suspected:
             self._suspected.pop(sent, None)
-        left = self._in_flight.pop(sent.connection) - 1
+        left = self._counts.pop(sent.connection) - 1
         if left:
-            self._in_flight[sent.connection] = left
-        if answered:
+            self._counts[sent.connection] = left
+        if on_response:
             taken_ms = _now_ms() - sent.sent_ms
             self._round_trip_ms += (taken_ms - self._round_trip_ms) * (_SMOOTHING if self._round_trip_ms else 1)
 
-    def _take_results(self, batches: list[ProducerBatch], reply: Reply) -> None:
+    def _report_results(self, batches: list[ProducerBatch], reply: Reply) -> None:
         results: Sequence[ProduceResult] = reply.results if isinstance(reply, ProduceReply) else ()
         for batch, result in zip(batches, results, strict=False):
-            self._tell(batch, result)
+            self._report(batch, result)
         if len(results) < len(batches):
-            self._tell_all(batches[len(results) :], ErrorCode.INVALID_REQUEST, f"no result in {type(reply).__name__}")
+            self._report_all(batches[len(results) :], ErrorCode.INVALID_REQUEST, f"no result in {type(reply).__name__}")
 
-    def _tell_all(self, batches: Sequence[ProducerBatch], code: ErrorCode, detail: str = "") -> None:
+    def _report_all(self, batches: Sequence[ProducerBatch], code: ErrorCode, detail: str = "") -> None:
         for batch in batches:
-            self._tell(batch, ProduceResult(code, -1, -1, -1, detail))
+            self._report(batch, ProduceResult(code, -1, -1, -1, detail))
 
-    def _tell(self, batch: ProducerBatch, result: ProduceResult) -> None:
+    def _report(self, batch: ProducerBatch, result: ProduceResult) -> None:
         if batch.state is BatchState.IN_FLIGHT:  # otherwise the transaction or the producer was aborted in the meantime
-            self._told(batch, result)
+            self._on_result(batch, result)
 
 
 def _now_ms() -> float:

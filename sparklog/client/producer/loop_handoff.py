@@ -101,11 +101,11 @@ class LoopHandoff:
     def post(self, work: Callable[..., object], *arguments: Any) -> None:
         """Make the loop call ``work`` soon. Raises RuntimeError if the loop is closed."""
         self._posts.append((work, arguments))
-        self._loop.call_soon_threadsafe(self._take_posts)
+        self._loop.call_soon_threadsafe(self._run_posts)
         if self.lent:
             self._recalled.set()
 
-    def _take_posts(self) -> None:
+    def _run_posts(self) -> None:
         while self._posts:
             work, arguments = self._posts.popleft()
             work(*arguments)

@@ -51,9 +51,9 @@ class OpenWrites:
         for completion in left:
             completion.fail(error)
 
-    def flush(self, collector: RecordBuffer, timeout_s: float | None) -> None:
+    def flush(self, buffer: RecordBuffer, timeout_s: float | None) -> None:
         """Wait until everything accepted so far has ended. Raises as ``Producer.flush``."""
-        collector.seal()
+        buffer.seal()
         with self._lock:
             waiting = list(self.open)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -65,20 +65,20 @@ class OpenWrites:
             failed, self._failed = self._failed, []
         # A completion that ended just now may not be among the failed yet.
         for completion in (*failed, *(completion for completion in waiting if completion.failed)):
-            error = completion.take_failure()
+            error = completion.consume_failure()
             if error is not None:
                 raise error
 
-    def settle(self, collector: RecordBuffer) -> BaseException | None:
+    def settle(self, buffer: RecordBuffer) -> BaseException | None:
         """Wait until everything accepted so far has ended; return the first failure among it."""
-        collector.seal()
+        buffer.seal()
         with self._lock:
             waiting = list(self.open)
         for completion in waiting:
             completion.finished.wait()
         return next((completion.error for completion in waiting if completion.failed), None)
 
-    def forget_failures(self) -> None:
+    def drop_failures(self) -> None:
         """Drop the failures of a transaction that was aborted: ``flush`` does not raise them."""
         with self._lock:
             self._failed.clear()

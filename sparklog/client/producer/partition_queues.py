@@ -222,7 +222,7 @@ class PartitionQueues:
         now_ms: float,
         leader_of: Callable[[TopicPartition], int | None],
         *,
-        can_take: Callable[[int], bool],
+        can_accept: Callable[[int], bool],
         max_request_bytes: int,
     ) -> dict[int, list[ProducerBatch]]:
         """Return the batches of the next requests by broker, and mark them as in flight.
@@ -241,7 +241,7 @@ class PartitionQueues:
                 self.leaderless.add(tp.topic)
                 continue
             if broker_id not in taking:
-                taking[broker_id] = can_take(broker_id)
+                taking[broker_id] = can_accept(broker_id)
             if not taking[broker_id] or len(requests.get(broker_id, ())) >= IN_ONE_REQUEST:
                 continue
             batch = self._next(partition, now_ms, broker_id)
@@ -447,7 +447,7 @@ class PartitionQueues:
             for batch in (*partition.outstanding, *partition.queued)
         ]
 
-    def give_up(self, batch: ProducerBatch) -> None:
+    def drop(self, batch: ProducerBatch) -> None:
         """Remove a batch that the caller fails. No retry follows."""
         self._remove(batch)
 

@@ -118,7 +118,7 @@ def fit_to_topic(topic: ProducerTopic, table: pa.Table, now_us: int) -> pa.Table
     return fitted
 
 
-def take_destinations(
+def split_destinations(
     topic: ProducerTopic, table: pa.Table, partition: int | None
 ) -> tuple[pa.Table, npt.NDArray[np.int64] | int | None]:
     """Return the table without its ``_partition`` column (unless the topic has one), and the destination of its rows.
@@ -258,7 +258,7 @@ def _assign_few(
     return rows
 
 
-def partition_alone(topic: ProducerTopic, key: bytes | str | None) -> int:
+def partition_of_record(topic: ProducerTopic, key: bytes | str | None) -> int:
     """Return the partition of a single record; -1 means the next partition in turn."""
     if topic.partition_count == 1:
         return 0

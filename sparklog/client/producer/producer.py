@@ -33,7 +33,7 @@ from sparklog.client.producer.partitioning import (
     encode_parts,
     fit_to_topic,
     pieces,
-    take_destinations,
+    split_destinations,
 )
 from sparklog.client.producer.producer_lifetime import ProducerLifetime
 from sparklog.client.producer.record_arguments import as_bytes, microseconds, typed_row
@@ -158,18 +158,18 @@ class Producer:
         opened = self._writes.opened
         self._sender = Sender(
             settings,
-            lambda attendant: RecordBuffer(
+            lambda io_thread: RecordBuffer(
                 batch_bytes=chunk_bytes,
                 linger_ms=linger_ms,
                 buffer_bytes=buffer_bytes,
                 max_block_s=max_block_s,
-                attendant=attendant,
+                io_thread=io_thread,
                 opened=opened,
             ),
             self._writes,
         )
-        self._collector = self._sender.collector
-        self._alone = self._sender.alone
+        self._buffer = self._sender.buffer
+        self._direct_sender = self._sender.direct_sender
         self._lifetime = ProducerLifetime(self._sender, self._writes)
         weakref.finalize(self, self._lifetime.retire).atexit = False
         forks.watch(self)
@@ -177,8 +177,8 @@ class Producer:
             self._transactions = ProducerTransactions(
                 self._sender,
                 run,
-                settle=functools.partial(self._writes.settle, self._collector),
-                forget=self._writes.forget_failures,
+                settle=functools.partial(self._writes.settle, self._buffer),
+                drop_failures=self._writes.drop_failures,
                 timeout_s=max_block_s,
             )
             self._lifetime.transactions = self._transactions
@@ -252,11 +252,11 @@ class Producer:
             found = header_list(headers)
             size += sum(len(header["key"] or "") + len(header["value"] or b"") for header in found)
         record = (key, value, found, time_us)
-        if self._alone is not None:
-            future = self._alone.send(known, partition, record, size)
+        if self._direct_sender is not None:
+            future = self._direct_sender.send(known, partition, record, size)
             if future is not None:
                 return future
-        return self._collector.append(known, partition, record=record, size=size)
+        return self._buffer.append(known, partition, record=record, size=size)
 
     def write(self, topic: str, data: Any, *, partition: int | None = None) -> Future[WriteResult]:
         """Write a table: a pyarrow, pandas or polars one, or any object that exports Arrow.
@@ -279,11 +279,11 @@ class Producer:
         data = readable_twice(data)
         now_us = time.time_ns() // 1000
         try:
-            table, destination = take_destinations(known, to_table(data, known.schema), partition)
+            table, destination = split_destinations(known, to_table(data, known.schema), partition)
             table = fit_to_topic(known, table, now_us)
         except BrokerError:  # the topic may have a new column or partition
             known = self._newest(known)
-            table, destination = take_destinations(known, to_table(data, known.schema), partition)
+            table, destination = split_destinations(known, to_table(data, known.schema), partition)
             table = fit_to_topic(known, table, now_us)
         writing = TableWrite(topic)
         self._writes.opened(writing)
@@ -293,7 +293,7 @@ class Producer:
                     known, piece, where, compression=self._compression, batch_bytes=self._table_batch_bytes
                 ):
                     size = int(part.encoded.header.length)
-                    self._collector.reserve(size)
+                    self._buffer.reserve(size)
                     self._sender.submit(
                         known, part.partition, part.encoded, DeliveryHandle(writing, writing.add_batch(), size)
                     )
@@ -311,7 +311,7 @@ class Producer:
             SparklogError: the first failure since the last flush that no future has reported.
             ClientTimeout: the records are still in flight after ``timeout_s``. The producer continues to send them.
         """
-        self._writes.flush(self._collector, timeout_s)
+        self._writes.flush(self._buffer, timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush, abort an open transaction, and end the I/O thread. Do nothing in a forked child.
@@ -456,7 +456,7 @@ class Producer:
 
     def after_fork(self) -> None:
         """Complete all waits for futures in a forked child, and unregister the exit handler."""
-        self._lifetime.forget_exit()
+        self._lifetime.unregister_exit()
         self._writes.after_fork()
 
     def _transactional(self) -> ProducerTransactions:

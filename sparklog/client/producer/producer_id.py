@@ -15,31 +15,31 @@ from sparklog.protocol.messages import InitProducerId, InitProducerIdReply
 class ProducerIdRequest:
     """The request and its retries. Owner: the ``Sender``. Everything runs on its loop."""
 
-    def __init__(self, link: LoopCluster, accumulator: PartitionQueues, *, changed: Callable[[], None]) -> None:
+    def __init__(self, cluster: LoopCluster, queues: PartitionQueues, *, changed: Callable[[], None]) -> None:
         """Create it. ``changed`` is called when there is an id, or when no batch needs one."""
-        self._link = link
-        self._accumulator = accumulator
+        self._cluster = cluster
+        self._queues = queues
         self._changed = changed
-        self._under_way = False
+        self._is_in_flight = False
 
     def begin(self) -> None:
         """Start the request without waiting. Idempotent while a request is in flight."""
-        if not self._under_way:
-            self._under_way = True
-            self._link.start(self._ask())
+        if not self._is_in_flight:
+            self._is_in_flight = True
+            self._cluster.start(self._ask())
 
     async def _ask(self) -> None:
         attempt = 0
-        while not self._accumulator.empty:
+        while not self._queues.empty:
             try:
-                reply = await self._link.ask_any(InitProducerId(0))
+                reply = await self._cluster.ask_any(InitProducerId(0))
             except BrokerError as error:
-                self._link.last_problem = str(error)
+                self._cluster.last_problem = str(error)
                 await asyncio.sleep(min(1.0, 0.025 * 2**attempt) * random.uniform(0.8, 1.2))
                 attempt = min(attempt + 1, 10)
                 continue
             if isinstance(reply, InitProducerIdReply):
-                self._accumulator.set_identity(ProducerIdentity(reply.producer_id, reply.producer_epoch))
+                self._queues.set_identity(ProducerIdentity(reply.producer_id, reply.producer_epoch))
             break
-        self._under_way = False
+        self._is_in_flight = False
         self._changed()

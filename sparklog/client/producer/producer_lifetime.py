@@ -26,7 +26,7 @@ class ProducerLifetime:
         self._writes = writes
         # A producer that was not closed still sends its records when the program ends.
         atexit.register(self.close_at_exit)
-        sender.on_end = self.forget_exit
+        sender.on_end = self.unregister_exit
 
     def close(self, timeout_s: float | None) -> None:
         """Abort an open transaction, flush, and end the I/O thread. Raises as ``Producer.close``."""
@@ -42,17 +42,17 @@ class ProducerLifetime:
         """Abort an open transaction and flush."""
         if self.transactions is not None:
             self.transactions.close()
-        self._writes.flush(self._sender.collector, timeout_s)
+        self._writes.flush(self._sender.buffer, timeout_s)
 
     def stop(self) -> None:
-        self.forget_exit()
+        self.unregister_exit()
         self._sender.stop(ProducerClosed("the producer was closed before the record was acknowledged"))
 
     def close_at_exit(self) -> None:
         """Close; Python prints the error of what could not be sent."""
         self.close(_EXIT_FLUSH_S)
 
-    def forget_exit(self) -> None:
+    def unregister_exit(self) -> None:
         atexit.unregister(self.close_at_exit)
 
     def retire(self) -> None:

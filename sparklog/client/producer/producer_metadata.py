@@ -38,39 +38,39 @@ class TopicRequest(NamedTuple):
 class ProducerMetadata:
     """The topics of one producer. Owner: the sender."""
 
-    def __init__(self, link: LoopCluster) -> None:
+    def __init__(self, cluster: LoopCluster) -> None:
         self.topics: dict[str, ProducerTopic] = {}
-        self._link = link
-        self._wishes: list[TopicRequest] = []
+        self._cluster = cluster
+        self._requests: list[TopicRequest] = []
         self._unknown_since_ms: dict[str, float] = {}
         self._seen_version = -1
 
-    def wish(self, wish: TopicRequest) -> None:
-        """Request a topic. ``grant`` completes the request."""
-        self._link.topic_errors.pop(wish.name, None)  # an error of an earlier request may be out of date
-        self._wishes.append(wish)
-        self._link.want_metadata([wish.name])
+    def request(self, request: TopicRequest) -> None:
+        """Request a topic. ``complete_requests`` completes the request."""
+        self._cluster.topic_errors.pop(request.name, None)  # an error of an earlier request may be out of date
+        self._requests.append(request)
+        self._cluster.request_metadata([request.name])
 
     @property
     def settled(self) -> bool:
         """Return whether no caller waits and the metadata has no news, so that all other methods have nothing to do."""
         return (
-            self._seen_version == self._link.version
-            and not self._wishes
+            self._seen_version == self._cluster.version
+            and not self._requests
             and not self._unknown_since_ms
-            and not self._link.topic_errors
+            and not self._cluster.topic_errors
         )
 
-    def follow(self) -> list[ProducerTopic]:
+    def update(self) -> list[ProducerTopic]:
         """Update ``topics`` from the metadata. Return the changed topics, to which batches may have to be adapted."""
-        if self._seen_version == self._link.version and not self._wishes:
+        if self._seen_version == self._cluster.version and not self._requests:
             return []
-        self._seen_version = self._link.version
+        self._seen_version = self._cluster.version
         changed = []
         # This includes all topics of the metadata: a deleted and recreated topic was missing from ``topics`` in the
         # meantime.
-        for name in dict.fromkeys((*self.topics, *self._link.metadata.topic_names())):
-            metadata = self._link.metadata.topic(name)
+        for name in dict.fromkeys((*self.topics, *self._cluster.metadata.topic_names())):
+            metadata = self._cluster.metadata.topic(name)
             known = self.topics.get(name)
             if metadata is None:
                 if known is not None:
@@ -79,38 +79,38 @@ class ProducerMetadata:
                 try:
                     now = ProducerTopic(metadata) if known is None else known.continued_by(metadata)
                 except BrokerError as error:  # for example a schema of a newer Arrow: it must not affect other topics
-                    self._link.topic_errors[name] = TopicMetadata(int(error.code), name, detail=error.detail)
+                    self._cluster.topic_errors[name] = TopicMetadata(int(error.code), name, detail=error.detail)
                     continue
                 if now is not known:
                     self.topics = {**self.topics, name: now}
                     changed.append(now)
         return changed
 
-    def grant(self, now_ms: float) -> None:
+    def complete_requests(self, now_ms: float) -> None:
         """Complete the requests whose topic is known, does not exist, or that have waited long enough."""
-        if not self._wishes:
+        if not self._requests:
             return
         waiting = []
-        for wish in self._wishes:
-            unusable = self._link.topic_errors.get(wish.name)
+        for request in self._requests:
+            unusable = self._cluster.topic_errors.get(request.name)
             error = topic_error(unusable) if unusable else None
-            if wish.name in self.topics:
-                wish.future.set_result(self.topics[wish.name])
-            elif error is not None and (not error.retriable or now_ms >= wish.unknown_until_ms):
-                wish.future.set_exception(error)
-            elif now_ms >= wish.deadline_ms:
-                last = self._link.last_problem or "no broker responded"
-                wish.future.set_exception(
-                    ClientTimeout(f"metadata of topic {wish.name!r}: not received in time, last: {last}")
+            if request.name in self.topics:
+                request.future.set_result(self.topics[request.name])
+            elif error is not None and (not error.retriable or now_ms >= request.unknown_until_ms):
+                request.future.set_exception(error)
+            elif now_ms >= request.deadline_ms:
+                last = self._cluster.last_problem or "no broker responded"
+                request.future.set_exception(
+                    ClientTimeout(f"metadata of topic {request.name!r}: not received in time, last: {last}")
                 )
             else:
-                self._link.want_metadata([wish.name])
-                waiting.append(wish)
-        self._wishes = waiting
+                self._cluster.request_metadata([request.name])
+                waiting.append(request)
+        self._requests = waiting
 
-    def gone(self, now_ms: float) -> list[tuple[str, BrokerError]]:
+    def unknown_topics(self, now_ms: float) -> list[tuple[str, BrokerError]]:
         """Return the topics that were unknown for the grace period, with their errors."""
-        errors = self._link.topic_errors
+        errors = self._cluster.topic_errors
         if not errors and not self._unknown_since_ms:
             return []
         for name in self._unknown_since_ms.keys() - errors.keys():
@@ -125,15 +125,15 @@ class ProducerMetadata:
 
     def next_times_ms(self, now_ms: float) -> list[float]:
         """Return the times at which a request or a grace period ends."""
-        if not self._wishes and not self._unknown_since_ms:
+        if not self._requests and not self._unknown_since_ms:
             return []
-        times = [wish.deadline_ms for wish in self._wishes]
-        times += [wish.unknown_until_ms for wish in self._wishes]
+        times = [request.deadline_ms for request in self._requests]
+        times += [request.unknown_until_ms for request in self._requests]
         times += [since + _UNKNOWN_TOPIC_GRACE_S * 1000 for since in self._unknown_since_ms.values()]
         return [at for at in times if at > now_ms]
 
     def fail_all(self, error: BaseException) -> None:
         """Fail all requests at the end of the producer."""
-        wishes, self._wishes = self._wishes, []
-        for wish in wishes:
-            wish.future.set_exception(error)
+        wishes, self._requests = self._requests, []
+        for request in wishes:
+            request.future.set_exception(error)

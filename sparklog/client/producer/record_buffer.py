@@ -27,7 +27,7 @@ from sparklog.client.producer.futures import (
     RecordFuture,
     RecordMetadata,
     abandon_listener,
-    tell,
+    notify,
 )
 from sparklog.client.producer.partitioning import ProducerTopic, Rows
 from sparklog.errors import BrokerError, ErrorCode
@@ -54,13 +54,13 @@ class IoThread(Protocol):
     def wake(self) -> None:
         """Make the I/O thread check for new work."""
 
-    def begun(self) -> None:
+    def on_chunk_opened(self) -> None:
         """Handle a new chunk that has a record."""
 
-    def attend(self, finished: Callable[[], bool]) -> None:
+    def wait_helping(self, finished: Callable[[], bool]) -> None:
         """Drive the loop in the calling thread, which waits until ``finished`` and does nothing else."""
 
-    def hurry(self) -> None:
+    def recall_loop(self) -> None:
         """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive it."""
 
     def on_io_thread(self) -> bool:
@@ -71,9 +71,9 @@ class RecordChunk:
     """Records of one topic that are encoded together. Appends need the buffer's lock. A sealed chunk is only read."""
 
     def __init__(
-        self, topic: ProducerTopic, partition: int | None, created_ms: float, attendant: IoThread | None = None
+        self, topic: ProducerTopic, partition: int | None, created_ms: float, io_thread: IoThread | None = None
     ) -> None:
-        self.attendant = attendant
+        self.io_thread = io_thread
         self.topic = topic
         self.partition = partition
         self.created_ms = created_ms
@@ -105,13 +105,13 @@ class RecordChunk:
         return _default_batch(records) if topic.is_default else _typed_batch(topic, [record[1] for record in records])
 
     def refuse(self, row: int, error: BaseException) -> None:
-        """Refuse one record, which is not sent. Call it before ``placed`` and ``fail``."""
+        """Refuse one record, which is not sent. Call it before ``assign_batches`` and ``fail``."""
         self._refused[row] = error
         self._failure = self._failure or error
 
     # --- outcomes ---
 
-    def placed(self, rows_of_batches: Sequence[Rows | Sequence[int]]) -> None:
+    def assign_batches(self, rows_of_batches: Sequence[Rows | Sequence[int]]) -> None:
         """Record which rows went into which batch, in the order of the batches. Rows of a batch ascend.
 
         Call it once, before any ``batch_done``.
@@ -136,13 +136,13 @@ class RecordChunk:
         self._open -= 1
         if outcome.error is not None and self._failure is None:
             self._failure = outcome.error
-        self._tell(ended=not self._open)
+        self._notify(ended=not self._open)
 
     def fail(self, error: BaseException) -> None:
         """Fail the records that have no outcome so far. Idempotent."""
         self._failure = self._failure or error
         self._all_failed = self._all_failed or error
-        self._tell(ended=True)
+        self._notify(ended=True)
 
     def abandon(self, error: BaseException) -> None:
         """End all waits in a forked child, as ``Completion.abandon``."""
@@ -159,7 +159,7 @@ class RecordChunk:
     def error(self) -> BaseException | None:
         return self._failure
 
-    def take_failure(self) -> BaseException | None:
+    def consume_failure(self) -> BaseException | None:
         if self._error_seen:
             return None
         self._error_seen = True
@@ -179,17 +179,17 @@ class RecordChunk:
         offset = batch.base_offset + int(self._place_of[index]) if batch.base_offset >= 0 else -1
         return RecordMetadata(self.topic.name, batch.partition, offset, self.records[index][3])
 
-    def attend(self, index: int) -> RecordMetadata | BaseException | None:
+    def wait_helping(self, index: int) -> RecordMetadata | BaseException | None:
         outcome = self.outcome(index)
-        if outcome is not None or self.attendant is None:
+        if outcome is not None or self.io_thread is None:
             return outcome
         ending = self.finished
-        self.attendant.attend(lambda: ending.done or self.outcome(index) is not None)
+        self.io_thread.wait_helping(lambda: ending.done or self.outcome(index) is not None)
         return self.outcome(index)
 
-    def hurry(self) -> None:
-        if self.attendant is not None:
-            self.attendant.hurry()
+    def recall_loop(self) -> None:
+        if self.io_thread is not None:
+            self.io_thread.recall_loop()
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
         """Call ``resolve`` at least once with the outcome: now, or when the outcome is known."""
@@ -203,15 +203,15 @@ class RecordChunk:
     def error_seen(self) -> None:
         self._error_seen = True
 
-    def _tell(self, *, ended: bool) -> None:
+    def _notify(self, *, ended: bool) -> None:
         with self.lock:
             waiting = tuple(self._listeners)
         if waiting:
-            self._tell_listeners(waiting)
+            self._notify_listeners(waiting)
         if ended:
             self.finished.end()
 
-    def _tell_listeners(self, waiting: Sequence[_Listener]) -> None:
+    def _notify_listeners(self, waiting: Sequence[_Listener]) -> None:
         """Notify these listeners, the first ones of the list.
 
         They leave the list after all have been notified. If an interrupt stops this function, ``fail`` finds and
@@ -223,7 +223,7 @@ class RecordChunk:
             if outcome is None:
                 left.append((index, resolve))
             else:
-                tell(resolve, outcome)
+                notify(resolve, outcome)
         with self.lock:
             self._listeners[: len(waiting)] = left
 
@@ -259,7 +259,7 @@ class RecordBuffer:
         linger_ms: float,
         buffer_bytes: int,
         max_block_s: float,
-        attendant: IoThread,
+        io_thread: IoThread,
         opened: Callable[[RecordChunk], None],
     ) -> None:
         """Create the buffer. It calls ``opened`` with every new chunk."""
@@ -267,8 +267,8 @@ class RecordBuffer:
         self._linger_ms = linger_ms
         self._buffer_bytes = buffer_bytes
         self._max_block_s = max_block_s
-        self._attendant = attendant
-        self._wake = attendant.wake
+        self._io_thread = io_thread
+        self._wake = io_thread.wake
         self._opened = opened
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -285,14 +285,14 @@ class RecordBuffer:
 
     @property
     def empty(self) -> bool:
-        """Return whether there is no chunk. A thread that is adding one calls ``wake`` or ``begun`` next."""
+        """Return whether there is no chunk. A thread that is adding one calls ``wake`` or ``on_chunk_opened`` next."""
         return not self._open and not self._full
 
     def append(self, topic: ProducerTopic, partition: int | None, *, record: Record, size: int) -> RecordFuture:
         """Accept one record. Raises BufferFull or ProducerClosed."""
         size += RECORD_OVERHEAD_BYTES
         slot = (topic.name, partition)
-        begun = full = False
+        opened = full = False
         try:
             with self._lock:
                 if self._closed is not None or self._used + size > self._buffer_bytes:
@@ -300,7 +300,7 @@ class RecordBuffer:
                 chunk = self._open.get(slot)
                 if chunk is None:
                     chunk = self._open[slot] = self._new_chunk(topic, partition)
-                    begun = True
+                    opened = True
                 chunk.size += size
                 self._used += size
                 records = chunk.records
@@ -313,15 +313,15 @@ class RecordBuffer:
                     full = True
             if full:
                 self._wake()
-            elif begun:
-                self._attendant.begun()
+            elif opened:
+                self._io_thread.on_chunk_opened()
         except BaseException:
             self._wake()  # an interrupted thread may have left a record that no other thread would send
             raise
         return RecordFuture(chunk, index)
 
     def _new_chunk(self, topic: ProducerTopic, partition: int | None) -> RecordChunk:
-        chunk = RecordChunk(topic, partition, time.monotonic() * 1000, self._attendant)
+        chunk = RecordChunk(topic, partition, time.monotonic() * 1000, self._io_thread)
         try:
             self._opened(chunk)
         except BaseException:
@@ -342,32 +342,32 @@ class RecordBuffer:
             if self._blocked:
                 self._room.notify_all()
 
-    def take_due(self, now_ms: float, busy: Callable[[str], bool], patience_ms: float) -> list[RecordChunk]:
+    def consume_due(self, now_ms: float, busy: Callable[[str], bool], effective_linger_ms: float) -> list[RecordChunk]:
         """Remove and return the chunks to send now.
 
-        These are the full ones, those whose topic has nothing in flight, and those older than ``patience_ms`` or the
-        linger, whichever is less.
+        These are the full ones, those whose topic has nothing in flight, and those older than the lesser of
+        ``effective_linger_ms`` and the linger.
         """
         if not self._open and not self._full:
             return []
-        wait_ms = min(self._linger_ms, patience_ms)
+        wait_ms = min(self._linger_ms, effective_linger_ms)
         with self._lock:
             due = list(self._full)
             self._full.clear()
-            begun_before = now_ms - wait_ms
+            opened_before = now_ms - wait_ms
             ready = [
-                slot for slot, chunk in self._open.items() if chunk.created_ms <= begun_before or not busy(slot[0])
+                slot for slot, chunk in self._open.items() if chunk.created_ms <= opened_before or not busy(slot[0])
             ]
             due += [self._open.pop(slot) for slot in ready]
         return due
 
-    def next_due_ms(self, patience_ms: float) -> float | None:
+    def next_due_ms(self, effective_linger_ms: float) -> float | None:
         """Return when the oldest open chunk has waited long enough, or None."""
         if not self._open:
             return None
         with self._lock:
             oldest_ms = min((chunk.created_ms for chunk in self._open.values()), default=0.0)
-        return oldest_ms + min(self._linger_ms, patience_ms)
+        return oldest_ms + min(self._linger_ms, effective_linger_ms)
 
     def seal(self) -> None:
         """Make all open chunks due, without further linger."""
@@ -407,7 +407,7 @@ class RecordBuffer:
         while True:
             if self._closed is not None:
                 raise closed_for(self._closed)
-            if not self._used or self._used + size <= self._buffer_bytes or self._attendant.on_io_thread():
+            if not self._used or self._used + size <= self._buffer_bytes or self._io_thread.on_io_thread():
                 return  # the I/O thread must not wait for itself when a future's callback writes
             left = deadline - time.monotonic()
             if left <= 0:

@@ -16,7 +16,7 @@ from sparklog.record.codec import EncodedBatch
 
 
 def restore_batches(
-    link: BlockingCluster, tp: TopicPartition, topic_id: str, batches: Sequence[EncodedBatch], *, timeout_s: float
+    cluster: BlockingCluster, tp: TopicPartition, topic_id: str, batches: Sequence[EncodedBatch], *, timeout_s: float
 ) -> int:
     """Append consecutive batches, and wait until they are committed. Return the log end offset.
 
@@ -33,10 +33,10 @@ def restore_batches(
     asked: set[int] = set()
 
     def attempt() -> int:
-        leader = link.leader(tp, refresh=bool(asked))
+        leader = cluster.leader(tp, refresh=bool(asked))
         asked.add(leader.broker_id)
-        request = RestoreRecords(0, *tp, topic_id, len(batches), body_bytes, link.broker_timeout_ms(timeout_s))
-        connection = link.connection(leader.broker_id)
+        request = RestoreRecords(0, *tp, topic_id, len(batches), body_bytes, cluster.broker_timeout_ms(timeout_s))
+        connection = cluster.connection(leader.broker_id)
         reply, _ = connection.request(request, parts)
         if not isinstance(reply, RestoreRecordsReply):
             connection.close()
@@ -45,4 +45,4 @@ def restore_batches(
             raise BrokerError(reply.code, reply.detail)
         return reply.log_end_offset
 
-    return link.retrying(f"restore {tp}", attempt, timeout_s=timeout_s)
+    return cluster.retrying(f"restore {tp}", attempt, timeout_s=timeout_s)

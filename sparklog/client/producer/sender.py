@@ -23,7 +23,7 @@ from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for
 from sparklog.client.producer.batch_revalidation import BatchRevalidation
 from sparklog.client.producer.caller_io import CallerIo
 from sparklog.client.producer.chunk_encoder import ChunkEncoder
-from sparklog.client.producer.delivery import DeliveryHandle, DeliveryReports, tickets
+from sparklog.client.producer.delivery import DeliveryHandle, DeliveryReports, delivery_handles
 from sparklog.client.producer.direct_send import DirectSender
 from sparklog.client.producer.inflight_requests import InflightRequests
 from sparklog.client.producer.loop_handoff import LoopHandoff
@@ -60,12 +60,12 @@ class Sender:
     def __init__(
         self,
         settings: SenderSettings,
-        collector: Callable[[IoThread], RecordBuffer],
+        buffer: Callable[[IoThread], RecordBuffer],
         writes: OpenWrites,
     ) -> None:
         """Start the thread.
 
-        ``collector`` creates the record buffer. The sender calls it because the buffer's chunks refer to the sender.
+        ``buffer`` creates the record buffer. The sender calls it because the buffer's chunks refer to the sender.
         ``writes`` keeps each record that is sent directly, and fails all open writes when the thread ends.
 
         Raises:
@@ -74,7 +74,7 @@ class Sender:
         self._settings = settings
         self._loop = new_event_loop()
         try:
-            self._link = LoopCluster(
+            self._cluster = LoopCluster(
                 settings.bootstrap,
                 client_id=settings.client_id,
                 changed=self._pump,
@@ -84,40 +84,40 @@ class Sender:
         except BaseException:
             self._loop.close()
             raise
-        self._lease = LoopHandoff(self._loop)
-        self.collector = collector(self)
-        self._board = ProducerMetadata(self._link)
-        self._accumulator = PartitionQueues(idempotent=settings.idempotent, transactional=bool(settings.transaction))
+        self._handoff = LoopHandoff(self._loop)
+        self.buffer = buffer(self)
+        self._metadata = ProducerMetadata(self._cluster)
+        self._queues = PartitionQueues(idempotent=settings.idempotent, transactional=bool(settings.transaction))
         self.transactions = self._transactions() if settings.transaction else None
         self._encoder = ChunkEncoder(compression=settings.compression, batch_bytes=settings.batch_bytes)
         self._incoming: deque[ProducerBatch] = deque()
-        self._outcomes = DeliveryReports(
-            self._link,
-            self._accumulator,
-            release=self.collector.release,
+        self._reports = DeliveryReports(
+            self._cluster,
+            self._queues,
+            release=self.buffer.release,
             retried=self._retried,
             transaction=f"transaction {settings.transaction!r}" if settings.transaction else "",
             delivery_timeout_s=settings.delivery_timeout_s,
         )
-        self._waiting = BatchRevalidation(self._board, self._accumulator, fail=self._outcomes.fail)
+        self._revalidation = BatchRevalidation(self._metadata, self._queues, fail=self._reports.fail)
         self._requests = InflightRequests(
-            self._link,
+            self._cluster,
             loop=self._loop,
             acks=settings.acks,
             transaction=settings.transaction,
             request_timeout_s=settings.request_timeout_s,
             delivery_timeout_s=settings.delivery_timeout_s,
-            told=self._outcomes.told,
+            on_result=self._reports.on_result,
             changed=self._pump,
         )
-        self._producer_id = ProducerIdRequest(self._link, self._accumulator, changed=self._pump)
+        self._producer_id = ProducerIdRequest(self._cluster, self._queues, changed=self._pump)
         self._timer: asyncio.TimerHandle | None = None
         self._refreshed_ms = 0.0
         self._metadata_max_age_ms = settings.metadata_max_age_s * 1000
         self._woken = False
         #: The number of runs that found work, and its value when a run last found the producer idle.
-        self._looks = 0
-        self._looks_until_rest = -1
+        self._runs = 0
+        self._runs_when_idle = -1
         self._broken: BaseException | None = None
         self._closed_error = ProducerClosed("the producer is closed")
         self._writes = writes
@@ -127,24 +127,24 @@ class Sender:
         self._ended = False
         self._ending = threading.Lock()
         self._io_thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
-        self._stand_in = CallerIo(
-            self._lease, self._requests, loop_needed=self._needs_loop, broken=self._break, wake=self.wake
+        self._caller_io = CallerIo(
+            self._handoff, self._requests, loop_needed=self._needs_loop, broken=self._break, wake=self.wake
         )
         #: The direct path for single records. None if the settings exclude it: all records go through the buffer.
-        self.alone: DirectSender | None = None
+        self.direct_sender: DirectSender | None = None
         if settings.acks != 0 and settings.compression is None and not settings.transaction:
-            self.alone = DirectSender(
-                self._link,
-                self._accumulator,
+            self.direct_sender = DirectSender(
+                self._cluster,
+                self._queues,
                 self._requests,
-                self._lease,
-                self._stand_in,
+                self._handoff,
+                self._caller_io,
                 opened=writes.open.add,
                 ended=writes.ended,
-                follows=self._follows,
+                is_current=self._is_current,
                 may_send=self._may_send,
-                at_rest=self._still_at_rest,
-                acknowledged=self._outcomes.acknowledged,
+                is_idle=self._is_still_idle,
+                acknowledged=self._reports.acknowledged,
                 changed=self._pump,
                 delivery_timeout_s=settings.delivery_timeout_s,
             )
@@ -157,26 +157,26 @@ class Sender:
         if not self._woken:
             self._woken = True
             try:
-                self._lease.post(self._pump)
+                self._handoff.post(self._pump)
             except RuntimeError:
                 if self._broken is None:  # only an ended thread's loop is closed
                     raise
             except BaseException:
-                self._lease.post(self._pump)  # an interrupt may have prevented the post, and a second one is harmless
+                self._handoff.post(self._pump)  # an interrupt may have prevented the post, and a second one is harmless
                 raise
 
-    def begun(self) -> None:
+    def on_chunk_opened(self) -> None:
         """Start to send a new chunk: at once in this thread if the loop is lent, else in the I/O thread."""
-        if not self._lease.lent or not self._stand_in.act(self._pump):
+        if not self._handoff.lent or not self._caller_io.act(self._pump):
             self.wake()
 
-    def hurry(self) -> None:
+    def recall_loop(self) -> None:
         """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive the loop."""
-        self._lease.recall()
+        self._handoff.recall()
 
-    def attend(self, finished: Callable[[], bool]) -> None:
+    def wait_helping(self, finished: Callable[[], bool]) -> None:
         """Drive the loop in the calling thread, which waits until ``finished``. May return before that."""
-        self._stand_in.attend(finished)
+        self._caller_io.wait_helping(finished)
 
     def _needs_loop(self) -> bool:
         """Return whether there is work that only a running loop can do."""
@@ -184,18 +184,18 @@ class Sender:
             self._broken is not None
             or self.transactions is not None
             or self._timer is not None
-            or bool(self._link.tasks)
-            or bool(self._accumulator.sendable)
+            or bool(self._cluster.tasks)
+            or bool(self._queues.sendable)
         )
 
     @property
     def topics(self) -> Mapping[str, ProducerTopic]:
         """The topics with known metadata, by name."""
-        return self._board.topics
+        return self._metadata.topics
 
-    def submit(self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, ticket: DeliveryHandle) -> None:
+    def submit(self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, handle: DeliveryHandle) -> None:
         """Queue one encoded batch. The caller has reserved its room in the buffer."""
-        self._incoming.append(self._batch(topic, partition, encoded, ticket))
+        self._incoming.append(self._batch(topic, partition, encoded, handle))
         self.wake()
         if self._broken is not None:  # the thread will not run again
             self._fail_incoming(self._closed_error)
@@ -207,21 +207,21 @@ class Sender:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
             ClientTimeout: no broker returned the metadata in time.
         """
-        known = self._board.topics.get(name)
+        known = self._metadata.topics.get(name)
         if known is not None:
             return known
-        wish = TopicRequest.of(name, timeout_s)
+        request = TopicRequest.of(name, timeout_s)
         if self.on_io_thread():
             raise ClientTimeout(f"metadata of topic {name!r} cannot be waited for in a future's callback")
-        self._hand_over(self._wish, wish)
-        return wish.future.result()
+        self._hand_over(self._request_topic, request)
+        return request.future.result()
 
     def _hand_over(self, work: Callable[..., None], *arguments: Any) -> None:
         """Post ``work`` to the I/O thread, which will call it if this function returns. Raises ProducerClosed."""
         with self._ending:
             if self._ended:
                 raise closed_for(self._closed_error)
-            self._lease.post(work, *arguments)
+            self._handoff.post(work, *arguments)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on the I/O thread and wait for its result.
@@ -242,7 +242,7 @@ class Sender:
 
         def start() -> None:
             if self._broken is None:
-                self._link.start(run())
+                self._cluster.start(run())
             else:
                 done.set_exception(self._closed_error)
 
@@ -260,7 +260,7 @@ class Sender:
             return
 
         async def refresh() -> None:
-            await self._link.refresh_once(name)
+            await self._cluster.refresh_once(name)
 
         self.call(refresh)
 
@@ -278,15 +278,15 @@ class Sender:
     def retire(self) -> None:
         """End the thread after all accepted work has ended. Take no lock; see ``ProducerLifetime``."""
         with contextlib.suppress(RuntimeError):  # the thread has ended
-            self._lease.post(self._begin_to_retire)
+            self._handoff.post(self._begin_to_retire)
 
     def on_io_thread(self) -> bool:
         """Return whether the calling thread is the one that drives the loop."""
-        return threading.get_ident() == self._lease.thread
+        return threading.get_ident() == self._handoff.thread
 
     @property
     def sequence_resets(self) -> int:
-        return self._accumulator.sequence_resets
+        return self._queues.sequence_resets
 
     # --- the thread ---
 
@@ -295,8 +295,8 @@ class Sender:
         self._loop.set_exception_handler(self._unforeseen)
         try:
             self._run_until_stopped()
-            self._link.close()
-            self._loop.run_until_complete(self._link.closed())
+            self._cluster.close()
+            self._loop.run_until_complete(self._cluster.closed())
         finally:
             self._fail_all()
             self.on_end()
@@ -309,7 +309,7 @@ class Sender:
 
     def _run_until_stopped(self) -> None:
         try:
-            self._lease.run()
+            self._handoff.run()
         except BaseException as error:
             _log.exception("a producer's thread")
             self._break(error)
@@ -330,86 +330,86 @@ class Sender:
         self._woken = False
         try:
             if self._broken is None:
-                self._look()
+                self._run_once()
         finally:
             # Last, because now this thread waits. A caller that is woken earlier would only wait for the interpreter
             # lock.
-            self._outcomes.tell_acknowledged()
+            self._reports.deliver_acknowledged()
 
-    def _look(self) -> None:
+    def _run_once(self) -> None:
         try:
             if self._retiring:
                 self._retire()
-            if self._at_rest():
+            if self._is_idle():
                 return
-            self._looks += 1
+            self._runs += 1
             now = time.monotonic() * 1000
-            for topic in self._board.follow():
-                self._waiting.follow_topic(topic)
-            self._board.grant(now)
+            for topic in self._metadata.update():
+                self._revalidation.revalidate_topic(topic)
+            self._metadata.complete_requests(now)
             while self._incoming:
                 batch = self._incoming.popleft()
-                self._accumulator.add(batch)
-                self._waiting.follow(batch)
-            if not self.collector.empty:
-                patience_ms = self._requests.patience_ms(now)
-                for chunk in self.collector.take_due(now + _TICK_MS / 2, self._accumulator.topic_busy, patience_ms):
+                self._queues.add(batch)
+                self._revalidation.revalidate(batch)
+            if not self.buffer.empty:
+                effective_linger_ms = self._requests.effective_linger_ms(now)
+                for chunk in self.buffer.consume_due(now + _TICK_MS / 2, self._queues.topic_busy, effective_linger_ms):
                     self._encode_chunk(chunk)
-            for name, error in self._board.gone(now):
-                self._waiting.give_up(name, error)
-            for batch in self._accumulator.expire(now):
-                self._outcomes.expired(batch)
+            for name, error in self._metadata.unknown_topics(now):
+                self._revalidation.fail_topic(name, error)
+            for batch in self._queues.expire(now):
+                self._reports.expired(batch)
             self._requests.end_deposed()
             if self.transactions is not None:
-                self.transactions.look()
+                self.transactions.run_once()
             self._send_all(now)
-            self._want_what_is_missing(now)
+            self._request_missing(now)
             self._set_timer(now)
         except Exception as error:  # our bug: it must not leave futures open forever
             self._break(error)
             raise
 
-    def _at_rest(self) -> bool:
+    def _is_idle(self) -> bool:
         """Return whether nothing is queued, in flight or awaited, as after the response to a single record."""
         return (
-            not self._accumulator.busy
-            and self.collector.empty
+            not self._queues.busy
+            and self.buffer.empty
             and not self._incoming
-            and not self._requests.under_way
-            and self._board.settled
+            and not self._requests.in_flight
+            and self._metadata.settled
             and self._timer is None
             and self.transactions is None
         )
 
-    def _still_at_rest(self) -> bool:
+    def _is_still_idle(self) -> bool:
         """Return whether the producer is still idle, with a shortcut if it was idle before.
 
         Any thread that adds work wakes the I/O thread. The buffer is checked too: another thread may have put a record
         into a chunk without having woken the I/O thread so far, and no later record may overtake it.
         """
-        if self._looks != self._looks_until_rest or self._woken or not self.collector.empty:
-            if not self._at_rest():
+        if self._runs != self._runs_when_idle or self._woken or not self.buffer.empty:
+            if not self._is_idle():
                 return False
-            self._looks_until_rest = self._looks
+            self._runs_when_idle = self._runs
         return True
 
     def _may_send(self, now_ms: float) -> bool:
         """Return whether the producer is idle and needs no metadata refresh."""
         return (
-            self._broken is None and now_ms - self._refreshed_ms <= self._metadata_max_age_ms and self._still_at_rest()
+            self._broken is None and now_ms - self._refreshed_ms <= self._metadata_max_age_ms and self._is_still_idle()
         )
 
-    def _follows(self, topic: ProducerTopic) -> bool:
+    def _is_current(self, topic: ProducerTopic) -> bool:
         """Return whether ``topic`` matches the newest metadata."""
-        return self._board.settled and self._board.topics.get(topic.name) is topic
+        return self._metadata.settled and self._metadata.topics.get(topic.name) is topic
 
     def _send_all(self, now: float) -> None:
-        self._accumulator.leaderless.clear()
-        while self._accumulator.sendable:
-            requests = self._accumulator.drain(
+        self._queues.leaderless.clear()
+        while self._queues.sendable:
+            requests = self._queues.drain(
                 now,
                 self._destination,
-                can_take=self._requests.can_take,
+                can_accept=self._requests.can_accept,
                 max_request_bytes=self._settings.max_request_bytes,
             )
             if not requests:
@@ -424,14 +424,14 @@ class Sender:
         """
         if self.transactions is not None and not self.transactions.may_send(tp):
             return None
-        leader = self._link.metadata.leader(tp)
+        leader = self._cluster.metadata.leader(tp)
         return leader.broker_id if leader else None
 
     # --- the end ---
 
     def _begin_to_retire(self) -> None:
         self._retiring = True
-        self.collector.seal()
+        self.buffer.seal()
         self._pump()
 
     def _retire(self) -> None:
@@ -439,7 +439,7 @@ class Sender:
 
         The timer is necessary because a direct send ends without a call of ``_pump``.
         """
-        if self.transactions is not None or (self._at_rest() and not self._writes.open):
+        if self.transactions is not None or (self._is_idle() and not self._writes.open):
             # The coordinator aborts an open transaction after its timeout.
             self._break(ProducerClosed("no code refers to the producer any more"))
         else:
@@ -454,7 +454,7 @@ class Sender:
         try:
             self._fail_all()
         finally:
-            self._lease.stop()
+            self._handoff.stop()
 
     def _fail_all(self) -> None:
         """Fail all open work.
@@ -462,21 +462,21 @@ class Sender:
         Idempotent: the I/O thread repeats it at its end, because another thread may have been interrupted.
         """
         closed = self._closed_error
-        self._outcomes.tell_acknowledged()
-        for chunk in self.collector.close(closed):
+        self._reports.deliver_acknowledged()
+        for chunk in self.buffer.close(closed):
             chunk.fail(closed)
         self._fail_incoming(closed)
-        self._waiting.forsake(closed)
-        self._board.fail_all(closed)
+        self._revalidation.fail_all(closed)
+        self._metadata.fail_all(closed)
         self._writes.fail_all(closed)
 
     def _discard(self, error: BaseException) -> None:
         """Fail every record that is not acknowledged. Batches in flight may still reach the log."""
-        for chunk in self.collector.take_due(math.inf, lambda _: False, 0.0):
-            self.collector.release(chunk.size)
+        for chunk in self.buffer.consume_due(math.inf, lambda _: False, 0.0):
+            self.buffer.release(chunk.size)
             chunk.fail(error)
         self._fail_incoming(error)
-        self._waiting.give_up_all(error)
+        self._revalidation.discard_all(error)
 
     def _fail_incoming(self, error: BaseException) -> None:
         """Fail the submitted batches that the I/O thread has not queued.
@@ -488,70 +488,70 @@ class Sender:
                 batch = self._incoming.popleft()
             except IndexError:
                 return
-            self._outcomes.fail(batch, error)
+            self._reports.fail(batch, error)
 
     # --- chunks to batches ---
 
     def _batch(
-        self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, ticket: DeliveryHandle
+        self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, handle: DeliveryHandle
     ) -> ProducerBatch:
         return ProducerBatch(
             TopicPartition(topic.name, partition),
             encoded,
             topic_id=topic.topic_id,
             deadline_ms=time.monotonic() * 1000 + self._settings.delivery_timeout_s * 1000,
-            handle=ticket,
+            handle=handle,
         )
 
     def _encode_chunk(self, chunk: RecordChunk) -> None:
-        topic = self._board.topics.get(chunk.topic.name, chunk.topic)
+        topic = self._metadata.topics.get(chunk.topic.name, chunk.topic)
         parts = self._encoder.parts(topic, chunk)
         if not parts:
             assert chunk.error is not None, "every record was refused"
-            self.collector.release(chunk.size)
+            self.buffer.release(chunk.size)
             chunk.fail(chunk.error)
             return
         rows = [part.rows for part in parts]
-        chunk.placed(rows)
-        for part, ticket in zip(parts, tickets(chunk, rows), strict=True):
-            self._accumulator.add(self._batch(topic, part.partition, part.encoded, ticket))
+        chunk.assign_batches(rows)
+        for part, handle in zip(parts, delivery_handles(chunk, rows), strict=True):
+            self._queues.add(self._batch(topic, part.partition, part.encoded, handle))
 
     # --- metadata and identity ---
 
     def _transactions(self) -> SenderTransactions:
         return SenderTransactions(
-            self._link,
-            self._accumulator,
+            self._cluster,
+            self._queues,
             self._settings.transaction,
             request_timeout_s=self._settings.request_timeout_s,
             discard=self._discard,
             changed=self._pump,
         )
 
-    def _wish(self, wish: TopicRequest) -> None:
-        self._board.wish(wish)
+    def _request_topic(self, request: TopicRequest) -> None:
+        self._metadata.request(request)
         if self._broken is not None:
-            self._board.fail_all(self._closed_error)
+            self._metadata.fail_all(self._closed_error)
         self._pump()
 
     def _retried(self, batch: ProducerBatch) -> None:
-        self._waiting.follow(batch)
+        self._revalidation.revalidate(batch)
 
-    def _want_what_is_missing(self, now: float) -> None:
-        if self._accumulator.leaderless:
-            self._link.want_metadata(self._accumulator.leaderless)
-        elif self._board.topics and now - self._refreshed_ms > self._metadata_max_age_ms:
+    def _request_missing(self, now: float) -> None:
+        if self._queues.leaderless:
+            self._cluster.request_metadata(self._queues.leaderless)
+        elif self._metadata.topics and now - self._refreshed_ms > self._metadata_max_age_ms:
             self._refreshed_ms = now
-            self._link.want_metadata(self._board.topics)
-        if self._accumulator.identity_wanted and self.transactions is None:
+            self._cluster.request_metadata(self._metadata.topics)
+        if self._queues.identity_wanted and self.transactions is None:
             self._producer_id.begin()
 
     def _set_timer(self, now: float) -> None:
-        quiet = self._timer is None and not self._accumulator.sendable
-        if quiet and self.collector.empty and self._board.settled:
+        quiet = self._timer is None and not self._queues.sendable
+        if quiet and self.buffer.empty and self._metadata.settled:
             return
-        times = self._board.next_times_ms(now)
-        for at in (self._accumulator.next_time_ms(now), self.collector.next_due_ms(self._requests.patience_ms(now))):
+        times = self._metadata.next_times_ms(now)
+        for at in (self._queues.next_time_ms(now), self.buffer.next_due_ms(self._requests.effective_linger_ms(now))):
             if at is not None:
                 times.append(at)
         if self._timer is not None:

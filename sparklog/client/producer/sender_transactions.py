@@ -25,8 +25,8 @@ class SenderTransactions:
 
     def __init__(
         self,
-        link: LoopCluster,
-        accumulator: PartitionQueues,
+        cluster: LoopCluster,
+        queues: PartitionQueues,
         key: str,
         *,
         request_timeout_s: float,
@@ -38,9 +38,9 @@ class SenderTransactions:
         ``discard`` fails all unacknowledged records; ``changed`` makes the sender run.
         """
         self.key = key
-        self._link = link
-        self._accumulator = accumulator
-        self._coordination = LoopCoordinator(link, TRANSACTION, key, request_timeout_s=request_timeout_s)
+        self._cluster = cluster
+        self._queues = queues
+        self._coordinator = LoopCoordinator(cluster, TRANSACTION, key, request_timeout_s=request_timeout_s)
         self._discard = discard
         self._changed = changed
         #: The number of transactions that this run has begun.
@@ -54,7 +54,7 @@ class SenderTransactions:
 
     # --- by the sender ---
 
-    def look(self) -> None:
+    def run_once(self) -> None:
         """Register the partitions of waiting batches, and fail the batches that cannot be sent.
 
         Runs before each send.
@@ -64,7 +64,7 @@ class SenderTransactions:
         elif self._open.refused is not None:
             self._discard(self._open.refused)
         else:
-            self._open.register(self._accumulator.busy_partitions)
+            self._open.register(self._queues.busy_partitions)
 
     def may_send(self, tp: TopicPartition) -> bool:
         """Return whether the partition is registered."""
@@ -78,17 +78,17 @@ class SenderTransactions:
         After a failure, a second call begins the same transaction.
         """
         run = run._replace(turn=self._turn)
-        begun = await begin(self._coordination, run, timeout_s=timeout_s)
+        reply = await begin(self._coordinator, run, timeout_s=timeout_s)
         self._turn += 1
-        await self.take_part(run, ProducerIdentity(begun.producer_id, begun.producer_epoch))
+        await self.join(run, ProducerIdentity(reply.producer_id, reply.producer_epoch))
 
-    async def take_part(self, run: TransactionRun, identity: ProducerIdentity) -> None:
+    async def join(self, run: TransactionRun, identity: ProducerIdentity) -> None:
         """Start a transaction with this identity. Records that are accepted from now on belong to it."""
         self._discard(TransactionStateError("no transaction was open when the record was sent"))
         if self._open is not None:  # its caller did not wait for the response of begin
             self._open.close()
-        self._accumulator.begin(identity)
-        self._open = OpenTransaction(self._link, self._coordination, run, identity, changed=self._changed)
+        self._queues.begin(identity)
+        self._open = OpenTransaction(self._cluster, self._coordinator, run, identity, changed=self._changed)
 
     async def add_offsets(
         self, group: str | GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float
@@ -110,7 +110,7 @@ class SenderTransactions:
         asked_before, now.commit_asked = now.commit_asked, commit
         try:
             await end(
-                self._coordination,
+                self._coordinator,
                 now.run,
                 winners=winners,
                 commit=commit,

@@ -22,7 +22,7 @@ class SpinPolicy:
 
     def __init__(self, *, processors: int) -> None:
         #: How long to spin for the next response; 0: sleep at once.
-        self.awake_s = 0.0
+        self.spin_s = 0.0
         # On a single processor the spin would keep the broker from responding.
         self._soon_s = SOON_S if processors > 1 else 0.0
         #: The length of the next sleep phase in quick responses. It doubles with each wasted spin.
@@ -30,15 +30,15 @@ class SpinPolicy:
         self._left = 1
         self._in_a_row = 0
 
-    def answered(self, took_s: float) -> None:
+    def on_response(self, took_s: float) -> None:
         """Record that a response arrived, or has not arrived, within ``took_s``."""
         if took_s >= self._soon_s:
-            if self.awake_s:
-                self.awake_s = 0.0
+            if self.spin_s:
+                self.spin_s = 0.0
                 self._sleep = min(2 * self._sleep, _LONGEST_SLEEP)
             self._left = self._sleep
             self._in_a_row = 0
-        elif self.awake_s:
+        elif self.spin_s:
             self._in_a_row += 1
             if self._in_a_row == _IN_A_ROW:
                 self._in_a_row = 0
@@ -46,7 +46,7 @@ class SpinPolicy:
         else:
             self._left -= 1
             if self._left <= 0:  # an interrupt may have left it below zero
-                self.awake_s = self._soon_s
+                self.spin_s = self._soon_s
 
 
 def processors() -> int:

@@ -56,13 +56,13 @@ class ProducerTransactions:
         run: TransactionRun,
         *,
         settle: Callable[[], BaseException | None],
-        forget: Callable[[], None],
+        drop_failures: Callable[[], None],
         timeout_s: float,
     ) -> None:
         """Create the state, without an open transaction.
 
-        ``settle`` waits until all accepted records have ended, and returns the first failure. ``forget`` drops the
-        failures that ``flush`` must not raise. ``timeout_s`` bounds each call to the coordinator.
+        ``settle`` waits until all accepted records have ended, and returns the first failure. ``drop_failures`` drops
+        the failures that ``flush`` must not raise. ``timeout_s`` bounds each call to the coordinator.
         """
         assert sender.transactions is not None
         self.run = run
@@ -70,7 +70,7 @@ class ProducerTransactions:
         self._sender = sender
         self._transactions = sender.transactions
         self._settle = settle
-        self._forget = forget
+        self._drop_failures = drop_failures
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         #: The first failure of a record since ``begin``. With a failure the transaction can only be aborted.
@@ -91,7 +91,7 @@ class ProducerTransactions:
 
     def join(self, identity: ProducerIdentity) -> None:
         """Take part in a transaction that another process begins and ends."""
-        self._sender.call(lambda: self._transactions.take_part(self.run, identity))
+        self._sender.call(lambda: self._transactions.join(self.run, identity))
         self.state = State.JOINED
 
     def begin(self) -> None:
@@ -157,7 +157,7 @@ class ProducerTransactions:
         except (ProducerFenced, TransactionStateError):
             pass  # it is aborted; a fenced producer gets the error from its next begin
         finally:
-            self._forget()
+            self._drop_failures()
 
     def _end(self, *, commit: bool, timeout_s: float | None = None) -> None:
         wait_s = self._timeout_s if timeout_s is None else timeout_s
@@ -190,18 +190,18 @@ class ProducerTransactions:
         finally:
             self.state = after
 
-    def _wrong(self, wish: str) -> TransactionStateError | ProducerFenced:
+    def _wrong(self, action: str) -> TransactionStateError | ProducerFenced:
         match self.state:
             case State.NONE:
-                return TransactionStateError(f"{wish}: no transaction of {self.run} is open: call begin() first")
+                return TransactionStateError(f"{action}: no transaction of {self.run} is open: call begin() first")
             case State.OPEN:
-                return TransactionStateError(f"{wish}: {self.run} is still open: commit or abort it first")
+                return TransactionStateError(f"{action}: {self.run} is still open: commit or abort it first")
             case State.UNKNOWN:
                 return TransactionStateError(
-                    f"{wish}: the outcome of the commit of {self.run} is unknown: call commit() again, or create "
+                    f"{action}: the outcome of the commit of {self.run} is unknown: call commit() again, or create "
                     "another producer with this id"
                 )
             case State.FENCED:
-                return ProducerFenced(f"{wish}: {self.run}: this producer is fenced: create another one")
+                return ProducerFenced(f"{action}: {self.run}: this producer is fenced: create another one")
             case State.JOINED:
-                return TransactionStateError(f"{wish}: {self.run} is ended by the process that began it")
+                return TransactionStateError(f"{action}: {self.run} is ended by the process that began it")

@@ -40,7 +40,7 @@ from sparklog.protocol.messages import (
 _log = logging.getLogger(__name__)
 
 
-async def begin(coordination: LoopCoordinator, run: TransactionRun, *, timeout_s: float) -> BeginTransactionReply:
+async def begin(coordinator: LoopCoordinator, run: TransactionRun, *, timeout_s: float) -> BeginTransactionReply:
     """Begin a transaction, or join it. Each attempt creates a producer id; the one of the response counts.
 
     Raises:
@@ -49,13 +49,13 @@ async def begin(coordination: LoopCoordinator, run: TransactionRun, *, timeout_s
     """
     request = BeginTransaction(0, run.key, run.run_id, run.version, max(1, int(run.timeout_s * 1000)), run.turn)
     try:
-        return await Attempts(coordination, timeout_s=timeout_s).ask(request, BeginTransactionReply)
+        return await Attempts(coordinator, timeout_s=timeout_s).ask(request, BeginTransactionReply)
     except BrokerError as error:
         raise transaction_error(error, str(run)) from error
 
 
 async def end(
-    coordination: LoopCoordinator,
+    coordinator: LoopCoordinator,
     run: TransactionRun,
     *,
     winners: tuple[int, ...],
@@ -73,7 +73,7 @@ async def end(
             the request after an earlier response was lost.
         ClientTimeout: the same for an abort. The transaction's timeout aborts it.
     """
-    attempts = Attempts(coordination, timeout_s=timeout_s)
+    attempts = Attempts(coordinator, timeout_s=timeout_s)
     decided: EndTransactionReply | None = None
     markers_by = time.monotonic() + MARKERS_WAIT_S
     while decided is None or not decided.complete:
@@ -101,8 +101,8 @@ class OpenTransaction:
 
     def __init__(
         self,
-        link: LoopCluster,
-        coordination: LoopCoordinator,
+        cluster: LoopCluster,
+        coordinator: LoopCoordinator,
         run: TransactionRun,
         identity: ProducerIdentity,
         *,
@@ -118,14 +118,14 @@ class OpenTransaction:
         self.used = False
         #: True once a commit was requested.
         self.commit_asked = False
-        self._link = link
-        self._coordination = coordination
+        self._cluster = cluster
+        self._coordinator = coordinator
         self._changed = changed
         self._registering = False
         self._closed = False
         self._alive_at = time.monotonic()
         self._wake = asyncio.Event()
-        link.start(self._stay_alive())
+        cluster.start(self._stay_alive())
 
     def close(self) -> None:
         """End the tasks: the transaction has ended, or its timeout will abort it."""
@@ -136,7 +136,7 @@ class OpenTransaction:
         """Register the partitions that ``wanted`` returns. It is called again before each request."""
         if not self._registering and self.refused is None and not self._closed and self._missing(wanted):
             self._registering = True
-            self._link.start(self._register(wanted))
+            self._cluster.start(self._register(wanted))
 
     async def add_offsets(
         self, group: str | GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float
@@ -149,7 +149,7 @@ class OpenTransaction:
         """
         self.used = True
         name = group.group if isinstance(group, GroupMetadata) else group
-        attempts = Attempts(self._coordination, timeout_s=timeout_s)
+        attempts = Attempts(self._coordinator, timeout_s=timeout_s)
         try:
             await attempts.ask(self._addition(group=name, offsets=offsets), Ack)
             # the group's coordinator checks whether the transaction knows this producer
@@ -163,7 +163,7 @@ class OpenTransaction:
         member = (group.member_id, group.epoch)
         request = HoldOffsets(0, group.group, self.run.key, self.identity.producer_id, tuple(offsets), *member)
         try:
-            await Attempts(self._coordination.of(GROUP, group.group), timeout_s=timeout_s).ask(request, Ack)
+            await Attempts(self._coordinator.of(GROUP, group.group), timeout_s=timeout_s).ask(request, Ack)
         except BrokerError as error:
             raise CommitRefused(error.code, error.detail) if error.code in FENCED else error from None
 
@@ -189,17 +189,17 @@ class OpenTransaction:
         try:
             while not self._closed and (partitions := self._missing(wanted)):
                 self.used = True
-                patience_s = self._coordination.patience_s(failures)
+                patience_s = self._coordinator.patience_s(failures)
                 try:
-                    await self._coordination.ask_once(self._addition(partitions), Ack, patience_s=patience_s)
+                    await self._coordinator.ask_once(self._addition(partitions), Ack, patience_s=patience_s)
                 except BrokerError as error:
                     if not error.retriable:
                         self._refuse(error)
                         return
-                    self._link.last_problem = str(error)
+                    self._cluster.last_problem = str(error)
                     if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                        self._link.want_metadata({tp.topic for tp in partitions})
-                    await asyncio.sleep(self._coordination.pause_s(failures))
+                        self._cluster.request_metadata({tp.topic for tp in partitions})
+                    await asyncio.sleep(self._coordinator.pause_s(failures))
                     failures += 1
                 else:
                     failures = 0
@@ -218,13 +218,13 @@ class OpenTransaction:
                 continue
             touch = TouchTransaction(0, self.run.key, self.run.run_id, self.run.version, self.run.turn)
             try:
-                await Attempts(self._coordination, timeout_s=self.run.timeout_s).ask(touch, Ack)
+                await Attempts(self._coordinator, timeout_s=self.run.timeout_s).ask(touch, Ack)
             except BrokerError as error:
                 if not self._closed:
                     self._refuse(error)
                 return
             except ClientTimeout as error:
-                self._link.last_problem = str(error)
+                self._cluster.last_problem = str(error)
             else:
                 self._alive_at = time.monotonic()
 

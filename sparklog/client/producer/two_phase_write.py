@@ -77,9 +77,9 @@ def join(
     assert version >= 0, version
     run = TransactionRun(key, run_id, version, timeout_s)
     request = BeginTransaction(0, key, run_id, version, max(1, int(timeout_s * 1000)), by_topic=by_topic)
-    with _link(bootstrap, max_block_s) as link:
+    with _open_cluster(bootstrap, max_block_s) as cluster:
         try:
-            reply = BlockingCoordinator(link).ask(
+            reply = BlockingCoordinator(cluster).ask(
                 TRANSACTION, key, request, BeginTransactionReply, timeout_s=max_block_s
             )
         except BrokerError as error:
@@ -107,9 +107,11 @@ def settled_version(
         ClientTimeout: no coordinator responded.
     """
     request = SettleVersion(0, key, run_id, topic_id)
-    with _link(bootstrap, max_block_s) as link:
+    with _open_cluster(bootstrap, max_block_s) as cluster:
         try:
-            found = BlockingCoordinator(link).ask(TRANSACTION, key, request, SettleVersionReply, timeout_s=max_block_s)
+            found = BlockingCoordinator(cluster).ask(
+                TRANSACTION, key, request, SettleVersionReply, timeout_s=max_block_s
+            )
         except BrokerError as error:
             raise transaction_error(error, f"transaction {key!r}") from error
     return found.last_version
@@ -145,20 +147,20 @@ def decide(
     def attempt() -> EndTransactionReply:
         nonlocal uncertain
         left_s = max(0.001, timeout_s - (time.monotonic() - began))
-        server_ms = max(1, int(min(link.request_timeout_s, left_s) * 1000 * SERVER_SHARE))
+        server_ms = max(1, int(min(cluster.request_timeout_s, left_s) * 1000 * SERVER_SHARE))
         request = EndTransaction(0, key, run_id, version, commit, chosen, server_ms)
         try:
-            return coordination.ask_once(TRANSACTION, key, request, EndTransactionReply)
+            return coordinator.ask_once(TRANSACTION, key, request, EndTransactionReply)
         except BrokerError as error:
             uncertain = uncertain or may_have_acted(error)
             raise
 
-    with _link(bootstrap, timeout_s) as link:
-        coordination = BlockingCoordinator(link)
+    with _open_cluster(bootstrap, timeout_s) as cluster:
+        coordinator = BlockingCoordinator(cluster)
         while decided is None or not decided.complete:
             left_s = timeout_s - (time.monotonic() - began)
             try:
-                decided = link.retrying(f"deciding {run}", attempt, timeout_s=max(0.0, left_s))
+                decided = cluster.retrying(f"deciding {run}", attempt, timeout_s=max(0.0, left_s))
             except (BrokerError, ClientTimeout) as error:
                 if decided is None:
                     raise end_error(error, run, commit=commit, uncertain=uncertain) from error
@@ -171,10 +173,10 @@ def decide(
 
 
 @contextmanager
-def _link(bootstrap: str | Iterable[str] | BlockingCluster, timeout_s: float) -> Iterator[BlockingCluster]:
+def _open_cluster(bootstrap: str | Iterable[str] | BlockingCluster, timeout_s: float) -> Iterator[BlockingCluster]:
     """Yield a cluster client. Close it only if it was created here."""
     if isinstance(bootstrap, BlockingCluster):
         yield bootstrap
         return
-    with BlockingCluster(bootstrap, client_id="sparklog-sink", timeout_s=timeout_s) as link:
-        yield link
+    with BlockingCluster(bootstrap, client_id="sparklog-sink", timeout_s=timeout_s) as cluster:
+        yield cluster
