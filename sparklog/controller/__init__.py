@@ -1,1 +1,1 @@
-"""The cluster's decisions, pure: elections, incarnations, placement, what each broker has to be told."""
+"""The cluster's decisions: elections, incarnations, placement, and the updates for each broker. Pure."""

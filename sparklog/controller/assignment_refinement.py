@@ -1,13 +1,13 @@
-"""Replicas and leaderships of a topic handed on from brokers that have most to those that have least, until no more
-handing on makes it more even.
+"""The second pass of a topic's placement: transfers of replicas and leaderships that make it more even.
 
-Part of ``assignment_spread``: improves what its one pass leaves. Pure. No move brings replicas of a partition closer
-together.
+The module is part of ``assignment_spread`` and improves the result of its one pass. It is pure. Brokers with the most
+replicas transfer some to brokers with the fewest, until no transfer makes the placement more even. No transfer brings
+replicas of a partition closer together.
 
-The topic comes first. Of all topics, the sum of squares becomes smaller of what brokers hold, and of what they follow:
-that is held without being led. What each holds would not do alone: a broker that holds most and leads least will have
-to lead a partition of the next topic and hold one more, whatever that does to the difference. As long as it can only
-follow as many as others do, it has led its share before it holds too much.
+The topic comes first. For all topics, transfers reduce two sums of squares: of the replicas that each broker holds, and
+of those that it follows, that is, holds without leading them. The first sum alone is not enough: a broker that holds
+the most and leads the fewest will have to lead a partition of the next topic and so hold one more, which can increase
+the difference. If a broker follows only as many as others do, it has led its share before it holds too many.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class _ReplicaTransfer(NamedTuple):
-    """``giver``'s part in ``partition``, as its follower or as its leader, becomes ``taker``'s."""
+    """A transfer of ``giver``'s role in ``partition``, as its follower or as its leader, to ``taker``."""
 
     giver: int
     taker: int
@@ -28,7 +28,7 @@ _Gifts = dict[int, _ReplicaTransfer]
 
 
 class AssignmentRefinement:
-    """Owner: one placement; changes what it is given in place. Use: ``run``, once."""
+    """The refinement of one placement. It changes its arguments in place. ``run`` is called once."""
 
     def __init__(
         self,
@@ -40,9 +40,11 @@ class AssignmentRefinement:
         all_led: list[int],
         all_held: list[int],
     ) -> None:
-        """``replicas``: brokers of each new partition, its leader first; ``apart``: who may be added to a set of
-        brokers, in order. By broker: how many partitions of the topic it leads and holds, and of all topics, the new
-        ones among them.
+        """Keep the placement and the counts of each broker.
+
+        ``replicas`` has the brokers of each new partition, its leader first. ``apart`` returns, in order, the brokers
+        that may join a set of brokers. The lists have one number per broker: ``led`` and ``held`` are the partitions of
+        the topic that it leads and holds; ``all_led`` and ``all_held`` are those of all topics, including the new ones.
         """
         self._replicas = replicas
         self._apart = apart
@@ -50,14 +52,14 @@ class AssignmentRefinement:
         self._held = held
         self._all_led = all_led
         self._all_held = all_held
-        #: By broker: the partitions that it leads, and those that it follows; dicts for their order.
+        #: By broker, the partitions that it leads and those that it follows; dicts keep their order.
         self._leading: list[dict[int, None]] = [{} for _ in held]
         self._following: list[dict[int, None]] = [{} for _ in held]
         for partition, (leader, *followers) in enumerate(replicas):
             self._leading[leader][partition] = None
             for follower in followers:
                 self._following[follower][partition] = None
-        #: By broker: whom it may give one of its replicas to.
+        #: By broker, the brokers that it may transfer a replica to.
         self._gifts: dict[int, _Gifts] = {}
 
     def run(self) -> None:
@@ -72,17 +74,19 @@ class AssignmentRefinement:
                 self._succeed(succession)
 
     def _find(self, is_better: Callable[[int, int], bool], gifts_of: Callable[[int], _Gifts]) -> list[_ReplicaTransfer]:
-        """Gifts by which one broker comes to have one less and another one more, for the better. Brokers between them
-        give on for what they get. Empty when there are none."""
+        """Return a chain of transfers after which one broker has one replica less and another one more, if more even.
+
+        Brokers in the middle pass on one replica for the one that they get. The chain is empty if there is none.
+        """
         brokers = range(len(self._held))
         for source in sorted(brokers, key=lambda i: (-self._held[i], -self._weight(i), i)):
             if not any(is_better(source, taker) for taker in brokers):
                 continue
             ways: dict[int, list[_ReplicaTransfer]] = {source: []}
             queue = [source]
-            for giver in queue:  # grows on the way
+            for giver in queue:  # The loop appends to this list.
                 for gift in gifts_of(giver).values():
-                    # Of a partition that changes twice on one way the second change was not looked at.
+                    # A chain does not change a partition twice, because the second change was not checked.
                     if gift.taker in ways or any(gift.partition == other.partition for other in ways[giver]):
                         continue
                     ways[gift.taker] = [*ways[giver], gift]
@@ -94,12 +98,12 @@ class AssignmentRefinement:
     # --- replicas ---
 
     def _should_hold_less(self, giver: int, taker: int) -> bool:
-        """Whether it is more even with one less there and one more here: the topic first, then the cluster."""
+        """Return whether ``giver`` should hold one less and ``taker`` one more, for the topic, then for the cluster."""
         less = self._held[giver] - self._held[taker]
         return less > 1 or (less == 1 and self._weight(giver) - self._weight(taker) > 2)
 
     def _weight(self, broker: int) -> int:
-        """What it holds, and what it follows, of all topics."""
+        """Return a weight of the replicas that a broker holds and follows, of all topics."""
         return 2 * self._all_held[broker] - self._all_led[broker]
 
     def _gifts_of(self, giver: int) -> _Gifts:
@@ -133,7 +137,10 @@ class AssignmentRefinement:
     # --- leaderships ---
 
     def _should_lead_less(self, giver: int, taker: int) -> bool:
-        """Whether they follow more evenly when one leads one less, and the other one more, and lead as evenly."""
+        """Return whether one leadership less for ``giver`` and one more for ``taker`` makes following more even.
+
+        The leaderships must stay as even as they are.
+        """
         if self._led[giver] <= self._led[taker] or self._all_led[giver] <= self._all_led[taker]:
             return False
         return self._followed(taker) - self._followed(giver) > 1
@@ -149,7 +156,7 @@ class AssignmentRefinement:
         return successions
 
     def _succeed(self, gift: _ReplicaTransfer) -> None:
-        """They change places."""
+        """Exchange the roles of the leader and a follower."""
         replicas = self._replicas[gift.partition]
         for broker in replicas:
             self._gifts.pop(broker, None)

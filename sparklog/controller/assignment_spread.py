@@ -1,14 +1,13 @@
-"""A topic's replicas over brokers: leaders evenly, then replicas evenly, apart from each other by host and rack.
+"""The placement of a topic's replicas: leaders evenly, then replicas evenly, on different hosts and racks.
 
-Pure and deterministic. Brokers are numbers from 0 here. What one topic has on each broker differs by one at most,
-wherever the rule of hosts and racks leaves the choice; which brokers get the one more is decided by what they carry of
-other topics. Source: Kafka, AdminUtils.assignReplicasToBrokers, which spreads each topic over all brokers; that a
-broker's replicas, and not its leaders alone, differ by one at most is ours.
+The module is pure and deterministic. Brokers are numbers from 0 here. The counts of one topic on two brokers differ by
+at most one, unless the rule of hosts and racks requires more. The brokers' other topics decide which brokers get one
+more. Source: Kafka, AdminUtils.assignReplicasToBrokers, which spreads each topic over all brokers. Kafka balances only
+leaders; here the counts of all replicas also differ by at most one.
 
-Leaders are dealt out for all partitions first, for anybody may lead: their counts are exact. Followers are then added
-to the broker that has the least of the topic. The last partitions may find only such brokers as they have already;
-``assignment_refinement`` then moves replicas of earlier ones. It also counts the brokers' other topics, which decide
-which broker gets the one more.
+Leaders are assigned first, for all partitions. Any broker may lead, so their counts are exact. Followers are then added
+to the broker that has the fewest replicas of the topic. The last partitions may find only brokers that hold them
+already; ``assignment_refinement`` then moves replicas of earlier partitions.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _CACHED = 20_000
 
 
 class Site(NamedTuple):
-    """One broker: where it stands, and what it carries. ``rack`` None: never shared with another."""
+    """A broker: its location, and its current counts. ``rack`` None is never equal to another rack."""
 
     host: Hashable
     rack: Hashable | None
-    #: Of this topic, before anything is placed.
+    #: Of this topic, before the placement.
     led: int = 0
     held: int = 0
     #: Of all topics.
@@ -38,7 +37,7 @@ class Site(NamedTuple):
 
 
 class Spread:
-    """Owner: one placement. Use: ``replicas``, once."""
+    """One placement; ``replicas`` is called once."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self._sites = sites
@@ -46,16 +45,16 @@ class Spread:
         self._racks = [("of its own", i) if site.rack is None else site.rack for i, site in enumerate(sites)]
         self._led = [site.led for site in sites]
         self._held = [site.held for site in sites]
-        #: For each set of brokers, those that may join it; the same sets come again and again.
+        #: The brokers that may join each set of brokers. The same sets recur.
         self._apart = lru_cache(_CACHED)(self._farthest)
 
     def replicas(self, partitions: int, replication_factor: int) -> list[list[int]]:
-        """Brokers of each partition, its preferred leader first."""
+        """Return the brokers of each partition, its preferred leader first."""
         found = [[leader] for leader in self._leaders(partitions, replication_factor)]
         rows = [self._successors(leader) for leader in range(len(self._sites))]
         for number, chosen in enumerate(found):
             row = rows[chosen[0]]
-            # Room for spreading successors, but for the last round, which makes up for it.
+            # This leaves room to spread successors, except in the last round, which evens the counts out.
             slack = int(number < partitions - len(self._sites))
             while len(chosen) < replication_factor:
                 follower = self._follower(chosen, row, slack)
@@ -71,8 +70,12 @@ class Spread:
         return found
 
     def _leaders(self, partitions: int, replication_factor: int) -> list[int]:
-        """The broker that leads least of the topic, and holds least of it; then that leads least of all. Where these
-        are several: who holds least, if who leads one more has to hold one more for it; else who holds most."""
+        """Return the leader of each new partition.
+
+        It is the broker that leads the fewest partitions of the topic and holds the fewest of it, then the one that
+        leads the fewest of all topics. Among several, it is the one that holds the fewest, if one more leadership
+        requires one more replica; otherwise the one that holds the most.
+        """
         brokers = len(self._sites)
         led, held = sum(self._led) + partitions, sum(self._held) + partitions * replication_factor
         sign = 1 if led // brokers == held // brokers else -1
@@ -88,22 +91,28 @@ class Spread:
         return leaders
 
     def _successors(self, leader: int) -> list[int]:
-        """A weight for each broker as the first follower of ``leader``: what a dead leader led shall not all fall to
-        one. Round the ring from the leader, one further for each partition that it leads of other topics; plus the
-        number of brokers for each time that it is chosen."""
+        """Return a weight of each broker as the first follower of ``leader``.
+
+        The partitions of a dead leader shall not all fall to one broker. The weight is the distance on the ring from
+        the leader, shifted by one for each partition of other topics that it leads, plus the number of brokers for each
+        time that the broker is chosen.
+        """
         brokers = len(self._sites)
         turned = self._sites[leader].all_led
         return [((i - leader) % brokers - 1 - turned) % max(brokers - 1, 1) for i in range(brokers)]
 
     def _follower(self, chosen: Sequence[int], row: Sequence[int], slack: int) -> int:
-        """Of the brokers that hold at most ``slack`` more than the emptiest, who has followed this leader least."""
+        """Return the least frequent follower of this leader.
+
+        It is one of the brokers that hold at most ``slack`` replicas more than the emptiest.
+        """
         held = self._held
         candidates = self._apart(tuple(sorted(chosen)))
         most = min(map(held.__getitem__, candidates)) + slack
         return min([broker for broker in candidates if held[broker] <= most], key=row.__getitem__)
 
     def _farthest(self, chosen: tuple[int, ...]) -> list[int]:
-        """Brokers that may hold a replica beside ``chosen``: on hosts with the fewest of these, then in racks."""
+        """Return the brokers that may join ``chosen``: those on hosts, then in racks, with the fewest of them."""
         candidates = [i for i in range(len(self._sites)) if i not in chosen]
         for places in (self._hosts, self._racks):
             taken = Counter(places[i] for i in chosen)

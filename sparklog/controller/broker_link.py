@@ -1,8 +1,8 @@
-"""What one broker incarnation has still to be told: an outbox that holds names, not messages.
+"""The news that one broker incarnation has yet to receive: an outbox of names, not of messages.
 
-An update is built from the cluster's state at the moment it can be sent, so a broker that is slow or away gets the
-newest decision only, and a lost update is simply told again: brokers order decisions by node version. The first
-update of an incarnation is full. At most one update is under way.
+An update is built from the cluster's state when it can be sent, so a slow or absent broker receives only the newest
+state. A lost update is sent again: brokers order states by node version. The first update of an incarnation is full. At
+most one update is in flight.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from sparklog.protocol.messages import ControlUpdate, PartitionDecision
 
 _RETRY_FIRST_MS = 50
 _RETRY_MAX_MS = 1000
-#: Between updates to one broker while more decisions are being written: thousands of them in a failure become some
-#: hundred updates, and no decision waits longer than this. Nothing waits when nothing more is coming.
+#: The pause between updates to one broker while more states are being written. Thousands of states after a failure
+#: become a few hundred updates, and no state waits longer than this. Without writes in flight there is no pause.
 _PACE_MS = 10
 
 
 class BrokerLink:
-    """Owner: one ``Controller``. Made for one incarnation and dropped with it."""
+    """The pending news of one broker incarnation, owned by one ``Controller``."""
 
     def __init__(self, registration: BrokerRegistration) -> None:
         self.registration = registration
         self.retry_at_ms: int | None = None
         self.in_flight: int | None = None
-        #: Decisions in the update under way.
+        #: The number of partition states in the update in flight.
         self.telling = 0
         self._sent_at_ms: int | None = None
         self._failures = 0
@@ -43,14 +43,14 @@ class BrokerLink:
         self._topics: set[str] = set()
         self._partitions: dict[Partition, None] = {}
         self._deleted: dict[tuple[str, str], None] = {}
-        #: News of these that have time.
+        #: Partitions whose news may be deferred.
         self._put_off: dict[Partition, None] = {}
-        #: Whether nobody counts on this broker, which asked for that.
+        #: Whether the broker requested a controlled shutdown and no leader needs it any more.
         self._relieved = False
-        #: What it was told of that; None: nobody knows whether it has heard.
+        #: The value of that in the last update; None: it is unknown whether the broker has received it.
         self._told_relieved: bool | None = False
 
-    # --- what there is to tell -------------------------------------------------------------------------------------
+    # --- pending news ----------------------------------------------------------------------------------------------
 
     def brokers_changed(self) -> None:
         self._brokers = True
@@ -60,7 +60,7 @@ class BrokerLink:
             self._partitions.update(dict.fromkeys(partitions))
 
     def put_off(self, partitions: Iterable[Partition]) -> None:
-        """There is news of these, which is told when ``told_after_all`` says so, or there is more."""
+        """Note deferred news of these partitions; it is sent after ``told_after_all``, or with other news."""
         if not self._full:
             self._put_off.update(dict.fromkeys(partitions))
 
@@ -76,8 +76,11 @@ class BrokerLink:
             self._topics.add(topic.record.name)
 
     def topic_gone(self, topic: Topic, *, deleted: bool) -> None:
-        """Tell the broker that a topic is gone: by name where it was ``deleted``, and otherwise by an update that tells
-        everything and does not name the topic. Such a broker sets its logs aside."""
+        """Notify the broker that a topic is gone.
+
+        A topic that was ``deleted`` is named. Otherwise a full update does not contain the topic, and the broker sets
+        its logs aside.
+        """
         for partition in topic.partitions:
             self._partitions.pop(partition, None)
             self._put_off.pop(partition, None)
@@ -87,15 +90,18 @@ class BrokerLink:
         if topic.announced and not deleted:
             self._full = True
         elif topic.announced:
-            # Named even when a full update is due: that one may be under way already, built before.
+            # Name it even if a full update is due: an update built before may be in flight.
             self._deleted[topic.record.name, topic.record.topic_id] = None
 
     def ready(self, now_ms: int, *, more_coming: bool) -> bool:
-        """Something is to be told and may be sent now; else ``retry_at_ms`` says when, if that is a matter of time."""
+        """Return whether there is news that may be sent now.
+
+        Otherwise ``retry_at_ms`` has the time, if the news waits for a time.
+        """
         if self.in_flight is not None or not self._waiting:
             return False
         if self._failures == 0:
-            # A death lets leaders shrink their ISRs; who is relieved waits for nothing else.
+            # A death lets leaders shrink their ISRs, and a released broker waits only for this news.
             urgent = self._full or self._brokers or self._relieved != self._told_relieved
             paced = more_coming and not urgent and self._sent_at_ms is not None
             self.retry_at_ms = (self._sent_at_ms or 0) + _PACE_MS if paced else None
@@ -112,30 +118,30 @@ class BrokerLink:
 
     @property
     def shown_brokers(self) -> bool:
-        """The broker has taken in which brokers are there to count on."""
+        """Return whether the broker has accepted the current table of live brokers."""
         return not (self._full or self._brokers or (self.in_flight is not None and self._sent_brokers))
 
     def owes(self, partition: Partition) -> bool:
-        """There is news of this partition that the broker has not taken in."""
+        """Return whether there is news of this partition that the broker has not accepted."""
         return partition in self._partitions or (self.in_flight is not None and partition in self._sent_partitions)
 
     @property
     def told(self) -> Iterable[Partition]:
-        """What the update under way tells of; nothing where that is everything."""
+        """Return the partitions of the update in flight; empty if that update is full."""
         return self._sent_partitions
 
     @property
     def told_everything(self) -> bool:
-        """The update under way is of everything."""
+        """Return whether the update in flight is full."""
         return self.in_flight is not None and self._sent_full
 
     @property
     def due_in_full(self) -> bool:
-        """The next update is to tell everything."""
+        """Return whether the next update is full."""
         return self._full
 
     def under_way_since(self, time_ms: int) -> bool:
-        """An update is under way that was sent later than that."""
+        """Return whether an update is in flight that was sent after ``time_ms``."""
         return self.in_flight is not None and self._sent_at_ms is not None and self._sent_at_ms > time_ms
 
     @property
@@ -154,8 +160,11 @@ class BrokerLink:
         controller_epoch: int,
         brokers: tuple[BrokerEndpoint, ...],
     ) -> ControlUpdate:
-        """The update to send now; what it holds counts as told once ``answered``. ``update_id`` grows with each
-        update of the term, and orders them for the broker: one that was given up may arrive after its repetition."""
+        """Return the update to send now; its content counts as received after ``answered``.
+
+        ``update_id`` grows with each update of the term and orders updates for the broker: an update that was given up
+        may arrive after its repetition.
+        """
         if self._full:
             topics = [topic for topic in state.topics.values() if topic.announced]
             partitions = [partition for topic in topics for partition in topic.partitions]
@@ -165,7 +174,7 @@ class BrokerLink:
             self._put_off.clear()
         else:
             deleted = dict(self._deleted)
-            # A topic created again waits one update, so that its predecessor is gone from the broker's disk first.
+            # A recreated topic waits one update, so that the broker deletes its predecessor's files first.
             names = {name for name, _ in deleted}
             later = {p: None for p in self._partitions if p.tp.topic in names} if names else {}
             later_topics = self._topics & names
@@ -188,7 +197,7 @@ class BrokerLink:
             controller_id=controller_id,
             controller_epoch=controller_epoch,
             incarnation=self.registration.incarnation,
-            full=self._sent_full and not state.incomplete,  # a broker deletes what a full update does not name
+            full=self._sent_full and not state.incomplete,  # A broker deletes what a full update does not contain.
             brokers=brokers if self._sent_brokers else None,
             topics=tuple(topic.change for topic in topics),
             partitions=tuple(self._told(partition) for partition in partitions),
@@ -198,8 +207,11 @@ class BrokerLink:
         )
 
     def _told(self, partition: Partition) -> PartitionDecision:
-        """A leader epoch given to an earlier incarnation of this broker is never told to this one: it would resume
-        the epoch, perhaps with a shorter log. Until the controller has raised it the broker hears of no leader."""
+        """Return the state to send, without a leader if its epoch belongs to an earlier incarnation of this broker.
+
+        The new incarnation would resume the epoch, perhaps with a shorter log. The broker receives a leader after the
+        controller has raised the epoch.
+        """
         stored = partition.stored
         if (
             stored is not None
@@ -211,12 +223,12 @@ class BrokerLink:
         return partition.told(stored)
 
     def answered(self) -> None:
-        """The update under way is with the broker, all of it."""
+        """Note that the broker has accepted the whole update in flight."""
         self._failures = 0
         self._taken()
 
     def answered_in_part(self, again: list[Partition], now_ms: int) -> None:
-        """The broker has it, but could not follow the decisions on ``again``: they are told again later."""
+        """Note that the broker accepted the update except for the states of ``again``, which are sent again later."""
         self._taken()
         self.partitions_changed(again)
         for partition in again:
@@ -228,7 +240,7 @@ class BrokerLink:
         self._forget_sent()
 
     def lost(self, update_id: int, now_ms: int, *, full: bool = False) -> None:
-        """Tell it again later; all of it when ``full``."""
+        """Send the lost update again later, as a full one if ``full``."""
         if update_id != self.in_flight:
             return
         self.in_flight = None

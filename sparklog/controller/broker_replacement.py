@@ -1,8 +1,9 @@
-"""Replicas of a broker that stays away are rebuilt elsewhere: since when it is away, and what takes its place.
+"""Replacement of the replicas of a broker that stays absent: the time of its absence and the new replicas.
 
-Off unless ``broker.replace.after.ms`` is set: copying everything a broker held costs more than waiting for it to come
-back. The clock starts anew with a term and with each reconnection, for a controller that was cut off itself cannot say
-how long others were. A broker that returns half-way finds the moves going on. Mutable, owned by one ``Controller``.
+It is off unless ``broker.replace.after.ms`` is set, because copying all replicas of a broker costs more than waiting
+for its return. The time starts again with each term and each reconnection, because a controller that was disconnected
+itself does not know how long others were absent. The moves continue if a broker returns before they finish. Mutable,
+owned by one ``Controller``.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from sparklog.controller.replica_targets import ReplicaTargets
 from sparklog.errors import BrokerError
 from sparklog.model import BrokerEndpoint, TopicPartition, TopicRecord
 
-#: Partitions of the whole cluster being moved at a time, for whatever reason, beyond which none is begun here. One that
-#: moves already is turned from a lost target however many there are: else they would all wait for it for ever.
+#: The number of moving partitions in the cluster, of any cause, above which no new move starts here. A partition that
+#: moves already is redirected from a lost target without this limit: otherwise all would wait for that target forever.
 MAX_MOVING = 100
 _ROUND_MS = 1000
-#: After a round in which nothing could be begun.
+#: The pause after a round in which no move could start.
 _IDLE_MS = 10_000
 
 
 class ReplacementPlan(NamedTuple):
-    """Moves to begin, by topic and partition number; brokers for some of whose replicas there is no other place."""
+    """The moves to start, by topic and partition number, and the brokers some of whose replicas have no other place."""
 
     targets: dict[Topic, dict[int, tuple[int, ...]]]
     stuck: frozenset[int]
@@ -39,14 +40,14 @@ class ReplacementPlan(NamedTuple):
 
 
 class ReplacementBegun(NamedTuple):
-    """Records of topics to be written, with the moves in them, and what is to be said of it."""
+    """The topic records to write, with the started moves, and their reports."""
 
     records: tuple[tuple[Topic, TopicRecord], ...] = ()
     reports: tuple[Report, ...] = ()
 
 
 class BrokerReplacement:
-    """``after_ms`` negative: never."""
+    """The absent brokers and their replacement; a negative ``after_ms`` disables it."""
 
     def __init__(self, after_ms: int) -> None:
         self._after_ms = after_ms
@@ -60,7 +61,7 @@ class BrokerReplacement:
         return None if first is None else max(first + self._after_ms, self._round_at_ms)
 
     def begin(self, state: ClusterState, brokers: BrokerTable, now_ms: int) -> ReplacementBegun:
-        """Begin to rebuild what brokers held that have been away for too long."""
+        """Start moves of the replicas of brokers that are absent for too long."""
         if self._after_ms < 0:
             return ReplacementBegun()
         self._observe(brokers.given_up(state.hosts()), now_ms)
@@ -70,31 +71,31 @@ class BrokerReplacement:
         found = plan(state, lost, [live.endpoint for live in brokers.registrations.values()], brokers.standing)
         reports = []
         if found.targets:
-            detail = f"{found.size} replicas of brokers {sorted(lost)} are rebuilt elsewhere"
+            detail = f"{found.size} replicas of brokers {sorted(lost)} are rebuilt on other brokers"
             reports.append(Report("controller.replicas.replaced", detail, found.size, grave=True))
         for broker_id in sorted(self._planned(found, now_ms)):
-            detail = f"broker {broker_id} stays away, and there is no other broker for its replicas"
+            detail = f"broker {broker_id} stays absent, and no other broker can hold its replicas"
             reports.append(Report("controller.replicas.irreplaceable", detail, grave=True))
         records = [(topic, moving_record(topic.record, targets)) for topic, targets in found.targets.items()]
         return ReplacementBegun(tuple(records), tuple(reports))
 
     def _observe(self, away: Collection[int], now_ms: int) -> None:
-        """All brokers that hold replicas and have been given up."""
+        """Note the brokers that hold replicas and have failed; ``away`` has all of them."""
         self._away_since = {broker_id: self._away_since.get(broker_id, now_ms) for broker_id in away}
         self._told_stuck.intersection_update(away)
 
     def start_over(self) -> None:
-        """Nothing is known of who was away how long."""
+        """Restart the time of every absence."""
         self._away_since = {}
 
     def _due(self, now_ms: int) -> frozenset[int]:
-        """Brokers to be replaced now."""
+        """Return the brokers to replace now."""
         if now_ms < self._round_at_ms:
             return frozenset()
         return frozenset(i for i, since in self._away_since.items() if now_ms >= since + self._after_ms)
 
     def _planned(self, plan: ReplacementPlan, now_ms: int) -> frozenset[int]:
-        """A round is over. Returns brokers that are stuck, each once for as long as it is away."""
+        """Finish a round; return the brokers that are stuck, each once per absence."""
         self._round_at_ms = now_ms + (_ROUND_MS if plan.targets else _IDLE_MS)
         news = plan.stuck - self._told_stuck
         self._told_stuck |= news
@@ -104,8 +105,11 @@ class BrokerReplacement:
 def plan(
     state: ClusterState, lost: frozenset[int], brokers: Iterable[BrokerEndpoint], standing: election.IsrLiveness
 ) -> ReplacementPlan:
-    """The next moves away from ``lost`` brokers to ``brokers``: of partitions that are led by somebody, for there is
-    nobody else to copy from, and perhaps nobody else who has everything."""
+    """Return the next moves from ``lost`` brokers to ``brokers``.
+
+    Only partitions with a live leader move: there is no other replica to copy from, and perhaps no other with all
+    records.
+    """
     candidates = [broker for broker in brokers if broker.broker_id not in standing.stopping]
     wanted = {p.tp: p.move.target if p.move else p.replicas for p in state.partitions()}
     choice = ReplicaTargets(candidates, wanted, without=lost)
@@ -138,7 +142,7 @@ def _ready(partition: Partition, standing: election.IsrLiveness) -> bool:
 def _in_place(
     replicas: tuple[int, ...], lost: frozenset[int], choice: ReplicaTargets, tp: TopicPartition
 ) -> tuple[int, ...]:
-    """Whoever comes instead takes the place of who went: leaderships stay spread as they were."""
+    """Return the target with each new broker in the position of the lost one, so that leaderships stay spread."""
     target = choice.of(tp, replicas, len(replicas))
     added = iter([broker_id for broker_id in target if broker_id not in replicas])
     return tuple(next(added) if broker_id in lost else broker_id for broker_id in replicas)

@@ -1,16 +1,16 @@
-"""Which brokers live, stop, or have vanished without being given up yet. Mutable, owned by one ``Controller``.
+"""Brokers that are live, are stopping, or disappeared and do not count as failed yet.
 
-A registration that disappears means a dead broker, except where many disappear together or this process had lost
-ZooKeeper itself: then ZooKeeper, or the way to it, is the likelier cause. Such brokers are *held* for one session
-timeout: nothing is elected away from them, nor to them. Meanwhile they are among the brokers that all are told of, and
-are told themselves what there is to tell: most of them are at work and about to register again, and whoever leads must
-neither take them out of its ISRs nor be lost to its clients. A new term knows where they are by their last
-registrations, but for those whose logs nobody vouches for: these are hidden, as suspects are. Brokers whose end was
-seen by their supervisors (*retired*) are dead for certain: they are never held, and say nothing about the others.
+Mutable, owned by one ``Controller``. A registration that disappears means a dead broker, except if many disappear
+together or if this process had lost ZooKeeper itself: then ZooKeeper, or the network to it, is the likelier cause. Such
+brokers are *held* for one session timeout: no leadership moves away from them or to them. Meanwhile they stay in the
+table of brokers and receive updates: most of them are live and about to register again. A leader must not remove them
+from its ISRs, and clients must still find them. A new term knows their addresses from their last registrations, except
+for brokers whose logs are untrusted: these are hidden. A *retired* broker, whose end its supervisor saw, is certainly
+dead: it is never held, and its disappearance is no evidence about the others.
 
-A term that begins without any broker is a cluster that starts again, its controller first. Nobody is given up before
-the first broker is there, for there is nobody to elect; from then on the others have one session timeout to come back
-to what they led, else whoever is first would lead everything.
+A term that starts without any broker belongs to a cluster whose controller starts first. No broker fails before the
+first one registers, because no broker can be elected. From then on the others have one session timeout to register and
+resume their leaderships; otherwise the first broker would lead every partition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparklog.model import BrokerRegistration
 
 
 class BrokerChanges(NamedTuple):
-    """``arrived`` are new incarnations; ``failed`` brokers are given up; ``held`` ones have just vanished."""
+    """The changes of one read: ``arrived`` incarnations, ``failed`` brokers, and newly ``held`` ones."""
 
     arrived: tuple[BrokerRegistration, ...] = ()
     failed: tuple[int, ...] = ()
@@ -31,7 +31,11 @@ class BrokerChanges(NamedTuple):
 
 
 class BrokerTable:
-    """``registrations`` are of live brokers; a held one's stays in ``held``, with the time it is given up."""
+    """The brokers of a term.
+
+    ``registrations`` has the live brokers. A held broker's registration is in ``held``, with the time at which it
+    fails.
+    """
 
     def __init__(self, *, controller_epoch: int, session_timeout_ms: int) -> None:
         self._controller_epoch = controller_epoch
@@ -41,9 +45,9 @@ class BrokerTable:
         self._stopping_incarnations: Mapping[int, int] = {}
         self._held: dict[int, tuple[BrokerRegistration | None, int]] = {}
         self._vanished_at: dict[int, int] = {}
-        #: Until then every broker that is missed is held.
+        #: Until this time every broker that disappears is held.
         self._wary_until_ms = 0
-        #: The term began without brokers, and none has come yet.
+        #: Whether the term started without brokers and none has registered yet.
         self._awaits_first = False
 
     @property
@@ -58,18 +62,18 @@ class BrokerTable:
         return min((deadline for _, deadline in self._held.values()), default=None)
 
     def given_up(self, brokers: Iterable[int]) -> list[int]:
-        """Which of these are neither live nor held."""
+        """Return those of these brokers that are neither live nor held."""
         if self._awaits_first:
             return []
         return [i for i in brokers if i not in self.registrations and i not in self._held]
 
     def present(self) -> list[BrokerRegistration]:
-        """Registrations of live brokers and of held ones, by id: where clients may try."""
+        """Return the registrations of live and held brokers, by id: the addresses for clients."""
         return sorted([*self.registrations.values(), *self.held], key=lambda found: found.broker_id)
 
     @property
     def held(self) -> list[BrokerRegistration]:
-        """Held brokers that can be found if they live, by id."""
+        """Return the held brokers with a known address, by id."""
         found = [registration for registration, _ in self._held.values() if registration is not None]
         return sorted(found, key=lambda registration: registration.broker_id)
 
@@ -87,15 +91,17 @@ class BrokerTable:
         retired: Collection[int] = (),
         absent: Iterable[BrokerRegistration] = (),
     ) -> BrokerChanges:
-        """Start a term with these live brokers; ``expected`` are those that partition states count on, ``absent`` the
-        last registrations of others."""
+        """Start a term with these live brokers.
+
+        ``expected`` are the brokers that partition states name, ``absent`` the last registrations of others.
+        """
         changes = self.read(brokers, now_ms)
         last = {found.broker_id: found for found in absent}
         missing = {i: last.get(i) for i in sorted(set(expected) - set(self.registrations) - set(retired))}
         if not self.registrations:
             self._awaits_first = True
             self._hold(missing, now_ms)
-            return changes  # not called held: none has vanished, they are yet to come
+            return changes  # They are not reported as held: they did not disappear but have yet to register.
         if now_ms < self._wary_until_ms or self._many(len(missing), len(missing) + len(self.registrations)):
             self._hold(missing, now_ms)
             return changes._replace(held=tuple(missing))
@@ -131,14 +137,14 @@ class BrokerTable:
         return BrokerChanges(arrived, (*dead, *vanished), ())
 
     def read_stopping(self, stopping: Mapping[int, int]) -> set[int]:
-        """Brokers whose stopping began or ended."""
+        """Replace the stopping brokers; return those that changed."""
         before = self.stopping
         self._stopping_incarnations = stopping
         self._set_stopping()
         return set(before ^ self.stopping)
 
     def give_up(self, now_ms: int) -> tuple[int, ...]:
-        """Held brokers whose time is over: they have failed."""
+        """Return the held brokers whose time is over; they have failed."""
         if self._awaits_first:
             return ()
         over = tuple(broker_id for broker_id, (_, deadline) in self._held.items() if deadline <= now_ms)
@@ -160,5 +166,5 @@ class BrokerTable:
 
     @staticmethod
     def _many(vanished: int, of: int) -> bool:
-        """Most of the brokers, and more than one: a lone broker's death is a death."""
+        """Return whether most of the brokers, and more than one, disappeared: a single one counts as failed."""
         return vanished >= 2 and 2 * vanished > of

@@ -1,7 +1,7 @@
-"""What the controller knows: topics, partitions and who hosts them. Mutable, owned by one ``Controller``.
+"""The controller's knowledge: topics, partitions and the brokers that host them.
 
-Nothing is decided here; the tables are kept consistent: every partition of a known topic is found under each of its
-replicas, and an update message for it can be built at any time.
+Mutable, owned by one ``Controller``. The module decides nothing. It keeps its tables consistent: every partition of a
+known topic is listed under each of its replicas, and an update for it can be built at any time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from sparklog.errors import ConfigError
 from sparklog.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, Reassignment, TopicPartition, TopicRecord, VersionedState
 from sparklog.protocol.messages import PartitionDecision, TopicChange
 
-#: More than any partition has.
+#: More replicas than any partition has.
 MAX_REPLICAS = 1000
 
-#: Told to brokers of a partition none of whose replicas has ever been alive: so that they know it exists.
+#: The state that brokers receive for a partition none of whose replicas has ever been alive, so that they know it.
 _NO_STATE = VersionedState(LeaderAndIsr(NO_LEADER, NO_EPOCH, (), NO_EPOCH), NO_EPOCH)
 
 
 class Partition:
-    """One partition: its node as last known, and what is under way for it."""
+    """A partition: its node as last known, and the operations in flight for it."""
 
     __slots__ = (
         "_told",
@@ -47,38 +47,39 @@ class Partition:
     def __init__(self, topic: Topic, number: int) -> None:
         self.tp = TopicPartition(topic.record.name, number)
         self.topic = topic
-        #: As the topic's record has them, as is ``move``, the change under way; set by ``ClusterState`` only.
+        #: The replicas in the topic's record, like ``move``, the reassignment in progress; set only by
+        #: ``ClusterState``.
         self.replicas: tuple[int, ...] = ()
         self.move: Reassignment | None = None
-        #: The node as last known; set by ``ClusterState.store`` only.
+        #: The node as last known; set only by ``ClusterState.store``.
         self.stored: VersionedState | None = None
-        #: The write under way. While there is one nothing else is decided.
+        #: The write in flight. Until it ends the controller decides nothing else.
         self.pending: StateWrite | None = None
-        #: A read is under way whose result must be known before anything is decided.
+        #: Whether a read is in flight whose result the controller needs before it decides.
         self.rereading = False
-        #: Read, and not taken before the topic's record is read as well.
+        #: A state that was read and is adopted only after the topic's record is read as well.
         self.found: VersionedState | None = None
-        #: Untrusted brokers whose claim to this ISR is from before they lost their page cache.
+        #: Untrusted brokers whose membership in this ISR is from before they lost their page cache.
         self.suspects: set[int] = set()
-        #: Those of them that doubt this log and not all of theirs: the leader is told to take them out of the ISR.
+        #: Those of them that doubt only some logs, among them this one: the leader must remove them from the ISR.
         self.void: set[int] = set()
-        #: Leader epoch and high watermark of the last replica that this term elected because it refused a cut.
+        #: Leader epoch and high watermark of the last replica that this term elected because it refused a truncation.
         self.restored = (NO_EPOCH, -1)
-        #: Brokers that said they cannot open this replica.
+        #: Brokers that reported that they cannot open this replica.
         self.broken: set[int] = set()
-        #: The highest leader epoch that was given before ZooKeeper was put back from an older copy, as far as a log
-        #: proves it: the next one is higher.
+        #: The highest leader epoch that a log proves was assigned before ZooKeeper was restored from an older copy. The
+        #: next epoch is higher.
         self.outdated = NO_EPOCH
         self._told: PartitionDecision | None = None
 
     @property
     def busy(self) -> bool:
-        """Nothing is decided now; there will be another look when an answer comes, if the topic is not going."""
+        """Return whether the controller must wait; it evaluates the partition again when a result arrives."""
         return self.topic.deleting or self.pending is not None or self.rereading
 
     @property
     def unfit(self) -> set[int]:
-        """Brokers whose replica is not to lead."""
+        """Return the brokers whose replica must not lead."""
         return self.suspects | self.broken
 
     def told(self, stored: VersionedState | None) -> PartitionDecision:
@@ -91,7 +92,7 @@ class Partition:
                 name, topic_id, self.tp.partition, found.state, found.version, self.replicas, leaving=void
             )
         if move is None:
-            # A hundred brokers are told the same of each partition.
+            # Up to a hundred brokers receive the same state of each partition.
             last = self._told
             same = last is not None and last.state is found.state and last.version == found.version
             if last is None or not same or last.replicas is not self.replicas:
@@ -117,7 +118,7 @@ def _leaving(partition: Partition, move: Reassignment, stored: VersionedState) -
 
 
 class Topic:
-    """One topic. ``deleting``: its nodes are being removed, nothing is decided for it any more."""
+    """A topic; while ``deleting``, its nodes are being removed and nothing is decided for it."""
 
     __slots__ = (
         "announced",
@@ -134,19 +135,20 @@ class Topic:
 
     def __init__(self, record: TopicRecord, order: int) -> None:
         self.record = record
-        #: Which topics of its name are older: controller epoch and, within it, the order they became known in.
+        #: The order of topics with the same name: controller epoch and, within it, the order in which they became
+        #: known.
         self.order = order
-        #: Of the topic's node; set with ``record``, by ``ClusterState`` only.
+        #: The version of the topic's node; only ``ClusterState`` sets it, with ``record``.
         self.version = -1
-        #: The write of the record under way. While there is one no other is ordered.
+        #: The write of the record that is in flight. Until it ends no other write is ordered.
         self.pending: WriteTopic | None = None
-        #: Nor while the record is read again after such a write.
+        #: Whether the record is being read after such a write. Until then no other write is ordered.
         self.rereading = False
         self.partitions: list[Partition] = []
         self.unclean = False
         self.min_isr = 1
         self.deleting = False
-        #: Brokers are told of a topic once its partitions have their first states, all in one update.
+        #: Brokers receive a topic after its partitions have their first states, all in one update.
         self.announced = False
 
     @property
@@ -168,40 +170,41 @@ class Topic:
 
 
 class ClusterState:
-    """Topics by name, and partitions by the brokers that host them."""
+    """The topics by name, and the partitions by the brokers that host them."""
 
     def __init__(self, topic_defaults: dict[str, str], *, controller_epoch: int) -> None:
         self._defaults = topic_defaults
         self._last_order = controller_epoch << 32
         self.topics: dict[str, Topic] = {}
-        #: Topics existed that could not be read when the term began. They may be known by now, and their states not.
+        #: Whether some existing topics were unreadable at the start of the term. Their records may be known by now, but
+        #: not their states.
         self.incomplete = False
         self._hosted: dict[int, dict[Partition, None]] = {}
         self._led: Counter[int] = Counter()
-        #: By broker, who leads how many of those that it hosts.
+        #: By broker, the leaders of the partitions that it hosts, with counts.
         self._leaders: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        #: States that have become known: grows with each.
+        #: The number of states stored so far.
         self.stores = 0
-        #: Partitions being moved.
+        #: The partitions with a reassignment.
         self.moving: dict[Partition, None] = {}
 
     def hosted(self, broker_id: int) -> Iterable[Partition]:
         return self._hosted.get(broker_id, ())
 
     def hosts(self) -> Iterable[int]:
-        """Brokers that hold replicas, or should."""
+        """Return the brokers that hold replicas or should."""
         return [broker_id for broker_id, partitions in self._hosted.items() if partitions]
 
     def leads(self, broker_id: int) -> bool:
-        """Whether any partition's node names this broker as its leader."""
+        """Return whether any partition's node names this broker as its leader."""
         return self._led[broker_id] > 0
 
     def leaders(self, broker_id: int) -> list[int]:
-        """Whom the nodes of partitions that this broker hosts name as their leaders, each once."""
+        """Return the brokers that lead partitions that this broker hosts, according to the nodes; each once."""
         return [leader for leader, count in self._leaders[broker_id].items() if count]
 
     def store(self, partition: Partition, stored: VersionedState) -> None:
-        """The partition's node is known to hold this."""
+        """Note the state that the partition's node is known to hold."""
         known = partition.stored
         if known is None or known.state.leader != stored.state.leader:
             self._count_leader(partition, -1)
@@ -228,8 +231,10 @@ class ClusterState:
             yield from topic.partitions
 
     def put_topic(self, snapshot: TopicSnapshot) -> tuple[Topic, list[Partition]]:
-        """Add a topic, or bring a known one (same id) up to date. Returns it and its partitions that are new or whose
-        replicas or move are."""
+        """Add a topic, or update a known one (same id).
+
+        Returns it and its partitions that are new or have other replicas or another reassignment.
+        """
         record = snapshot.record
         topic = self.topics.get(record.name)
         if topic is None:
@@ -243,7 +248,7 @@ class ClusterState:
         return topic, self.put_record(topic, record, snapshot.version)
 
     def put_record(self, topic: Topic, record: TopicRecord, version: int) -> list[Partition]:
-        """The topic's node is known to hold this. Returns the partitions that it changes."""
+        """Note the record that the topic's node is known to hold. Returns the partitions that it changes."""
         topic.record, topic.version = record, version
         self._follow_config(topic)
         changed = []
@@ -283,7 +288,7 @@ class ClusterState:
         try:
             config = topic_config(topic.record.config, self._defaults)
         except ConfigError:
-            # Written by a release with other settings. Losing records is never the answer to a doubt.
+            # Another release wrote this record. In doubt, the controller never risks records.
             topic.unclean, topic.min_isr = False, MAX_REPLICAS
             return
         topic.unclean, topic.min_isr = config.unclean_leader_election, config.min_insync_replicas

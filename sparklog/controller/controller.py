@@ -1,13 +1,15 @@
-"""One controller term: facts about the cluster in, orders out. Pure: no I/O, no clock.
+"""The state machine of one controller term: events about the cluster in, effects out.
 
-The core works by levels. An event changes what is known and marks the partitions it may concern; then each marked
-partition is looked at again (``election.decide``) and, where its stored state is not right, a write is ordered. A
-write that loses its compare-and-set brings back what is true, and the partition is looked at again. So a conflict, a
-lost answer and a take-over by a new controller need no code of their own. One step examines 2,000 partitions at
-most. The next step is due at once and examines the others, so that a topic of many partitions does not block the loop.
+The controller is pure: it does no I/O and reads no clock. It is level-triggered. An event changes the known state and
+marks the partitions that it may concern. The controller then evaluates each marked partition again
+(``election.decide``) and orders a write if the stored state is not right. If a write loses its compare-and-set, the
+result contains the true state, and the controller evaluates the partition again. A conflict, a lost response and a
+take-over by a new controller therefore need no code of their own. One step evaluates at most 2,000 partitions. The next
+step is due at once and evaluates the others, so a topic with many partitions does not block the event loop.
 
-Invariants: a state is told to brokers only once it is durable; one write per partition and one update per broker are
-under way at most; nothing is ordered while ZooKeeper cannot be reached, nor after the term has ended.
+Invariants: the controller sends a state to brokers only after the state is durable. At most one write per partition and
+one update per broker are in flight. The controller orders nothing while ZooKeeper is unreachable or after the term has
+ended.
 """
 
 from __future__ import annotations
@@ -73,9 +75,12 @@ from sparklog.model import NO_EPOCH, NO_LEADER, BrokerRegistration, TopicPartiti
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """``topic_defaults`` are the cluster's, below a topic's own settings. ``preferred_leader_rebalance_interval_ms`` 0:
-    leaderships go back to preferred leaders only on request. ``broker_replace_after_ms`` negative: brokers that are
-    away are waited for."""
+    """The settings of a controller term.
+
+    ``topic_defaults`` are the cluster's topic settings; a topic's own settings override them. If
+    ``preferred_leader_rebalance_interval_ms`` is 0, leaderships return to preferred leaders only on request. If
+    ``broker_replace_after_ms`` is negative, the controller never replaces the replicas of absent brokers.
+    """
 
     session_timeout_ms: int = 6000
     unclean_recovery_timeout_ms: int = 30_000
@@ -85,7 +90,7 @@ class ControllerSettings:
 
 
 class Controller:
-    """One term, from ``Loaded`` until ``Resign``. Owner: one event loop, or the simulator."""
+    """The controller of one term, from ``Loaded`` until ``Resign``; an event loop or the simulator owns it."""
 
     def __init__(self, *, controller_id: str, controller_epoch: int, settings: ControllerSettings) -> None:
         self.controller_id = controller_id
@@ -96,7 +101,7 @@ class Controller:
         self._outbox = Outbox(controller_id=controller_id, controller_epoch=controller_epoch)
         self._lost_tails = UncleanRecovery(settings.unclean_recovery_timeout_ms)
         self._suspicions = UntrustedReplicas()
-        #: Partitions, with the leader epoch, that wait for a replica that is away.
+        #: Partitions, with their leader epochs, that wait for an absent replica and were reported.
         self._waiting_reported: set[tuple[TopicPartition, int]] = set()
         self._waits_ended: set[tuple[TopicPartition, int]] = set()
         self._leaderships = LeaderRebalance(rebalance_interval_ms=settings.preferred_leader_rebalance_interval_ms)
@@ -106,9 +111,9 @@ class Controller:
         self._refused_cuts = RefusedTruncations()
         self._counted_on = ShutdownBlockers()
         self._older_zookeeper = ZookeeperRollback(controller_id=controller_id, controller_epoch=controller_epoch)
-        #: Of the step under way.
+        #: The effects of the current step.
         self._effects: list[Effect] = []
-        #: Of the last step.
+        #: The time of the last step.
         self._now_ms = 0
         self._states = PartitionStates(
             self.state,
@@ -119,13 +124,13 @@ class Controller:
             effects=self._effects,
         )
 
-    # --- the door --------------------------------------------------------------------------------------------------
+    # --- the entry point -------------------------------------------------------------------------------------------
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take one fact; return what is to be done about it, in order."""
+        """Handle one event; return the effects that it requires, in order."""
         if self.resigned:
             return []
-        self._effects.clear()  # what a step that failed has left
+        self._effects.clear()  # A step that raised may have left effects.
         self._now_ms = now_ms
         self._take(event, now_ms)
         if self._states.connected and not self.resigned:
@@ -138,7 +143,7 @@ class Controller:
         return effects
 
     def _conclude(self, now_ms: int) -> None:
-        """Order what follows from the states of all partitions: each that was marked has been looked at."""
+        """Order the effects that depend on the states of all partitions, after the evaluation of the marked ones."""
         self._replace_lost(now_ms)
         self._outbox.partitions_changed(self._suspicions.take_cleared())
         self._outbox.announce()
@@ -150,7 +155,7 @@ class Controller:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When to send ``Ticked``, at the latest."""
+        """Return the latest time to send ``Ticked``."""
         if not self._states.connected or self.resigned:
             return None
         if self._states.any_marked:
@@ -182,14 +187,15 @@ class Controller:
             case UpdateLost():
                 self._outbox.lost(event.broker_id, event.update_id, now_ms)
             case BrokersRead():
-                if self._states.connected:  # else it is from before the connection broke; it is read again after
+                # A list from before the disconnection is stale. The performer reads it again after it.
+                if self._states.connected:
                     brokers = self._judged(event.brokers)
                     self._brokers_changed(self.brokers.read(brokers, now_ms, retired=event.retired))
             case StoppingRead():
                 for broker_id in self.brokers.read_stopping(event.stopping):
                     leaving = {broker_id, NO_LEADER, *self.brokers.stopping}
                     concerned = [p for p in self.state.hosted(broker_id) if _may_be_moved(p, leaving)]
-                    # Thousands that are only moved are decided about as their turn comes.
+                    # Thousands of partitions may only need a move. The controller moves them a few at a time.
                     self._moves.hold(p for p in concerned if self._states.awaits_successor(p))
                     self._states.mark(p for p in concerned if not self._states.awaits_successor(p))
             case TopicRead():
@@ -198,7 +204,8 @@ class Controller:
                 self._topic_answered(event)
             case TopicGone():
                 known = self.state.topics.get(event.name)
-                if known is not None and event.topic_id in {"", known.record.topic_id}:  # else made again meanwhile
+                # Otherwise the topic was recreated meanwhile.
+                if known is not None and event.topic_id in {"", known.record.topic_id}:
                     self._forget_topic(event.name, deleted=event.deleted)
             case RefusalsRead():
                 self._states.mark(self._refused_cuts.read(event.refusals, self.state))
@@ -241,7 +248,8 @@ class Controller:
         brokers = self._judged(event.brokers)
         changes = self.brokers.load(brokers, expected, now_ms, retired=event.retired, absent=event.absent)
         for registration in self.brokers.held:
-            self._outbox.broker_arrived(registration)  # it may be at work, as the incarnation it last was
+            # The broker may still serve requests as its last known incarnation.
+            self._outbox.broker_arrived(registration)
         self._brokers_changed(changes, states_are_newer=True)
         self.brokers.read_stopping(event.stopping)
         self._deletions_asked(event)
@@ -251,7 +259,13 @@ class Controller:
         self._states.mark(self.state.partitions())
 
     def _reconnected(self, now_ms: int) -> None:
-        """Levels read anew follow. What was missed meanwhile says little about the brokers."""
+        """Resume after a disconnection.
+
+        The performer reads all levels again after this event.
+
+        Absences during the disconnection prove little about the brokers, so the controller waits longer before it fails
+        them.
+        """
         self._states.connected = True
         self._replacement.start_over()
         self.brokers.be_wary(now_ms)
@@ -261,7 +275,7 @@ class Controller:
     # --- brokers -------------------------------------------------------------------------------------------------
 
     def _judged(self, brokers: Iterable[BrokerRegistration]) -> tuple[BrokerRegistration, ...]:
-        """Return the registrations that count. This term ends where one proves that ZooKeeper is older."""
+        """Return the registrations that count; end this term if a registration proves that ZooKeeper is older."""
         judged = self._older_zookeeper.judge(brokers)
         self._effects.extend(judged.reports)
         if judged.raise_counters is not None:
@@ -270,9 +284,12 @@ class Controller:
         return judged.believed
 
     def _brokers_changed(self, changes: BrokerChanges, *, states_are_newer: bool = False) -> None:
-        """``states_are_newer``: all partition states were read after these registrations were made."""
+        """Handle arrived, held and failed brokers.
+
+        ``states_are_newer`` means that all partition states were read after these registrations were made.
+        """
         if changes.held:
-            detail = f"brokers {list(changes.held)} are missed together; waiting before they are given up"
+            detail = f"brokers {list(changes.held)} disappeared together; waiting before they count as failed"
             self._effects.append(Report("controller.brokers.held", detail, len(changes.held), grave=True))
             for broker_id in changes.held:
                 self._states.mark(self.state.hosted(broker_id))
@@ -299,11 +316,13 @@ class Controller:
         self._states.mark(hosted)
 
     def _suspect(self, broker_id: int, doubted: list[Partition], *, states_are_newer: bool, in_part: bool) -> None:
-        """Its page cache is lost, or, ``in_part``, some of its logs: each claim to an ISR of these partitions that was
-        made before this registration is void.
+        """Distrust the replicas of a broker that lost its page cache, or with ``in_part`` some of its logs.
 
-        A leader may have added the earlier incarnation since the state was last read, so the state is read again
-        first; additions after this registration are bound to the new incarnation by their own check.
+        Each membership of the broker in an ISR of these partitions from before its registration is void.
+
+        A leader may have added the earlier incarnation after the last read of the state, so the controller reads the
+        state again first. An addition after this registration names the new incarnation, which the leader checks
+        itself.
         """
         suspected = self._suspicions.begin(broker_id, doubted, in_part=in_part, unread=self.state.incomplete)
         if in_part and suspected:
@@ -318,15 +337,18 @@ class Controller:
 
     def _trust_settled(self) -> None:
         if self.state.incomplete:
-            return  # what cannot be read may count on what a broker has lost
+            return  # A topic that cannot be read may rely on logs that a broker has lost.
         for broker_id in self._suspicions.settled():
             if broker_id in self.brokers.registrations:
                 self._effects.append(TrustBroker(broker_id, self.brokers.registrations[broker_id].incarnation))
 
     def _show_brokers(self) -> None:
-        """Who is left out is taken out of the ISRs by their leaders, and not in again: a stopping broker that leads
-        nothing any more, and a suspect, until its void claims are gone. Claims that no leader at work could take away
-        do not keep a suspect out, or it could help nowhere."""
+        """Choose the live brokers that other brokers see.
+
+        Leaders remove a hidden broker from their ISRs and do not add it again. Hidden are a stopping broker that leads
+        no partition, and an untrusted broker until its void ISR memberships are gone. A void membership that no live
+        leader can remove does not keep a broker hidden, because the broker could then serve nowhere.
+        """
         suspects = self._suspicions.open(self.brokers.registrations)
         leaving = [broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)]
         hidden = suspects.union(leaving)
@@ -339,7 +361,8 @@ class Controller:
         for broker_id in leaving:
             leaders = filter(self.brokers.registrations.__contains__, self.state.leaders(broker_id))
             if not all(map(self._outbox.shown_brokers, leaders)):
-                counted_on[broker_id] = True  # whoever has not heard of it may take it in again
+                # A leader without the new table of brokers may add the broker to its ISR again.
+                counted_on[broker_id] = True
         self._outbox.set_leaving(counted_on)
 
     # --- topics --------------------------------------------------------------------------------------------------
@@ -348,7 +371,8 @@ class Controller:
         record = snapshot.record
         known = self.state.topics.get(record.name)
         if known is not None and known.record.topic_id != record.topic_id:
-            # Deleted and created again between two looks, as it seems; brokers ask ZooKeeper whether it was.
+            # The topic was probably deleted and created again between two reads. Brokers check the deletion in
+            # ZooKeeper.
             self._forget_topic(record.name, deleted=False)
             known = None
         if known is not None:
@@ -357,9 +381,9 @@ class Controller:
                 self._states.mark(known.partitions)
             if snapshot.version < known.version:
                 self._states.take_unsure(known)
-                return  # read before what is known
+                return  # The snapshot is older than the known record.
             if known.record == record:
-                # Changed and changed back: nothing new, but a write that expects the old version is refused for ever.
+                # The record was changed and changed back. A write that expects the old version would always be refused.
                 self.state.put_record(known, record, snapshot.version)
                 self._states.take_unsure(known)
                 return
@@ -370,10 +394,10 @@ class Controller:
             if not topic.announced:
                 self._outbox.topic_created(topic)
         if topic.announced:
-            # Those that move as well: with other settings others may leave.
+            # Include the moving partitions: with other settings, other replicas may leave.
             told = [p for p in dict.fromkeys((*changed, *topic.moving)) if p.stored is not None]
             self._outbox.topic_changed(topic, told)
-        self._states.mark(topic.partitions)  # all: unclean elections may be allowed now
+        self._states.mark(topic.partitions)  # Mark all partitions, because the topic may allow unclean elections now.
         self._delete_if_asked(topic)
 
     def _deletions_asked(self, event: Loaded | DeletionsRead) -> None:
@@ -450,7 +474,7 @@ class Controller:
     # --- decisions -------------------------------------------------------------------------------------------------
 
     def _settle(self, now_ms: int) -> None:
-        """Look at marked partitions again, as many as fit into one step; order what is not right."""
+        """Evaluate marked partitions, at most one step's share, and order the writes and moves that they need."""
         if not self._states.any_marked:
             return
         standing = self.brokers.standing
@@ -471,7 +495,7 @@ class Controller:
             self._states.begin_write(partition, write)
             writes.append(write)
         if writes:
-            # Partitions that wait for a leader first, those that only lose a follower last.
+            # Write partitions that wait for a leader first, and those that only lose a follower last.
             writes.sort(key=lambda write: write.reason == election.STRIPPED)
             self._effects.append(WriteStates(tuple(writes)))
         for topic, order in ends.orders():
@@ -505,9 +529,10 @@ class Controller:
         )
 
     def _must_wait(self, partition: Partition, standing: election.IsrLiveness) -> bool:
-        """Return whether a partition waits for a replica that is away, and report that once for each leader epoch.
+        """Return whether a partition waits for an absent replica, and report that once for each leader epoch.
 
-        An unclean election ends the wait. That is remembered, because the election follows the question for log ends.
+        An unclean election ends the wait. The controller remembers that, because the election follows the request for
+        log ends.
         """
         assert partition.stored is not None
         waiting = (partition.tp, partition.stored.state.leader_epoch)
@@ -519,13 +544,13 @@ class Controller:
         away = [r for r in partition.replicas if r not in standing.live]
         detail = (
             f"{partition.tp}: the in-sync replicas have lost the log, and brokers {away} may have records of it: start"
-            " these brokers, or give the records up with"
+            " these brokers, or accept the loss of the records with"
             f" 'sparklog topics elect-leaders {partition.tp.topic}:{partition.tp.partition} --unclean'"
         )
         self._effects.append(Report("controller.partitions.waiting", detail, grave=True))
         return True
 
-    # --- lost tails ------------------------------------------------------------------------------------------------
+    # --- unclean recovery ------------------------------------------------------------------------------------------
 
     def _ask_log_ends(self, now_ms: int) -> None:
         for broker_id, partitions in self._lost_tails.to_ask(self.brokers.registrations, now_ms).items():
@@ -542,7 +567,7 @@ class Controller:
                 self._lost_tails.told(event.broker_id, partition, end)
                 self._states.mark((partition,))
 
-    # --- what brokers answer ---------------------------------------------------------------------------------------
+    # --- responses of brokers --------------------------------------------------------------------------------------
 
     def _update_answered(self, event: UpdateAnswered, now_ms: int) -> None:
         heard = self._outbox.answered(event, self.state, now_ms)
@@ -556,32 +581,34 @@ class Controller:
         self._outdated(event.broker_id, heard.outdated)
 
     def _outdated(self, broker_id: int, partitions: Iterable[Partition]) -> None:
-        """A broker's logs prove that leader epochs were given before, by a ZooKeeper that knew more than this one. Its
-        registration says the highest of all of them."""
+        """Raise the leader epochs of partitions whose logs prove that an earlier ZooKeeper assigned them already.
+
+        The broker's registration has the highest leader epoch of all its logs.
+        """
         registration = self.brokers.registrations.get(broker_id)
         if registration is None:
-            return  # what registers again is told again
+            return  # The broker receives everything again when it registers.
         highest = registration.seen.leader_epoch
         for partition in partitions:
             known = partition.stored.state.leader_epoch if partition.stored is not None else NO_EPOCH
             if highest - known > MOST_RAISED:
                 detail = (
                     f"{partition.tp}: broker {broker_id} has records of leader epoch {highest}, more than {MOST_RAISED}"
-                    f" above {known}: put a newer copy of ZooKeeper's data back, or run `sparklog zookeeper rebuild`"
+                    f" above {known}: restore a newer copy of ZooKeeper's data, or run `sparklog zookeeper rebuild`"
                 )
                 self._effects.append(Report("controller.partitions.refused", detail, grave=True))
                 continue
             partition.outdated = max(partition.outdated, highest, known)
         self._states.mark(partitions)
 
-    # --- for people and tests --------------------------------------------------------------------------------------
+    # --- for operators and tests -----------------------------------------------------------------------------------
 
     def leaderless(self) -> int:
-        """Partitions without a leader."""
+        """Return the number of partitions without a leader."""
         return sum(1 for p in self.state.partitions() if p.stored is None or p.stored.state.leader == NO_LEADER)
 
     def settled(self) -> bool:
-        """Nothing is under way or waiting to be told."""
+        """Return whether no operation is in flight and every broker has received everything."""
         writing = any(p.pending is not None or p.rereading for p in self.state.partitions())
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
         waiting = writing or self._states.any_marked or not self._moves.idle
@@ -589,8 +616,10 @@ class Controller:
 
 
 def _who_may_have_more(partition: Partition, standing: election.IsrLiveness) -> tuple[int, ...]:
-    """Return the live replicas outside the ISR, where every member has lost this log and not just its tail: one that
-    fell behind may have more than a member that has nothing."""
+    """Return the live replicas outside the ISR if every member has lost this log, and not only its tail.
+
+    A replica that lags may have more records than a member that has none.
+    """
     assert partition.stored is not None
     isr = partition.stored.state.isr
     if not partition.void.issuperset(isr):
@@ -599,14 +628,17 @@ def _who_may_have_more(partition: Partition, standing: election.IsrLiveness) -> 
 
 
 def _one_away_may_have_more(partition: Partition, standing: election.IsrLiveness) -> bool:
-    """Return whether every member has lost the log itself, which did hold records, and a replica is away."""
+    """Return whether every member has lost the log itself, which did hold records, and a replica is absent."""
     assert partition.stored is not None
     away = any(r not in standing.live for r in partition.replicas)
     return away and partition.void.issuperset(partition.stored.state.isr)
 
 
 def _may_be_moved(partition: Partition, leaving: Set[int]) -> bool:
-    """Whether it matters to a partition that one of its brokers stops, or does not any more: that one leads it, or who
-    leads waits for a successor, or it has none. Nobody is taken out of an ISR for that."""
+    """Return whether the start or end of a broker's shutdown matters to a partition.
+
+    It matters if the broker leads it, if its leader waits for a successor, or if it has no leader. The controller does
+    not change the ISR for a shutdown.
+    """
     stored = partition.stored
     return stored is None or partition.move is not None or stored.state.leader in leaving

@@ -1,7 +1,7 @@
-"""Topics that are to go: which deletions were asked for, and what is to be done about them.
+"""Requested topic deletions and the effects that they need.
 
-A request is a node in ZooKeeper with the topic's name and id, and a level like the others. Mutable, owned by one
-``Controller``.
+A request is a node in ZooKeeper with the topic's name and id. The requests are a level: each read returns all of them.
+Mutable, owned by one ``Controller``.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from sparklog.controller.effects import DeleteTopic, DropDeletionRequest
 
 
 class Deletions:
-    """Ids of the topics to be deleted, by name."""
+    """The ids of the topics to be deleted, by name."""
 
     def __init__(self) -> None:
         self._asked: dict[str, str] = {}
 
     def read(self, asked: Mapping[str, str]) -> None:
-        """All requests there are."""
+        """Replace the known requests by ``asked``, which has all of them."""
         self._asked = dict(asked)
 
     def order(self, topic: Topic) -> DeleteTopic | DropDeletionRequest | None:
-        """What is to be done about this topic now. A request for a topic of the same name that went before is void."""
+        """Return the effect that this topic's request needs now, or None.
+
+        A request for an earlier topic of the same name is void.
+        """
         name, topic_id = topic.record.name, topic.record.topic_id
         if topic.deleting or name not in self._asked:
             return None
@@ -33,6 +36,6 @@ class Deletions:
         return DeleteTopic(name, topic_id)
 
     def done(self, name: str, topic_id: str) -> None:
-        """Not what was asked meanwhile of a topic made anew under this name."""
+        """Drop a finished request, but not a later request for a recreated topic of this name."""
         if self._asked.get(name) == topic_id:
             del self._asked[name]

@@ -1,7 +1,7 @@
-"""What a controller orders: carried out by its loop (or the simulator), in the order given.
+"""The effects that a controller orders; its event loop or the simulator performs them in the given order.
 
-Each docstring says which event brings back the result. Orders of different kinds may overlap in time; at most one
-write per partition and one update per broker are under way.
+Each docstring names the event that returns the result. Effects of different kinds may overlap in time. At most one
+write per partition and one update per broker are in flight.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicRecord
 from sparklog.protocol.messages import ControlUpdate
 
-#: ``StateWrite.expected_version`` of a node that is to be created.
+#: The ``StateWrite.expected_version`` of a node to be created.
 CREATE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class StateWrite:
-    """Compare-and-set one partition's node, in a multi of its own that also checks the controller epoch and that the
-    topic of this id still exists."""
+    """A compare-and-set of one partition's node.
+
+    It is a multi of its own, which also checks the controller epoch and that the topic with this id still exists.
+    """
 
     tp: TopicPartition
     topic_id: str
@@ -30,24 +32,28 @@ class StateWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteStates:
-    """Send all of these pipelined, in this order. Then StatesWritten, StatesRefused or StatesUnknown for each, or
-    Fenced."""
+    """Send all of these writes pipelined, in this order.
+
+    The results are StatesWritten, StatesRefused or StatesUnknown for each, or Fenced.
+    """
 
     writes: tuple[StateWrite, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStates:
-    """Read these nodes, after everything written so far. Then StatesRead."""
+    """Read these nodes after everything written so far. The result is StatesRead."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTopic:
-    """Set the topic's record and, where ``writes`` are given, these partitions' states: one multi that also checks the
-    controller epoch and the topic id. Then TopicWritten or TopicNotWritten, or Fenced. One per topic at a time.
-    ``ended``: partitions whose moves this ends."""
+    """Set the topic's record and, if ``writes`` are given, these partitions' states, in one multi.
+
+    The multi also checks the controller epoch and the topic id. The result is TopicWritten or TopicNotWritten, or
+    Fenced. At most one is in flight per topic. ``ended`` are the partitions whose reassignments this write completes.
+    """
 
     record: TopicRecord
     expected_version: int
@@ -57,14 +63,14 @@ class WriteTopic:
 
 @dataclass(frozen=True, slots=True)
 class ReadTopic:
-    """Read the topic's record, after everything written so far. Then TopicRead, or TopicGone."""
+    """Read the topic's record after everything written so far. The result is TopicRead or TopicGone."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Send the update to this broker. Then UpdateAnswered or UpdateLost."""
+    """Send the update to this broker. The result is UpdateAnswered or UpdateLost."""
 
     broker: BrokerEndpoint
     update_id: int
@@ -73,7 +79,10 @@ class SendUpdate:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
-    """Delete the topic's nodes and its deletion request, checking the controller epoch. Then TopicDeleted."""
+    """Delete the topic's nodes and its deletion request, with a check of the controller epoch.
+
+    The result is TopicDeleted.
+    """
 
     name: str
     topic_id: str
@@ -81,7 +90,7 @@ class DeleteTopic:
 
 @dataclass(frozen=True, slots=True)
 class DropDeletionRequest:
-    """Delete a request that means a topic which is no more, and only that. No result."""
+    """Delete a request for a topic that no longer exists, and only that. There is no result."""
 
     name: str
     topic_id: str
@@ -89,15 +98,17 @@ class DropDeletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class DropElection:
-    """Delete a request for elections: it is carried out, which its deletion tells the requester. No result."""
+    """Delete a finished request for elections. The deletion notifies the requester. There is no result."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class TrustBroker:
-    """All in-sync claims from before this untrusted incarnation are gone: forget the mark, unless yet another
-    incarnation has registered. No result."""
+    """Clear the broker's mark as untrusted, unless a later incarnation has registered.
+
+    All ISR memberships from before this incarnation are gone. There is no result.
+    """
 
     broker_id: int
     incarnation: int
@@ -105,7 +116,7 @@ class TrustBroker:
 
 @dataclass(frozen=True, slots=True)
 class AskLogEnds:
-    """Ask the broker what its logs of these partitions end with. Then LogEndsRead, or nothing."""
+    """Request the log ends of these partitions from the broker. The result is LogEndsRead, or nothing."""
 
     broker: BrokerEndpoint
     partitions: tuple[TopicPartition, ...]
@@ -113,8 +124,10 @@ class AskLogEnds:
 
 @dataclass(frozen=True, slots=True)
 class RaiseCounters:
-    """Raise ``/controller_epoch`` and ``/brokers/producer_ids`` to these values at least, as the last act of this term.
-    Then the term is over, for the reason ``detail``."""
+    """Raise ``/controller_epoch`` and ``/brokers/producer_ids`` to at least these values.
+
+    This is the last effect of the term. The term then ends; ``detail`` is the reason.
+    """
 
     controller_epoch: int
     producer_ids: int
@@ -123,14 +136,17 @@ class RaiseCounters:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """The end of the controller's term: no further effect may be performed in its name."""
+    """The end of the controller's term: the performer performs no further effect in its name."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """For log and counters; ``kind`` is the counter's name. ``grave``: somebody should look at it."""
+    """A line for the log and a count for the counters.
+
+    ``kind`` is the counter's name. ``grave`` means that an operator should check it.
+    """
 
     kind: str
     detail: str

@@ -1,21 +1,22 @@
-"""What becomes of one partition: its next state, from its stored one and the standing of its brokers.
+"""Elections for one partition: its next state, from its stored state and the liveness of its brokers.
 
-Pure and stateless; everything the controller writes is decided here. Always with leader epoch + 1 where a state is
-replaced: whatever an older leader still does under the old epoch is fenced.
+The module is pure and stateless. It decides every state that the controller writes. A state that replaces another has
+its leader epoch + 1, so everything that an older leader still does in the old epoch is fenced.
 
 Rules, in order:
-- no state yet: the first live replica leads, the live replicas are the ISR, leader epoch 0;
-- the leader stands and is not stopping: nothing, but for members that cannot open their logs: they leave;
-- otherwise the first live replica of the assignment that is in the ISR leads;
-- a stopping broker keeps what nobody else in the ISR can take over;
-- nobody in the ISR is alive: no leader, and the ISR keeps its claim, unless the topic allows unclean elections;
-- a disputed partition has no leader before an unclean election, which the topic allows or an operator asks for.
 
-Members that are dead, stopping, or under suspicion of a lost tail keep their place in the ISR: taking them out is for
-the partition's leader alone, which does it as soon as it hears of them. Only a leader at work proves, by that very
-write, that a member with all records is alive. This controller cannot: whom it would leave in the ISR may be dead
-itself, with the tail of its log lost and the loss not seen yet, while the log of the member it takes out is whole. That
-goes for a suspect as well: it may have been added honestly since its return. (The simulator found both.)
+- no state yet: the first live replica leads, the live replicas are the ISR, and the leader epoch is 0;
+- the leader is live and not stopping: nothing changes, except that members that cannot open their logs leave the ISR;
+- otherwise the first live replica of the assignment that is in the ISR leads;
+- a stopping broker keeps a leadership that no other member of the ISR can take over;
+- no member of the ISR is live: the partition has no leader, unless the topic allows unclean elections; the ISR stays;
+- a disputed partition has no leader before an unclean election, which the topic allows or an operator requests.
+
+Members that are dead, stopping or untrusted stay in the ISR. Only the partition's leader may remove them, which it does
+as soon as it receives the news. A live leader proves by that very write that a member with all records is alive. This
+controller cannot prove it: a member that it would leave in the ISR may be dead itself, with an undetected loss of its
+log's tail, while the log of the member that it would remove is whole. The same is true for an untrusted member, which
+may have been added correctly since its return. (The simulator found both cases.)
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ UNCLEAN = "unclean"
 RECOVERED = "recovered"
 RAISED = "raised"
 
-#: Leader epochs that are left out where a log proves that ZooKeeper was put back from an older copy: logs that have not
-#: been heard of may have some more than the one that proves it.
+#: The leader epochs that are skipped when a log proves that ZooKeeper was restored from an older copy. Logs that no
+#: broker has reported yet may have higher epochs than this log.
 EPOCH_STRIDE = 100
 RESTORED = "restored"
 DISPUTED = "disputed"
 
-#: Elections after which committed records may be missing.
+#: Elections that may lose committed records.
 LOSSY = frozenset({UNCLEAN, RECOVERED})
 
 
 class IsrLiveness(NamedTuple):
-    """How the brokers stand. ``held``: vanished, but not yet given up; their fate is open."""
+    """The liveness of the brokers. ``held`` brokers disappeared but do not count as failed yet."""
 
-    live: Mapping[int, int]  #: id to incarnation
+    live: Mapping[int, int]  #: Broker id to incarnation.
     held: Collection[int]
     stopping: Collection[int]
     controller_epoch: int
@@ -71,11 +72,11 @@ def decide(
     copying: Collection[int] = (),
     unclean: bool = False,
 ) -> Decision | None:
-    """The next state of a partition, or None when the stored one is right.
+    """Return the next state of a partition, or None if the stored state is right.
 
-    The replicas of live ``suspects`` may have lost their tails, those of ``broken`` brokers cannot be opened: neither
-    is elected cleanly. Uncleanly, replicas that are ``copying`` for the first time are elected only if nobody else is
-    there, but for broken ones.
+    The replicas of live ``suspects`` may have lost their tails, and those of ``broken`` brokers cannot be opened:
+    neither is elected cleanly. An unclean election chooses a replica that is still ``copying`` the log only if every
+    other candidate is broken.
     """
     live, held, stopping, _ = standing
     if stored is None:
@@ -101,7 +102,7 @@ def decide(
 
     if unclean and not any(m in held for m in state.isr):
         candidates = [r for r in replicas if r in live]
-        # A lost tail is less than most of a log. Stable: assignment order within.
+        # A lost tail is less than most of a log. The sort is stable: equal replicas stay in assignment order.
         candidates.sort(key=lambda r: (r in broken, r in copying, r in suspects, r in stopping))
         if candidates:
             return _next(stored, standing, candidates[0], (candidates[0],), UNCLEAN)
@@ -111,7 +112,7 @@ def decide(
 
 
 def stands(stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]) -> bool:
-    """Whether the leader is at work: live, the process its epoch was given to, and with a sound replica."""
+    """Return whether the leader is live, is the process that its epoch was given to, and has a sound replica."""
     state = stored.state
     return (
         standing.live.get(state.leader) == stored.leader_incarnation
@@ -122,25 +123,25 @@ def stands(stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]
 
 
 def held_up(stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]) -> bool:
-    """Whether there is no leader at work, and the fate of a member that could lead again is open."""
+    """Return whether no leader is live and a member that could lead again may still return."""
     return not stands(stored, standing, unfit) and any(m in standing.held for m in stored.state.isr)
 
 
 def fit(stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]) -> list[int]:
-    """Members of the ISR to whom leadership may be moved from a leader that stands."""
+    """Return the members of the ISR that may take the leadership over from a live leader."""
     live, _, stopping, _ = standing
     return [m for m in stored.state.isr if m in live and m not in unfit and m not in stopping]
 
 
 def move(stored: VersionedState, standing: IsrLiveness, leader: int) -> Decision:
-    """``leader``, a member of the ISR, leads in a new epoch."""
+    """Return a decision by which ``leader``, a member of the ISR, leads in a new epoch."""
     return _next(stored, standing, leader, stored.state.isr, MOVED)
 
 
 def prefer(
     replicas: tuple[int, ...], stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]
 ) -> Decision | None:
-    """Leadership goes from a leader that stands to the first replica, where that one may lead."""
+    """Return a decision that moves the leadership from a live leader to the first replica, or None."""
     preferred = replicas[0]
     if preferred == stored.state.leader or not stands(stored, standing, unfit):
         return None
@@ -148,7 +149,10 @@ def prefer(
 
 
 def raised(stored: VersionedState, standing: IsrLiveness, above: int) -> Decision:
-    """Return the state of a partition whose epochs up to ``above`` were given before: a leader that stands leads on."""
+    """Return the state of a partition whose epochs up to ``above`` were assigned before.
+
+    A live leader stays the leader.
+    """
     leader = stored.state.leader if stands(stored, standing, ()) else NO_LEADER
     epoch = above + EPOCH_STRIDE
     state = msgspec.structs.replace(
@@ -161,16 +165,21 @@ def raised(stored: VersionedState, standing: IsrLiveness, above: int) -> Decisio
 
 
 def recover(stored: VersionedState, standing: IsrLiveness, ends: Mapping[int, tuple[int, int]]) -> Decision:
-    """Every member of the ISR lost its tail: the one with the greatest (last epoch, log end) leads alone. ``ends`` may
-    be of other replicas as well, which lead only where they have more."""
+    """Return the election of the longest log, after every member of the ISR lost its tail.
+
+    The replica with the greatest (last epoch, log end offset) leads alone. ``ends`` may have other replicas as well,
+    which lead only if they have more.
+    """
     isr = stored.state.isr
     best = max(ends, key=lambda broker_id: (ends[broker_id], broker_id in isr, -broker_id))
     return _next(stored, standing, best, (best,), RECOVERED)
 
 
 def settle(stored: VersionedState, standing: IsrLiveness, refuser: int, *, sound: bool) -> Decision:
-    """A replica refuses to cut committed records that its leader lacks: it leads alone where its log is ``sound``. Else
-    nobody leads before an operator has decided."""
+    """Return the decision after a replica refuses to truncate committed records that its leader lacks.
+
+    The replica leads alone if its log is ``sound``. Otherwise no replica leads before an operator decides.
+    """
     if sound:
         return _next(stored, standing, refuser, (refuser,), RESTORED)
     decision = _next(stored, standing, NO_LEADER, stored.state.isr, DISPUTED)
@@ -188,7 +197,7 @@ def _first(replicas: tuple[int, ...], standing: IsrLiveness) -> Decision | None:
 
 def _next(stored: VersionedState, standing: IsrLiveness, leader: int, isr: tuple[int, ...], reason: str) -> Decision:
     epoch = stored.state.leader_epoch + 1
-    # What an earlier release left out may have been an epoch up to this one.
+    # The loss that an earlier release did not record may have been in an epoch up to this one.
     lossy = epoch if reason in LOSSY or stored.state.lossy_epoch == UNKNOWN_LOSS else stored.state.lossy_epoch
     state = LeaderAndIsr(leader, epoch, isr, standing.controller_epoch, lossy_epoch=lossy)
     return Decision(state, standing.live.get(leader, NO_EPOCH), reason)

@@ -1,9 +1,9 @@
-"""Elections that somebody asked for: which partitions still wait for theirs. Mutable, owned by one ``Controller``.
+"""Requested elections and the partitions that still wait for theirs.
 
-A request is a node in ZooKeeper, and a level like the others: it stands until the controller has deleted it, which
-tells the requester that each of its partitions was looked at and that whatever followed is written. A partition that
-is being written or read is looked at when the answer comes. A new controller begins a request anew: leaders that are
-right are left alone then.
+Mutable, owned by one ``Controller``. A request is a node in ZooKeeper, and the requests are a level like the others. A
+request exists until the controller deletes it. The deletion notifies the requester that the controller has evaluated
+each of its partitions and that all resulting writes are durable. A partition whose write or read is in flight is
+evaluated when the result arrives. A new controller starts a request again and leaves leaders that are right unchanged.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sparklog.controller.events import ElectionAsked
 
 
 class ElectionRequests:
-    """``wants`` is what an election of this partition may do; ``settled`` names the requests that are carried out."""
+    """The open requests: ``wants`` returns what an election may do, ``settled`` the requests that are finished."""
 
     def __init__(self) -> None:
-        #: Kind, and partitions that are left, in the order they were found in: a term replays exactly.
+        #: The kind and the remaining partitions, in the order in which they were found, so that a term replays exactly.
         self._open: dict[str, tuple[str, dict[Partition, None]]] = {}
         self._by_partition: dict[Partition, set[str]] = {}
-        #: Carried out; the node is being deleted.
+        #: Finished requests whose node is being deleted.
         self._done: set[str] = set()
 
     @property
@@ -33,7 +33,10 @@ class ElectionRequests:
         asked: Mapping[str, ElectionAsked],
         find: Callable[[ElectionAsked], Iterable[Partition]],
     ) -> list[Partition]:
-        """All requests there are. Returns the partitions that new ones concern, as ``find`` finds them."""
+        """Replace the known requests by ``asked``, which has all of them.
+
+        Returns the partitions that new requests concern, as ``find`` finds them.
+        """
         self._done.intersection_update(asked)
         for name in [name for name in self._open if name not in asked]:
             self._withdraw(name)
@@ -53,7 +56,7 @@ class ElectionRequests:
         return names is not None and any(self._open[name][0] == kind for name in names)
 
     def satisfied(self, partition: Partition, *, only: str = "", but: str = "") -> None:
-        """There is nothing left to do for it: for requests of any kind, ``only`` of one, or of all ``but`` one."""
+        """Remove the partition from requests of any kind, of the kind ``only``, or of every kind except ``but``."""
         names = self._by_partition.get(partition)
         if names is None:
             return
@@ -66,7 +69,7 @@ class ElectionRequests:
             del self._by_partition[partition]
 
     def settled(self) -> list[str]:
-        """Requests without open partitions; each is returned once."""
+        """Return the requests without open partitions; each is returned once."""
         names = [name for name, (_, concerned) in self._open.items() if not concerned]
         for name in names:
             del self._open[name]

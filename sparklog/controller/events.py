@@ -1,8 +1,8 @@
-"""What can happen to the cluster, as its controller learns it: facts, in the past tense.
+"""Events of a controller: facts about the cluster, in the past tense.
 
-The performer (the controller's loop, or the simulator) hands them to ``Controller.step(event, now_ms)`` one at a
-time. Facts read from ZooKeeper are levels, not edges: each says all there is of its kind, so that a change missed
-while a watch was being renewed is not lost.
+The performer (the controller's loop, or the simulator) gives them to ``Controller.step(event, now_ms)`` one at a time.
+Facts read from ZooKeeper are levels, not edges: each event has the complete value of its kind. A change that happens
+while a watch is being renewed is therefore not lost.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, Topi
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """A topic, the states of those of its partitions that have one, and the version of the topic's own node."""
+    """A topic, the states of its partitions that have one, and the version of the topic's own node."""
 
     record: TopicRecord
     states: Mapping[int, VersionedState]
     version: int = 0
 
 
-#: ``ElectionAsked.kind``
+#: A value of ``ElectionAsked.kind``.
 PREFERRED = "preferred"
 UNCLEAN = "unclean"
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionAsked:
-    """Elect leaders anew. ``kind`` PREFERRED: the first replica, where it is in sync; UNCLEAN: any live replica, once,
-    where no member of the ISR is alive. ``partitions`` None: all."""
+    """A request to elect leaders.
+
+    The kind PREFERRED elects the first replica if it is in sync. UNCLEAN elects any live replica, once, if no member of
+    the ISR is alive. ``partitions`` None means all partitions.
+    """
 
     kind: str
     partitions: tuple[TopicPartition, ...] | None = None
@@ -38,12 +41,12 @@ class ElectionAsked:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """First event of a term: all there is, read after the controller epoch was taken.
+    """The first event of a term: the complete state, read after the controller epoch was taken.
 
-    ``cautious``: this process's own session had expired, so what it saw of brokers may be an artefact. ``retired`` as
-    in BrokersRead. ``absent``: last registrations of brokers that have none now, where their processes would be found.
-    ``unreadable`` are names of topics that cannot be read, or not all of their states: no broker may take those for
-    deleted in this term.
+    ``cautious`` means that this process's own session had expired, so its view of the brokers may be an artifact.
+    ``retired`` has the meaning of BrokersRead. ``absent`` are the last registrations of brokers that have none now;
+    their processes may still run. ``unreadable`` are the names of topics of which the record or some states cannot be
+    read. No broker may treat them as deleted in this term.
     """
 
     brokers: tuple[BrokerRegistration, ...]
@@ -60,7 +63,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class BrokersRead:
-    """All live registrations. ``retired``: brokers without one whose last process was seen to end."""
+    """All live registrations. ``retired`` are brokers without a registration whose last process was seen to end."""
 
     brokers: tuple[BrokerRegistration, ...]
     retired: frozenset[int] = frozenset()
@@ -68,21 +71,21 @@ class BrokersRead:
 
 @dataclass(frozen=True, slots=True)
 class StoppingRead:
-    """All brokers that ask to be relieved: id to the incarnation that asked."""
+    """All brokers that request a controlled shutdown: broker id to the incarnation that requested it."""
 
     stopping: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRead:
-    """A topic appeared, its record changed (schemas, configuration, more partitions, moves), or ReadTopic's answer."""
+    """A topic that is new, has a changed record (schemas, settings, partitions, moves), or was read by ReadTopic."""
 
     topic: TopicSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class TopicWritten:
-    """What WriteTopic ordered is durable, all of it: each node has the version that follows the expected one."""
+    """All writes of a WriteTopic are durable: each node has the version after the expected one."""
 
     name: str
     topic_id: str
@@ -90,8 +93,10 @@ class TopicWritten:
 
 @dataclass(frozen=True, slots=True)
 class TopicNotWritten:
-    """WriteTopic lost a compare-and-set, or the connection broke under it and its fate is unknown. The core orders
-    reads."""
+    """A WriteTopic that lost a compare-and-set, or that has an unknown outcome after a broken connection.
+
+    The controller orders reads.
+    """
 
     name: str
     topic_id: str
@@ -100,8 +105,11 @@ class TopicNotWritten:
 
 @dataclass(frozen=True, slots=True)
 class TopicGone:
-    """A topic's nodes are not there any more, by someone else's hand. ``deleted``: ZooKeeper names its id as deleted.
-    Otherwise nobody asked for that: brokers keep what they have."""
+    """A topic whose nodes another actor deleted.
+
+    ``deleted`` means that ZooKeeper lists its id as deleted. Otherwise no client requested the deletion, and brokers
+    keep their logs.
+    """
 
     name: str
     deleted: bool = False
@@ -110,21 +118,21 @@ class TopicGone:
 
 @dataclass(frozen=True, slots=True)
 class DeletionsRead:
-    """All deletion requests: topic name to the id of the topic that is meant."""
+    """All deletion requests: topic name to the id of the topic to delete."""
 
     deletions: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionsRead:
-    """All requests for elections there are, by the name of their node."""
+    """All requests for elections, by the name of their node."""
 
     requests: Mapping[str, ElectionAsked]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDeleted:
-    """What DeleteTopic ordered is done: the topic is gone from ZooKeeper, and its request with it."""
+    """The topic of a DeleteTopic is gone from ZooKeeper, and its request with it."""
 
     name: str
     topic_id: str
@@ -132,8 +140,11 @@ class TopicDeleted:
 
 @dataclass(frozen=True, slots=True)
 class CutRefused:
-    """A replica holds committed records up to ``high_watermark`` and does not cut them, though its leader of
-    ``leader_epoch`` lacks those from ``offset`` on."""
+    """A replica's refusal to truncate committed records.
+
+    The replica holds committed records up to ``high_watermark``. Its leader of ``leader_epoch`` lacks those from
+    ``offset`` on.
+    """
 
     tp: TopicPartition
     topic_id: str
@@ -146,50 +157,57 @@ class CutRefused:
 
 @dataclass(frozen=True, slots=True)
 class RefusalsRead:
-    """All cuts that replicas refuse now."""
+    """All truncations that replicas refuse now."""
 
     refusals: tuple[CutRefused, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesTold:
-    """What leaders say they wrote. Nodes may hold newer states by now, and topics be gone."""
+    """The states that leaders report as written. Nodes may hold newer states by now, and topics may be gone."""
 
     topics: tuple[TopicStates, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesRead:
-    """These partitions' nodes, read now: ordered by ReadStates, or because a leader changed ISRs and did not say how.
-    None: there is no node."""
+    """The nodes of these partitions, read now.
+
+    None means that there is no node.
+
+    ReadStates ordered the read, or a leader changed ISRs without a report of the new states.
+    """
 
     states: Mapping[TopicPartition, VersionedState | None]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesWritten:
-    """Writes ordered by WriteStates are durable: partition to its node's new version."""
+    """The WriteStates writes that are durable: partition to the new version of its node."""
 
     versions: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesRefused:
-    """Writes ordered by WriteStates lost their compare-and-set; this is what the nodes hold now (None: no node)."""
+    """The WriteStates writes that lost their compare-and-set, with the nodes' current states (None: no node)."""
 
     found: Mapping[TopicPartition, VersionedState | None]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesUnknown:
-    """The connection broke under these writes: they may or may not be durable. The core orders a read."""
+    """Writes whose connection broke: they may or may not be durable. The controller orders a read."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateAnswered:
-    """A broker answered the update: ``code`` for all of it, ``failed`` (topic, partition, code, detail) for parts."""
+    """A broker's response to an update.
+
+    ``code`` is for the whole update; ``failed`` (topic, partition, code, detail) is for parts of it.
+    """
 
     broker_id: int
     update_id: int
@@ -200,7 +218,7 @@ class UpdateAnswered:
 
 @dataclass(frozen=True, slots=True)
 class UpdateLost:
-    """No answer to the update: the broker could not be reached, or the connection broke under it."""
+    """An update without a response: the broker was unreachable, or the connection broke."""
 
     broker_id: int
     update_id: int
@@ -208,7 +226,7 @@ class UpdateLost:
 
 @dataclass(frozen=True, slots=True)
 class LogEndsRead:
-    """What a broker's logs end with: partition to (leader epoch of the last batch, log end offset)."""
+    """The log ends of a broker: partition to (leader epoch of the last batch, log end offset)."""
 
     broker_id: int
     incarnation: int
@@ -217,24 +235,27 @@ class LogEndsRead:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """ZooKeeper cannot be reached; the session may live on. Until Reconnected nothing is decided or sent."""
+    """The loss of the connection to ZooKeeper.
+
+    The session may still live. The controller decides and sends nothing until Reconnected.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The same session, and with it this term, goes on. Levels read anew follow."""
+    """The return of the connection in the same session, which continues the term. Reads of all levels follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Another controller has taken a higher epoch."""
+    """A higher controller epoch that another controller has taken."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time passed; sent when ``Controller.deadline_ms`` is reached or later."""
+    """The passage of time; sent at ``Controller.deadline_ms`` or later."""
 
 
 Event = (

@@ -1,11 +1,12 @@
-"""Who hears when that a leader which stops has a successor: first the successor, then the others, then the old leader.
+"""The order in which brokers learn that a stopping leader has a successor: successor, others, old leader.
 
-- The others hear of it once the successor has. Told together they would ask it before it knows that it leads: thousands
-  of fetches that are refused and come again, on the processor that has to let it know.
-- The old leader hears last. Until then it takes records that wait for the successor, who is ready when the producers
-  hear of it; told first, it would refuse them while nobody else leads, and followers would be answered with errors.
+- The others receive the news after the successor has it. Without this order they would send requests before the
+  successor knows that it leads: thousands of fetches that it refuses, on the processor that it needs for the news.
+- The old leader receives the news last. Until then it accepts records, and the successor is ready when producers
+  switch to it. An old leader with the news first would refuse records while no other broker leads, and followers
+  would receive errors.
 
-Nothing waits for a broker that does not answer for longer than ``_PATIENCE_MS``. Mutable, owned by one ``Outbox``.
+A broker that does not respond delays the news by at most ``_PATIENCE_MS``. Mutable, owned by one ``Outbox``.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from sparklog.controller.broker_link import BrokerLink
 from sparklog.controller.cluster_state import Partition
 from sparklog.model import LeaderAndIsr
 
-#: From when the new state is written until everybody is told of it, whoever has answered. Long: a slow broker becomes
-#: slower by followers that ask in vain, and one that hangs holds up the partition in any case, while it is in sync. Who
-#: is not in sync is not waited for.
+#: The time from the write of the new state until all brokers receive it, even without responses. It is long, because
+#: followers that send requests in vain slow a slow broker down further, and a broker that hangs delays the partition in
+#: any case while it is in sync. Brokers that are not in sync are not waited for.
 _PATIENCE_MS = 1000
 
 
 class _Move(NamedTuple):
     old_leader: int
-    #: When everybody is told.
+    #: The time at which all brokers receive the news.
     end_ms: int
 
 
 class HandoverNotifications:
     def __init__(self, links: Mapping[int, BrokerLink]) -> None:
-        """``links``: of the brokers that can be told, by id."""
+        """Keep ``links``, the connections by broker id."""
         self._links = links
-        #: Told to the successor only.
+        #: Moves that only the successor has received.
         self._first: dict[Partition, _Move] = {}
-        #: Told to all but the old leader.
+        #: Moves that all brokers but the old leader have received.
         self._others: dict[Partition, _Move] = {}
-        #: Of these, those whose turn may have come since they were last looked at.
+        #: Those of the moves that may be able to continue since their last check.
         self._heard: dict[Partition, None] = {}
-        #: No move ends sooner.
+        #: No move times out before this time.
         self._end_ms = 0
 
     def begin(self, moved: Iterable[tuple[Partition, int]], now_ms: int) -> None:
-        """These are led by others now: partitions with their old leaders."""
+        """Start the notifications for partitions that have a new leader, each with its old leader."""
         by_leader: defaultdict[int, list[Partition]] = defaultdict(list)
         if self.idle:
             self._end_ms = now_ms + _PATIENCE_MS
@@ -52,23 +53,23 @@ class HandoverNotifications:
             by_leader[_leader(partition)].append(partition)
             self._others.pop(partition, None)
             self._first[partition] = _Move(old_leader, now_ms + _PATIENCE_MS)
-            self._heard[partition] = None  # the successor may not be there to be told
+            self._heard[partition] = None  # The successor may have no connection.
         for leader, partitions in by_leader.items():
             link = self._links.get(leader)
             if link is not None:
                 link.partitions_changed(partitions)
 
     def heard(self, partitions: Iterable[Partition]) -> None:
-        """Some broker has taken in what it was told of these. Of one that was told everything: ``brokers_changed``."""
+        """Note that a broker has accepted news of these partitions; a full update calls ``brokers_changed`` instead."""
         self._heard.update((p, None) for p in partitions if p in self._first or p in self._others)
 
     def brokers_changed(self) -> None:
-        """Brokers that were waited for may not be there any more, or know all there is."""
+        """Check all moves again: a broker may be gone, or may have received everything."""
         self._heard.update(dict.fromkeys(self._first))
         self._heard.update(dict.fromkeys(self._others))
 
     def tell(self, now_ms: int) -> None:
-        """Let the next ones know, where it is their turn."""
+        """Notify the next brokers of each move whose turn has come."""
         overdue = not self.idle and now_ms >= self._end_ms
         if overdue:
             self.brokers_changed()
@@ -114,7 +115,7 @@ class HandoverNotifications:
         return False
 
     def under_way(self, partition: Partition) -> bool:
-        """Somebody has still to be told."""
+        """Return whether some broker has yet to receive the move of this partition."""
         return partition in self._first or partition in self._others
 
     def forget(self, partition: Partition) -> None:
@@ -128,7 +129,7 @@ class HandoverNotifications:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When ``tell`` has something to do, whatever has been answered."""
+        """Return when ``tell`` must run even without a response."""
         return None if self.idle else self._end_ms
 
 

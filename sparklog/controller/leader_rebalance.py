@@ -1,7 +1,7 @@
-"""Leaders that stand and are to be followed by better ones: preferred leaders, and what somebody asked for.
+"""Replacement of live leaders by better ones: preferred leaders, and requested elections.
 
-Elections that must be, because a leader fell, are in ``election.py``. Here nothing must be; what is not done now is
-seen again at the next look. Mutable, owned by one ``Controller``.
+``election.py`` has the elections that a failed leader requires. No election here is required; a later evaluation finds
+what this one leaves undone. Mutable, owned by one ``Controller``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sparklog.controller.rebalance import MAX_MOVED, Rebalance
 
 
 class LeaderRebalance:
-    """``rebalance_interval_ms`` 0: leaderships go back to the preferred leaders only on request."""
+    """The pending leadership changes; with ``rebalance_interval_ms`` 0 preferred leaders return only on request."""
 
     def __init__(self, *, rebalance_interval_ms: int) -> None:
         self._requests = ElectionRequests()
         self._rebalance = Rebalance(rebalance_interval_ms)
-        #: Partitions to be given back to their preferred leaders at the next look, in the order of the look.
+        #: Partitions to return to their preferred leaders at the next evaluation, in its order.
         self._wandered: dict[Partition, None] = {}
 
     @property
@@ -30,19 +30,19 @@ class LeaderRebalance:
 
     @property
     def idle(self) -> bool:
-        """Nothing that was asked for is open."""
+        """Return whether no requested election is open."""
         return self._requests.idle
 
     def start(self, now_ms: int) -> None:
         self._rebalance.start(now_ms)
 
     def asked(self, event: Loaded | ElectionsRead, state: ClusterState) -> list[Partition]:
-        """Take all requests there are. Returns the partitions to look at."""
+        """Replace the known requests by those of the event. Returns the partitions to evaluate."""
         requests = event.elections if isinstance(event, Loaded) else event.requests
         return self._requests.read(requests, _finder(state))
 
     def wandered(self, partitions: Iterable[Partition], standing: election.IsrLiveness, now_ms: int) -> list[Partition]:
-        """Every so often: leaderships to be given back, as many as a round may move."""
+        """Return, once per interval, the partitions whose leadership should return, at most one round's share."""
         if not self._rebalance.due(now_ms):
             return []
         for partition in partitions:
@@ -59,7 +59,7 @@ class LeaderRebalance:
         return partition.topic.unclean or self._requests.wants(partition, UNCLEAN)
 
     def better(self, partition: Partition, standing: election.IsrLiveness) -> election.Decision | None:
-        """Another leader for a partition whose leader stands: because it moves, or because that was asked for."""
+        """Return another leader for a partition with a live leader, for its reassignment or for a request."""
         stored, move = partition.stored, partition.move
         wandered = partition in self._wandered
         self._wandered.pop(partition, None)
@@ -71,13 +71,13 @@ class LeaderRebalance:
         if stored is not None and decision is None and (wandered or self._requests.wants(partition, PREFERRED)):
             decision = election.prefer(partition.replicas, stored, standing, partition.unfit)
         if decision is None:
-            # An unclean election waits until it is known whether a member of the in-sync set comes back to lead.
+            # An unclean election waits until it is known whether a member of the ISR returns to lead.
             held = stored is not None and election.held_up(stored, standing, partition.unfit)
             self._requests.satisfied(partition, but=UNCLEAN if held else "")
         return decision
 
     def elected_uncleanly(self, partition: Partition) -> None:
-        """What was asked for once is done once."""
+        """Close the requests that this election satisfies, so that one request causes one election."""
         self._requests.satisfied(partition, only=UNCLEAN)
 
     def forget(self, partition: Partition) -> None:
@@ -85,7 +85,7 @@ class LeaderRebalance:
         self._wandered.pop(partition, None)
 
     def settled(self) -> list[str]:
-        """Requests that are carried out; each is returned once."""
+        """Return the finished requests; each is returned once."""
         return self._requests.settled()
 
 

@@ -1,7 +1,7 @@
-"""What all brokers have still to be told, and what they say to it. Mutable, owned by one ``Controller``; one
-``BrokerLink`` an incarnation.
+"""The news that each broker has yet to receive, and the responses of brokers.
 
-A topic is told of once each of its partitions has its first state, or cannot have one yet.
+Mutable, owned by one ``Controller``, with one ``BrokerLink`` per incarnation. A new topic is announced after each of
+its partitions has its first state, or cannot have one yet.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from sparklog.controller.handover_notifications import HandoverNotifications
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, BrokerRegistration, TopicPartition
 
-#: Decisions under way to all brokers beyond which none is begun to be told everything: some 15 MB.
+#: The number of partition states in flight to all brokers above which no further full update starts: about 15 MB.
 _MOST_TOLD = 200_000
 _PATIENCE_MS = 2000
-#: While brokers wait to be relieved, others hear of ISRs alone so much later, at most: there are thousands, and nobody
-#: but the leaders, who wrote them, acts on them.
+#: While brokers wait to stop, other brokers receive ISR changes with at most this delay. There are thousands of these
+#: changes, and no broker acts on them but the leaders, which wrote them.
 _PUT_OFF_MS = 2000
-#: And so much later once none waits any more: who was relieved has its logs to close, perhaps on the same processors.
+#: The delay after no broker waits to stop any more. A released broker closes its logs, perhaps on the same processors.
 _CLOSING_MS = 300
 
 
 class BrokerReplies(NamedTuple):
-    """What a broker's answer means. ``broken``: partitions whose replica it cannot open, which must not lead.
-    ``outdated``: partitions whose leader epoch was given before, as its logs prove. ``superseded``: it obeys a later
-    controller, in its words; empty: no."""
+    """The meaning of a broker's response.
+
+    ``broken`` are partitions whose replica it cannot open, which must not lead. ``outdated`` are partitions whose
+    leader epoch was assigned before, as its logs prove. ``superseded`` is the broker's error text if it obeys a later
+    controller; otherwise it is empty.
+    """
 
     reports: tuple[Report, ...] = ()
     broken: tuple[Partition, ...] = ()
@@ -39,7 +42,7 @@ class BrokerReplies(NamedTuple):
 
 
 class Outbox:
-    """Facts go to every link; ``due`` gives the updates that may be sent now."""
+    """The pending news for all brokers: each link collects facts, and ``due`` returns the updates to send now."""
 
     def __init__(self, *, controller_id: str, controller_epoch: int) -> None:
         self._controller_id = controller_id
@@ -50,19 +53,20 @@ class Outbox:
         self._suspects: Mapping[int, BrokerEndpoint] = {}
         self._hand_overs = HandoverNotifications(self._links)
         self._updates = 0
-        #: Brokers that asked to be relieved and lead nothing: whether anybody still counts on them.
+        #: Brokers that request a controlled shutdown and lead nothing, with whether a leader still needs them in its
+        #: ISR.
         self._leaving: dict[int, bool] = {}
-        #: When news that was put off is told, even if brokers still wait to be relieved; None: none was.
+        #: The time at which deferred news is sent even if brokers still wait to stop. None: no news is deferred.
         self._put_off_until_ms: int | None = None
-        #: Whether that is because nobody waits to be relieved any more.
+        #: Whether that time was set because no broker waits to stop any more.
         self._all_left = False
-        #: New topics that brokers have not been told of.
+        #: New topics that are not announced yet.
         self._unannounced: dict[Topic, None] = {}
-        #: Brokers wait to be told everything until others have been.
+        #: The time to check again for full updates that wait for others to finish; None: none waits.
         self._look_again_at_ms: int | None = None
 
     def broker_arrived(self, registration: BrokerRegistration) -> None:
-        """A new incarnation, or one that this term tells for the first time, knows nothing: it gets everything."""
+        """Add a broker with a new incarnation, or one that is new to this term. It receives everything."""
         self._links[registration.broker_id] = BrokerLink(registration)
         self._hand_overs.brokers_changed()
 
@@ -71,7 +75,7 @@ class Outbox:
         self._hand_overs.brokers_changed()
 
     def set_brokers(self, brokers: tuple[BrokerEndpoint, ...], *, suspects: Mapping[int, BrokerEndpoint]) -> None:
-        """``brokers`` are told to all; each of ``suspects``, by id, is told of itself besides."""
+        """Send ``brokers`` to all brokers. Each of ``suspects``, by id, also receives itself."""
         if (brokers, suspects) == (self._brokers, self._suspects):
             return
         before = {broker_id: self._table(broker_id) for broker_id in self._links}
@@ -81,12 +85,12 @@ class Outbox:
                 link.brokers_changed()
 
     def topic_created(self, topic: Topic) -> None:
-        """It is told of by ``announce``, when it is time."""
+        """Add a topic that ``announce`` sends when its states are complete."""
         self._unannounced[topic] = None
 
     def announce(self) -> None:
         for topic in list(self._unannounced):
-            # From the end: answers come in order, so that is where one is still missing.
+            # Check from the end: results arrive in order, so the missing ones are there.
             if any(p.pending is not None or p.rereading for p in reversed(topic.partitions)):
                 continue
             del self._unannounced[topic]
@@ -100,7 +104,7 @@ class Outbox:
             link.partitions_changed(partitions)
 
     def topic_gone(self, topic: Topic, *, deleted: bool) -> None:
-        """The topic is not there any more. Brokers delete its logs only where it was ``deleted``."""
+        """Notify brokers that the topic is gone. Brokers delete its logs only if it was ``deleted``."""
         self._unannounced.pop(topic, None)
         for partition in topic.partitions:
             self._hand_overs.forget(partition)
@@ -114,7 +118,7 @@ class Outbox:
                 link.partitions_changed(told)
 
     def set_leaving(self, leaving: Mapping[int, bool]) -> None:
-        """Brokers that asked to be relieved and lead nothing, with whether leaders still count on them."""
+        """Set the brokers that request a controlled shutdown and lead nothing, and whether leaders still need them."""
         if leaving == self._leaving:
             return
         for broker_id in {*leaving, *self._leaving}:
@@ -129,7 +133,7 @@ class Outbox:
         return link is None or link.shown_brokers
 
     def isrs_changed(self, partitions: Iterable[Partition], now_ms: int) -> None:
-        """Leaders have changed nothing but the ISR, as they say themselves: the others are to hear of it."""
+        """Notify the other brokers of partitions whose leaders report a change of only the ISR."""
         by_leader: dict[tuple[int, int], list[Partition]] = {}
         for partition in partitions:
             stored = partition.stored
@@ -160,14 +164,17 @@ class Outbox:
         self._hand_overs.begin([(partition, old) for partition, old in moved if partition.topic.announced], now_ms)
 
     def told(self, partition: Partition) -> bool:
-        """Every broker that has a replica, and can be told, has taken in its newest state."""
+        """Return whether each reachable broker with a replica has accepted the newest state."""
         if self._hand_overs.under_way(partition):
             return False
         links = (self._links.get(broker_id) for broker_id in partition.replicas)
         return not any(link is not None and link.owes(partition) for link in links)
 
     def due(self, state: ClusterState, now_ms: int, *, more_coming: bool) -> list[SendUpdate]:
-        """What may be sent now. ``more_coming``: writes are under way whose results will have to be told as well."""
+        """Return the updates to send now.
+
+        ``more_coming`` means that writes are in flight whose results brokers need as well.
+        """
         self._look_again_at_ms = None
         self._tell_after_all(now_ms)
         self._hand_overs.tell(now_ms)
@@ -178,9 +185,11 @@ class Outbox:
         ]
 
     def _full_hands(self, now_ms: int) -> bool:
-        """Whether another update that tells everything has to wait: a hundred of them at the same time, of hundreds of
-        thousands of partitions each, would take gigabytes, and the term would stand still while they are made. A broker
-        that does not answer soon holds up nobody."""
+        """Return whether another full update has to wait.
+
+        A hundred full updates at once, with hundreds of thousands of partitions each, would need gigabytes, and the
+        event loop would block while it builds them. A broker that does not respond soon does not count.
+        """
         recent = [link for link in self._links.values() if link.under_way_since(now_ms - _PATIENCE_MS)]
         full = sum(link.telling for link in recent) >= _MOST_TOLD
         if full:
@@ -200,8 +209,11 @@ class Outbox:
         return SendUpdate(link.registration.endpoint, self._updates, update)
 
     def _table(self, broker_id: int) -> tuple[BrokerEndpoint, ...]:
-        """The live brokers as this one is told of them. A suspect that leads finds itself there: it takes a table that
-        lacks it for an older one, and two suspects would each wait for the other to take it out of an ISR."""
+        """Return the live brokers that this broker receives.
+
+        An untrusted broker that leads finds itself in its table. It treats a table without itself as an old one, and
+        two untrusted brokers would each wait for the other to remove it from an ISR.
+        """
         own = self._suspects.get(broker_id)
         return self._brokers if own is None else (*self._brokers, own)
 
@@ -211,7 +223,7 @@ class Outbox:
         retries = [
             link.retry_at_ms
             for link in self._links.values()
-            # Whose time has come and who has to wait for others is looked at with these.
+            # A link that is due but waits for others is checked together with them.
             if link.in_flight is None and (held is None or not link.due_in_full)
         ]
         times = [held, *retries, self._hand_overs.deadline_ms, self._put_off_until_ms]
@@ -219,13 +231,13 @@ class Outbox:
 
     @property
     def idle(self) -> bool:
-        """Everybody has been told everything, and has answered."""
+        """Return whether every broker has received everything and has responded."""
         return not self._unannounced and self._hand_overs.idle and all(link.idle for link in self._links.values())
 
-    # --- answers -------------------------------------------------------------------------------------------------
+    # --- responses -------------------------------------------------------------------------------------------------
 
     def lost(self, broker_id: int, update_id: int, now_ms: int) -> None:
-        """No answer came to this update: it is told again later."""
+        """Note that an update got no response. It is sent again later."""
         link = self._links.get(broker_id)
         if link is not None:
             link.lost(update_id, now_ms)
@@ -249,7 +261,7 @@ class Outbox:
             case ErrorCode.STALE_CONTROLLER_EPOCH:
                 return BrokerReplies(superseded=f"broker {event.broker_id}: {event.detail}")
             case _:
-                # Another incarnation than was registered answers (it is about to register), or a bug: again, slowly.
+                # The response is from an incarnation that is about to register, or a bug caused it. Retry slowly.
                 link.lost(event.update_id, now_ms, full=True)
                 self._hand_overs.brokers_changed()
                 detail = f"broker {event.broker_id}: {event.code} {event.detail}"
@@ -259,8 +271,11 @@ class Outbox:
 def _not_followed(
     event: UpdateAnswered, state: ClusterState
 ) -> tuple[list[Report], list[Partition], list[Partition], list[Partition]]:
-    """Return reports; replicas that cannot be opened; decisions to be told again, which failed for other reasons; and
-    partitions that need a higher leader epoch."""
+    """Return the parts of an update that a broker did not perform.
+
+    The parts are reports; replicas that cannot be opened; states to send again, which failed for other reasons; and
+    partitions that need a higher leader epoch.
+    """
     reports: list[Report] = []
     broken: list[Partition] = []
     again: list[Partition] = []

@@ -1,7 +1,8 @@
-"""The partitions' states as ZooKeeper has them: written, taken over when newer, read again when in doubt.
+"""The partition states as ZooKeeper has them: writes, adoption of newer states, and reads of unknown ones.
 
-A write that loses its compare-and-set brings back what is true, one whose answer is lost has it read: either way the
-partition is looked at again. Mutable, owned by one ``Controller``; one write a partition is under way at most.
+A write that loses its compare-and-set returns the true state. After a write without a response the controller reads the
+node. Either way it evaluates the partition again. Mutable, owned by one ``Controller``; at most one write per partition
+is in flight.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from sparklog.controller.outbox import Outbox
 from sparklog.controller.untrusted_replicas import UntrustedReplicas
 from sparklog.model import TopicPartition, VersionedState
 
-#: The number of partitions that one step examines, which takes some 20 ms.
+#: The number of partitions that one step evaluates, which takes about 20 ms.
 AT_ONCE = 2000
 
 
 class PartitionStates:
-    """Methods named in the past tense take in what became of orders."""
+    """The stored states and the marked partitions; methods in the past tense handle the results of effects."""
 
     def __init__(
         self,
@@ -37,10 +38,10 @@ class PartitionStates:
         leaderships: LeaderRebalance,
         effects: list[Effect],
     ) -> None:
-        """``effects``: of the step under way; what is ordered is put there."""
-        #: Whether ZooKeeper can be reached; while it cannot, nothing is ordered.
+        """Keep the collaborators; ``effects`` is the current step's list, which this object appends to."""
+        #: Whether ZooKeeper is reachable. While it is not, the controller orders nothing.
         self.connected = True
-        #: Writes under way.
+        #: The number of writes in flight.
         self.writing = 0
         self._state = state
         self._brokers = brokers
@@ -48,13 +49,13 @@ class PartitionStates:
         self._suspicions = suspicions
         self._leaderships = leaderships
         self._effects = effects
-        #: To be looked at again.
+        #: The partitions to evaluate.
         self._marked: dict[Partition, None] = {}
 
-    # --- what is to be looked at -----------------------------------------------------------------------------------
+    # --- marked partitions -----------------------------------------------------------------------------------------
 
     def mark(self, partitions: Iterable[Partition]) -> None:
-        """Something has changed that may concern these: they are looked at again in this step."""
+        """Mark partitions that a change may concern; this step evaluates them again."""
         self._marked.update(dict.fromkeys(partitions))
 
     def unmark(self, partition: Partition) -> None:
@@ -65,7 +66,7 @@ class PartitionStates:
         return bool(self._marked)
 
     def take_marked(self) -> list[Partition]:
-        """Take the partitions that have been marked longest, as many as one step examines."""
+        """Return and unmark the partitions that were marked first, at most one step's share."""
         marked = list(self._marked) if len(self._marked) <= AT_ONCE else list(islice(self._marked, AT_ONCE))
         if len(marked) == len(self._marked):
             self._marked = {}
@@ -101,8 +102,9 @@ class PartitionStates:
                 self._leaderships.elected_uncleanly(partition)
             before = partition.stored
             self.adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
-            # Who stops answers no write before its followers have it: of others what they take meanwhile is cut. (An
-            # orphan that asks to be relieved says the same and answers acks=1 as ever: that may be cut.)
+            # A stopping leader acknowledges no write before its followers have it. Other leaders may accept records
+            # meanwhile that are truncated later. (An orphan that requests a controlled shutdown says the same but still
+            # acknowledges acks=1, whose records may be truncated.)
             if write.reason == election.MOVED and before is not None and before.state.leader in self._brokers.stopping:
                 moved.append((partition, before.state.leader))
             else:
@@ -119,20 +121,20 @@ class PartitionStates:
             partition = self._state.partition(tp)
             if partition is not None:
                 self.end_write(partition)
-        # No node: the topic is gone, which its own event will say. Deciding again would be refused again.
+        # Without a node the topic is gone, which has an event of its own. Another write would be refused again.
         self._effects.append(
             Report("controller.writes.refused", f"{next(iter(event.found), None)} first", len(event.found))
         )
         self.found((tp, stored) for tp, stored in event.found.items() if stored is not None)
 
     def unknown(self, event: StatesUnknown) -> None:
-        """A write whose answer was lost may have been done: nothing is decided before the node is read."""
+        """Read the nodes of writes without a response before anything is decided: each may be durable."""
         partitions = [p for p in map(self._state.partition, event.partitions) if p is not None]
         for partition in partitions:
             self.end_write(partition)
         self.reread(partitions)
 
-    # --- what is stored -----------------------------------------------------------------------------------------------
+    # --- stored states ---------------------------------------------------------------------------------------------
 
     def found(self, states: Iterable[tuple[TopicPartition, VersionedState | None]]) -> None:
         changed = []
@@ -155,8 +157,10 @@ class PartitionStates:
         self._outbox.partitions_changed(changed)
 
     def told(self, event: StatesTold, now_ms: int) -> None:
-        """Take over what is newer than what is known. It says nothing about later writes: a read under way stays
-        awaited."""
+        """Adopt the reported states that are newer than the known ones.
+
+        A report proves nothing about later writes, so the controller still waits for a read in flight.
+        """
         changed = []
         isrs = []
         unsure = []
@@ -176,7 +180,7 @@ class PartitionStates:
                 else:
                     isrs.append(partition)
                     if self._is_led(stored) and not partition.unfit:
-                        self._state.store(partition, stored)  # nothing is decided again for that
+                        self._state.store(partition, stored)  # This changes no decision.
                         continue
                 self.adopt(partition, stored)
         self.reread(unsure)
@@ -184,7 +188,7 @@ class PartitionStates:
         self._outbox.isrs_changed(isrs, now_ms)
 
     def take_unsure(self, topic: Topic) -> None:
-        """The record that belongs to epochs found before is known now."""
+        """Adopt the states that waited for this topic's record."""
         changed = []
         for partition in topic.partitions:
             stored, partition.found = partition.found, None
@@ -195,7 +199,7 @@ class PartitionStates:
         self._outbox.partitions_changed(changed)
 
     def adopt(self, partition: Partition, stored: VersionedState) -> bool:
-        """Take over a state if it is newer than the known one."""
+        """Adopt a state if it is newer than the known one. Returns whether it is."""
         newer = partition.stored is None or stored.version > partition.stored.version
         if newer:
             self._state.store(partition, stored)
@@ -212,13 +216,18 @@ class PartitionStates:
             self._effects.append(ReadStates(tuple(tps)))
 
     def stands(self, partition: Partition) -> bool:
-        """Whether its leader is at work and is to stay, and nothing else is open: then it does not matter to it which
-        of its other brokers goes."""
+        """Return whether the leader is live and stays, and nothing else is pending.
+
+        The end of one of its other brokers then does not affect the partition.
+        """
         stored = partition.stored
         return stored is not None and partition.move is None and not partition.unfit and self._is_led(stored)
 
     def awaits_successor(self, partition: Partition) -> bool:
-        """Whether its leader is at work and stops, and nothing else is open: then it may be moved in its turn."""
+        """Return whether the leader is live but stops, and nothing else is pending.
+
+        The move to a successor may then wait for its turn.
+        """
         stored = partition.stored
         if stored is None or partition.move is not None or partition.unfit:
             return False
@@ -233,15 +242,20 @@ class PartitionStates:
 
     @staticmethod
     def _epoch_unsure(partition: Partition, stored: VersionedState) -> bool:
-        """Whether a move may have ended, or another begun, with an epoch that was found and not heard of: replicas from
-        before must not be told with it, or its leader would add to the ISR who is a replica no more."""
+        """Return whether a reassignment may have ended or started with an epoch that this controller did not write.
+
+        Brokers must not receive the old replicas with the new epoch, or the leader would add a former replica to the
+        ISR.
+        """
         known = partition.stored
         return partition.move is not None and known is not None and stored.state.leader_epoch > known.state.leader_epoch
 
 
 def _only_the_isr(partition: Partition, stored: VersionedState) -> bool:
-    """Whether nothing else follows from this state: the process that led leads on in its epoch, and no replica that is
-    to go waits for word that it is out of the ISR."""
+    """Return whether a state changes only the ISR.
+
+    The same leader process then stays in its epoch, and no replica that must leave waits for its removal from the ISR.
+    """
     known = partition.stored
     return (
         known is not None

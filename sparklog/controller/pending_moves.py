@@ -1,9 +1,10 @@
-"""Leaderships that leave brokers which stop, some at a time. Mutable, owned by one ``Controller``.
+"""Leaderships that move from stopping brokers, a limited number at a time.
 
-A partition that is moved cannot be written to from when its old leader hears of it until the new one has. Thousands
-that are moved at once keep the brokers' loops from hearing of it, and wait for one another. So no more are under way
-than brokers take in quickly; the next ones begin when half of these have been told, so that meanwhile ZooKeeper has
-something to write. Nothing waits for a broker that does not answer.
+Mutable, owned by one ``Controller``. A partition accepts no writes from the time at which its old leader receives the
+news until the new leader has it. Thousands of moves at once keep the brokers' event loops from the news, and the moves
+wait for one another. So no more are in flight than brokers handle quickly. The next ones start when half of them have
+been sent to the brokers, so that meanwhile ZooKeeper has writes to perform. No move waits for a broker that does not
+respond.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PATIENCE_MS = 500
 
 class PendingMoves:
     def __init__(self) -> None:
-        #: Decided, and not known to be told.
+        #: Moves that are decided and may not have reached the brokers.
         self._begun: dict[Partition, None] = {}
         self._held: dict[Partition, None] = {}
         self._begun_at_ms = 0
@@ -33,11 +34,11 @@ class PendingMoves:
         return self._begun_at_ms + _PATIENCE_MS if self._held else None
 
     def hold(self, partitions: Iterable[Partition]) -> None:
-        """They are to be moved: among those that ``next_ones`` gives."""
+        """Queue partitions to be moved; ``next_ones`` returns them later."""
         self._held.update(dict.fromkeys(partitions))
 
     def begin(self, partition: Partition, now_ms: int) -> bool:
-        """Whether it may be moved now; else it is among those that ``next_ones`` gives later."""
+        """Return whether the partition may be moved now; otherwise queue it for ``next_ones``."""
         if len(self._begun) >= _AT_ONCE:
             self._held[partition] = None
             return False
@@ -51,8 +52,10 @@ class PendingMoves:
         self._held.pop(partition, None)
 
     def next_ones(self, now_ms: int, told: Callable[[Partition], bool]) -> list[Partition]:
-        """Those to look at again, as many as may begin: once most of those before are written and ``told``, or have had
-        their time."""
+        """Return the queued partitions that may start now.
+
+        They start after most of the earlier ones are written and ``told``, or have timed out.
+        """
         if not self._held or now_ms >= self._begun_at_ms + _PATIENCE_MS:
             self._begun.clear()
         else:
@@ -65,7 +68,7 @@ class PendingMoves:
         return chosen
 
     def _forget_told(self, told: Callable[[Partition], bool]) -> None:
-        """From the one that was begun first on, up to one that is not told: they are told in that order."""
+        """Drop the started moves that brokers have received, up to the first that they have not."""
         done = []
         for partition in self._begun:
             if partition.pending is not None or not told(partition):

@@ -1,8 +1,8 @@
-"""Where a topic's replicas go: different hosts first, then racks, then brokers; leaders and replicas of each topic
-evenly over all brokers, and those of all topics as evenly as that leaves room for.
+"""The placement of a topic's replicas: on different hosts, then racks, then brokers, and evenly over all brokers.
 
-Pure and deterministic: the same brokers and the same load give the same assignment. The first replica of each
-partition is its preferred leader. ``assignment_spread`` does the work.
+The leaders and replicas of each topic are even. Those of all topics are as even as that allows. The module is pure and
+deterministic: the same brokers and the same load give the same assignment. The first replica of each partition is its
+preferred leader. ``assignment_spread`` does the work.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 
 MAX_PARTITIONS = 100_000
-#: Partitions that one request may make. Kafka's controllers refuse more, too.
+#: The number of new partitions that one request may add. Kafka's controllers limit it, too.
 MAX_NEW_PARTITIONS = 10_000
-#: New partitions that are placed within a turn of the loop; more are placed in a thread.
+#: The number of new partitions that the event loop places itself; more are placed in a thread.
 FEW_PARTITIONS = 100
 
 Assignment = tuple[tuple[int, ...], ...]
 
 
 class Placement(NamedTuple):
-    """``warning`` says why the assignment is weaker than asked for; empty when it is not."""
+    """An assignment; ``warning`` says why it is weaker than requested, or is empty."""
 
     assignment: Assignment
     warning: str = ""
 
 
 class Load(NamedTuple):
-    """What brokers carry already: broker id to number of partitions led, and of replicas held."""
+    """The current load: broker id to the number of partitions led, and of replicas held."""
 
     leaders: Mapping[int, int] = {}
     replicas: Mapping[int, int] = {}
@@ -46,11 +46,12 @@ def place(
     load: Load | None = None,
     beside: Assignment = (),
 ) -> Placement:
-    """Assign ``partitions`` times ``replication_factor`` replicas to live brokers. ``beside``: the partitions that the
-    topic has already; they stay, and the new ones make the topic as a whole even.
+    """Assign ``partitions`` times ``replication_factor`` replicas to live brokers.
+
+    ``beside`` are the topic's existing partitions. They stay, and the new ones make the whole topic even.
 
     Raises:
-        BrokerError: INVALID_REPLICATION_FACTOR, INVALID_PARTITIONS.
+      BrokerError: INVALID_REPLICATION_FACTOR, INVALID_PARTITIONS.
     """
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise BrokerError(
@@ -72,7 +73,7 @@ def check_new(added: int) -> None:
     """Raise BrokerError INVALID_PARTITIONS for more new partitions than one request may make."""
     if added > MAX_NEW_PARTITIONS:
         detail = f"found {added} new partitions in one request; expected at most {MAX_NEW_PARTITIONS}"
-        raise BrokerError(ErrorCode.INVALID_PARTITIONS, f"{detail}: make these, and add the others with more requests")
+        raise BrokerError(ErrorCode.INVALID_PARTITIONS, f"{detail}: add the others with more requests")
 
 
 def _sites(brokers: Sequence[BrokerEndpoint], load: Load, beside: Assignment) -> list[Site]:
@@ -92,10 +93,10 @@ def _sites(brokers: Sequence[BrokerEndpoint], load: Load, beside: Assignment) ->
 
 
 def check_assignment(assignment: Assignment, brokers: Sequence[BrokerEndpoint]) -> Placement:
-    """Check an assignment given by the user; same warning as ``place``.
+    """Validate an assignment of the user; return it with the same warning as ``place``.
 
     Raises:
-        BrokerError: INVALID_REPLICA_ASSIGNMENT.
+      BrokerError: INVALID_REPLICA_ASSIGNMENT.
     """
     known = {broker.broker_id for broker in brokers}
     for partition, replicas in enumerate(assignment):
@@ -114,7 +115,7 @@ def check_assignment(assignment: Assignment, brokers: Sequence[BrokerEndpoint]) 
 
 
 def shared_hosts(assignment: Assignment, brokers: Sequence[BrokerEndpoint]) -> str:
-    """A sentence when replicas of one partition share a host, else empty."""
+    """Return a sentence if replicas of one partition share a host, otherwise an empty string."""
     host_of = {broker.broker_id: broker.host for broker in brokers}
     sharing = [
         partition

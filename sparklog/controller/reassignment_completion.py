@@ -1,4 +1,4 @@
-"""Moves found to be done in one look at the partitions: put together into one write a topic."""
+"""Finished reassignments of one evaluation, combined into one write per topic."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from sparklog.controller.effects import CREATE, StateWrite, WriteTopic
 
 
 class ReassignmentCompletion:
-    """Lives for one look."""
+    """The finished reassignments that one evaluation finds."""
 
     def __init__(self) -> None:
         self._found: dict[Topic, dict[Partition, StateWrite | None]] = {}
 
     def look(self, partition: Partition, standing: election.IsrLiveness) -> None:
-        """Note the partition if it has moved, with the state that leaves it in; None: the one it is in. While its
-        topic is being written it is left: it will be looked at again after that."""
+        """Note the partition if its reassignment is finished, with its final state; None: the state stays as it is.
+
+        A partition whose topic is being written is skipped. It is evaluated again after that.
+        """
         move, topic = partition.move, partition.topic
         if move is None or topic.pending is not None or topic.rereading:
             return
@@ -27,7 +29,7 @@ class ReassignmentCompletion:
                 self._found.setdefault(topic, {})[partition] = state_write(partition, end)
 
     def orders(self) -> list[tuple[Topic, WriteTopic]]:
-        """One write for each topic, of so many partitions at most."""
+        """Return one write per topic, each of at most ``MAX_FINISHED`` partitions."""
         orders = []
         for topic, found in self._found.items():
             ended = dict(list(found.items())[: reassignments.MAX_FINISHED])

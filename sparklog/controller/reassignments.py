@@ -1,16 +1,18 @@
-"""When a partition that moves may let replicas go, who leads it meanwhile, and when the move is done. Pure.
+"""The phases of a reassignment: when replicas may leave, which replica leads meanwhile, and when it is finished.
 
-A move is a level in the topic's record: ``assignment`` holds the target, followed by the replicas that will go. The
-phases follow from the partition's state alone, so that a new controller goes on where the last one was:
+The module is pure. A reassignment is a level in the topic's record: ``assignment`` has the target, followed by the
+replicas that will leave. The phases follow from the partition's state alone, so a new controller continues where the
+last one stopped:
 
-    copying   the target is not all in sync: nobody goes; the leader adds members as they catch up
-    leaving   it is: leadership moves into the target; the leader takes the others out of the ISR
-    done      nobody but the target is in the ISR: one write ends the move in the record and raises the leader epoch
+  copying   some of the target is not in sync: no replica leaves; the leader adds members as they catch up
+  leaving   the target is in sync: leadership moves into the target; the leader removes the others from the ISR
+  done      only the target is in the ISR: one write ends the move in the record and raises the leader epoch
 
-The raised epoch makes the end of a move known to a leader and to replicas that nobody could tell: whoever is no
-replica any more cannot fetch in it. Members are taken out of the ISR by the leader only, as everywhere.
+The raised epoch reveals the end of a reassignment to a leader and to replicas that no broker could notify: a broker
+that is no longer a replica cannot fetch in it. Only the leader removes members from the ISR, as everywhere.
 
-A cancelled move (its target is what it began with) need not wait for replicas that were away before it began.
+A cancelled reassignment (its target is the original assignment) does not wait for replicas that were absent before it
+started.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ import msgspec
 from sparklog.controller import election
 from sparklog.model import Reassignment, TopicRecord, VersionedState
 
-#: Ends of moves in one write: with their states well below ZooKeeper's limit, whatever the record's own size.
+#: The number of finished moves in one write. With their states it stays well below ZooKeeper's limit, whatever the
+#: record's own size.
 MAX_FINISHED = 200
 
 REASSIGNED = "reassigned"
 
 
 def may_leave(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
-    """Whether the replicas that are not in the target may go. ``min_isr`` is the topic's min.insync.replicas."""
+    """Return whether replicas outside the target may leave. ``min_isr`` is the topic's min.insync.replicas."""
     target = set(move.target)
     if target.issubset(isr):
         return True
@@ -39,7 +42,7 @@ def may_leave(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
 def leaving(
     replicas: tuple[int, ...], move: Reassignment | None, isr: Collection[int], min_isr: int
 ) -> tuple[int, ...]:
-    """Whom the partition's leader is to take out of the ISR."""
+    """Return the replicas that the partition's leader must remove from the ISR."""
     if move is None or not may_leave(move, isr, min_isr):
         return ()
     return tuple(r for r in replicas if r not in move.target)
@@ -53,7 +56,7 @@ def next_leader(
     unfit: Collection[int],
     min_isr: int,
 ) -> election.Decision | None:
-    """Leadership moves into the target once the others may go, to a member that is live, sound and stays."""
+    """Return the move of the leadership to a live, sound member of the target, after the others may leave."""
     state = stored.state
     if state.leader in move.target or not election.stands(stored, standing, unfit):
         return None
@@ -65,7 +68,7 @@ def next_leader(
 
 
 def only_reorders(replicas: tuple[int, ...], move: Reassignment) -> bool:
-    """The same replicas in another order: nothing is copied and nobody goes."""
+    """Return whether the replicas only change their order: nothing is copied and no replica leaves."""
     return set(replicas) == set(move.target) == set(move.original)
 
 
@@ -77,7 +80,7 @@ def finish(
     unfit: Collection[int],
     min_isr: int,
 ) -> election.Decision | None:
-    """The state that ends the move, or None while it goes on. Only under a leader that stands."""
+    """Return the state that ends the reassignment, or None if it is not finished or has no live leader."""
     state = stored.state
     if state.leader not in move.target or not set(state.isr).issubset(move.target):
         return None
@@ -87,7 +90,7 @@ def finish(
 
 
 def finished_record(record: TopicRecord, partitions: Iterable[int]) -> TopicRecord:
-    """The record once these partitions have moved."""
+    """Return the record after the reassignments of these partitions."""
     moves = dict(record.reassigning)
     assignment = list(record.assignment)
     for number in partitions:
@@ -96,7 +99,7 @@ def finished_record(record: TopicRecord, partitions: Iterable[int]) -> TopicReco
 
 
 def moving_record(record: TopicRecord, targets: Mapping[int, tuple[int, ...]]) -> TopicRecord:
-    """The record with moves to ``targets`` begun, or those under way turned to them."""
+    """Return the record with moves to ``targets`` started, or with moves in progress redirected to them."""
     moves = dict(record.reassigning)
     assignment = list(record.assignment)
     for number, target in targets.items():

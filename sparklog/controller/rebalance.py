@@ -1,25 +1,25 @@
-"""When leaderships that have wandered off are to go back to the preferred leaders: every so often, so many at a time.
+"""The times at which leaderships return to the preferred leaders: once per interval, a limited number at a time.
 
-After a broker was away its partitions are led by others. Moving them back costs each a short pause, so they do not all
-move in one moment. Mutable, owned by one ``Controller``. Source: Kafka's ``auto.leader.rebalance.enable``.
+After an absence of a broker, other brokers lead its partitions. A return causes a short pause for each partition, so
+they do not all return at once. Mutable, owned by one ``Controller``. Source: Kafka's ``auto.leader.rebalance.enable``.
 """
 
 from __future__ import annotations
 
-#: Leaderships moved in one round, and the pause to the next one while there are more.
+#: Leaderships moved in one round, and the pause before the next round if there are more.
 MAX_MOVED = 500
 _NEXT_ROUND_MS = 1000
 
 
 class Rebalance:
-    """``interval_ms`` 0: never."""
+    """The schedule of rounds; ``interval_ms`` 0 disables it."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
         self.deadline_ms: int | None = None
 
     def start(self, now_ms: int) -> None:
-        """A term begins: brokers may be about to return, and are given one interval."""
+        """Start a term, and give brokers one interval to return."""
         if self._interval_ms:
             self.deadline_ms = now_ms + self._interval_ms
 

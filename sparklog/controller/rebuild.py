@@ -1,11 +1,12 @@
-"""What ZooKeeper has to hold for the logs that the brokers' directories have, after its data was lost. Pure.
+"""The content that ZooKeeper needs after the loss of its data, derived from the logs in the brokers' directories.
 
-Each partition is led next by the broker whose log ends latest: with the highest last leader epoch and, among those, the
-greatest log end. It has every committed record that any of the directories has. It is the partition's only in-sync
-member at first; the others join as they catch up. Every number begins above what any directory has seen.
+The module is pure. The next leader of each partition is the broker with the longest log: the highest last leader epoch
+and, among those, the greatest log end offset. This log has every committed record of all given directories. The broker
+is the partition's only in-sync replica at first; the others join as they catch up. Every number starts above the
+highest that any directory has seen.
 
-Only directories that are given count. A partition of which they have fewer logs than it has replicas is named: the
-missing ones may hold records that these lack.
+Only the given directories count. A finding names each partition with fewer logs than replicas: the missing logs may
+have records that these lack.
 """
 
 from __future__ import annotations
@@ -28,23 +29,29 @@ from sparklog.model import (
 )
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, parse_schema
 
-#: Numbers that are left out above the highest that a directory has seen: others may have seen more.
+#: The numbers that are skipped above the highest that a directory has seen: other directories may have seen more.
 _CONTROLLER_EPOCHS = 1000
 _PRODUCER_IDS = 1_000_000
 _LEADER_EPOCHS = 100
-#: Where no directory has noted a controller epoch, as those of 0.1.0 have not.
+#: The epoch for directories that have recorded none, as those of release 0.1.0.
 _UNKNOWN_CONTROLLER_EPOCH = 100_000
 
 
 class RebuiltTopic(NamedTuple):
-    """``states``: of the partitions that have a log. Another one is new to the controller, as it holds nothing."""
+    """A topic and the states of its partitions that have a log.
+
+    A partition without a log is new to the controller, because it holds nothing.
+    """
 
     record: TopicRecord
     states: dict[int, LeaderAndIsr]
 
 
 class RebuiltCluster(NamedTuple):
-    """``brokers``: by id, the incarnation that was registered last. ``findings``: what an operator should know."""
+    """The content for ZooKeeper.
+
+    ``brokers`` has the last registered incarnation by broker id. ``findings`` are sentences for the operator.
+    """
 
     cluster_id: str
     controller_epoch: int
@@ -55,10 +62,10 @@ class RebuiltCluster(NamedTuple):
 
 
 def rebuild_cluster(inventories: Sequence[DirectoryInventory]) -> RebuiltCluster:
-    """Return what ZooKeeper has to hold.
+    """Return the content that ZooKeeper needs.
 
     Raises:
-        ClusterError: the directories are of several clusters, or two are of one broker.
+      ClusterError: the directories are of several clusters, or two are of one broker.
     """
     if not inventories:
         raise ClusterError("no log directory given")
@@ -92,10 +99,13 @@ def rebuild_cluster(inventories: Sequence[DirectoryInventory]) -> RebuiltCluster
 def rebuild_topics(
     logs: Iterable[LogCopy], notes: Iterable[TopicNote], *, asked: Collection[int], findings: list[str]
 ) -> list[RebuiltTopic]:
-    """Return the topics that these logs are of, by name. ``asked``: brokers all of whose logs are there.
+    """Return the topics of these logs, by name.
 
-    Of several topics of one name the latest counts. The logs of the others are named in ``findings``; their brokers
-    will set them aside."""
+    ``asked`` are brokers whose logs are all given.
+
+    If several topics have one name, the latest counts. ``findings`` names the logs of the others; their brokers set
+    these logs aside.
+    """
     newest: dict[str, TopicNote] = {}
     for note in notes:
         known = newest.get(note.topic_id)
@@ -107,7 +117,7 @@ def rebuild_topics(
     ids_by_name: defaultdict[str, list[str]] = defaultdict(list)
     for topic_id, copies in by_id.items():
         ids_by_name[copies[0].topic].append(topic_id)
-    for note in newest.values():  # without a record yet
+    for note in newest.values():  # Such a topic has no record yet.
         if note.topic_id not in by_id:
             ids_by_name[note.name].append(note.topic_id)
     rebuilt = []
@@ -137,7 +147,7 @@ def rebuild_topic(
     asked: Collection[int],
     findings: list[str],
 ) -> RebuiltTopic:
-    """Return one topic. Without a note its settings are the defaults."""
+    """Return one topic. Without a note it gets the default settings."""
     copies: defaultdict[int, list[LogCopy]] = defaultdict(list)
     for log in logs:
         copies[log.partition].append(log)
@@ -155,7 +165,7 @@ def rebuild_topic(
         if found:
             best = found[0]
             epoch = max(best.last_epoch, 0) + _LEADER_EPOCHS
-            # A copy that turns up later and has more committed records is not cut.
+            # A copy that appears later with more committed records is not truncated.
             states[number] = LeaderAndIsr(NO_LEADER, epoch, (best.broker_id,), 0, lossy_epoch=NO_LOSS)
             missing = sorted(set(known) - {log.broker_id for log in found} - set(asked))
             if missing:
@@ -184,7 +194,9 @@ def _schemas(logs: Sequence[LogCopy], note: TopicNote | None) -> tuple[TopicSche
 
 
 def _default_config(name: str) -> dict[str, str]:
-    """Return settings of a topic without a note. Nothing is deleted before an operator has said what may go; of the
-    log's own topics, that of groups' offsets is compacted."""
+    """Return the settings of a topic without a note.
+
+    Nothing is deleted before an operator decides what may go. The internal topic of group offsets is compacted.
+    """
     kept = {"retention.ms": "-1"}
     return {**kept, "cleanup.policy": "compact"} if is_internal(name) and name.endswith("offsets") else kept

@@ -1,11 +1,10 @@
-"""Cuts that replicas refuse: the leader lacks committed records that its follower holds. Mutable, owned by one
-``Controller``.
+"""Refused truncations: a follower holds committed records that its leader lacks.
 
-A refusal proves that the leader has lost its log, or was given an old copy of it, and nothing has noticed. The replica
-that refuses is elected if its log is sound. Where a leader that was elected so meets another refusal, the copies
-contradict each other: the partition is disputed, and nobody leads it before an operator has decided. A second replica
-that holds the same records up to a higher offset is no contradiction: it leads then, and the marks rise, so that this
-ends.
+A refusal proves that the leader lost its log, or was given an old copy of it, without detection. The controller elects
+the replica that refuses if its log is sound. If a leader that was elected this way meets another refusal, the copies
+contradict each other: the partition is disputed, and no replica leads it before an operator decides. A second replica
+that holds the same records up to a higher offset is no contradiction: it leads then. The high watermarks rise, so this
+ends. Mutable, owned by one ``Controller``.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from sparklog.model import NO_LEADER, VersionedState
 
 
 class Settled(NamedTuple):
-    """What becomes of a partition with a refused cut, and what people are told."""
+    """The decision for a partition with a refused truncation, and its report."""
 
     decision: election.Decision
     report: Report
 
 
 class RefusedTruncations:
-    """The refusals that stand, by partition. They are a level: a replica withdraws its own."""
+    """The current refusals by partition. They are a level: a replica withdraws its own."""
 
     def __init__(self) -> None:
         self._by_partition: dict[Partition, list[CutRefused]] = {}
 
     def read(self, refusals: Iterable[CutRefused], state: ClusterState) -> list[Partition]:
-        """Take note of all refusals that stand; return the partitions they concern."""
+        """Replace the known refusals; return the partitions that they concern."""
         self._by_partition = {}
         for refusal in refusals:
             partition = state.partition(refusal.tp)
@@ -43,11 +42,11 @@ class RefusedTruncations:
         return list(self._by_partition)
 
     def forget(self, partition: Partition) -> None:
-        """The partition's topic is gone."""
+        """Drop the refusals of a partition whose topic is gone."""
         self._by_partition.pop(partition, None)
 
     def settle(self, partition: Partition, standing: election.IsrLiveness) -> Settled | None:
-        """Return what follows from the refusals of the present leader's cuts, or None where there are none."""
+        """Return the result of the refusals of the current leader's truncations, or None if there are none."""
         stored, refusals = partition.stored, self._by_partition.get(partition)
         if stored is None or not refusals or stored.state.leader == NO_LEADER:
             return None
@@ -78,8 +77,8 @@ def _words(stored: VersionedState, refusal: CutRefused, *, sound: bool) -> str:
         f"{refusal.high_watermark}, which broker {refusal.broker_id} holds"
     )
     if sound:
-        return f"{found} and does not cut: broker {refusal.broker_id} leads now"
+        return f"{found} and does not truncate: broker {refusal.broker_id} leads now"
     return (
-        f"{found}, and neither log can be taken for the whole one: the partition is offline until you stop the brokers "
-        f"whose copies are to be given up and run 'sparklog topics elect-leaders {tp.topic}:{tp.partition} --unclean'"
+        f"{found}, and neither log is known to be complete: the partition is offline until you stop the brokers "
+        f"whose copies you give up and run 'sparklog topics elect-leaders {tp.topic}:{tp.partition} --unclean'"
     )

@@ -1,7 +1,7 @@
-"""Where replicas go that have to move: another replication factor, or a broker to be emptied.
+"""Targets for replicas that have to move, for another replication factor or to empty a broker.
 
-Pure and deterministic. Replicas that may stay do, in their order; new ones stand at the end, on the lightest broker
-that adds a host, else a rack, else a broker.
+The module is pure and deterministic. Replicas that may stay do, in their order. New ones come at the end, on the least
+loaded broker that adds a host, else a rack, else a broker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sparklog.model import BrokerEndpoint, TopicPartition
 
 
 class ReplicaTargets:
-    """Collects new targets, one partition after the other, and counts what each gives a broker to carry."""
+    """The targets of partitions, chosen one after the other, with a count of the replicas of each broker."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class ReplicaTargets:
         *,
         without: Collection[int] = (),
     ) -> None:
-        """``brokers``: the live ones; ``replicas``: of all partitions, as they are; ``without``: to hold nothing."""
+        """Keep the live ``brokers`` and the ``replicas`` of all partitions; brokers in ``without`` hold nothing."""
         self._brokers = [
             broker for broker in sorted(brokers, key=lambda b: b.broker_id) if broker.broker_id not in without
         ]
@@ -32,10 +32,10 @@ class ReplicaTargets:
         self._load = Counter(broker_id for holders in replicas.values() for broker_id in holders)
 
     def of(self, tp: TopicPartition, replicas: Sequence[int], replication_factor: int) -> tuple[int, ...]:
-        """The target of one partition; the same as ``replicas`` when nothing has to move.
+        """Return the target of one partition, which is ``replicas`` if nothing has to move.
 
         Raises:
-            BrokerError: INVALID_REPLICATION_FACTOR when there are not enough brokers.
+          BrokerError: INVALID_REPLICATION_FACTOR if there are not enough brokers.
         """
         kept = [replica for replica in replicas if replica not in self._without]
         while len(kept) > max(replication_factor, 0):
@@ -59,15 +59,18 @@ class ReplicaTargets:
         if not free:
             raise BrokerError(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"{tp} is to have {replication_factor} replicas; brokers that may hold one: "
+                f"{tp} needs {replication_factor} replicas; brokers that may hold one: "
                 f"{sorted({*kept, *(broker.broker_id for broker in self._brokers)})}",
             )
         best = min(free, key=lambda b: (b.host in hosts, b.rack in racks, self._load[b.broker_id], b.broker_id))
         return best.broker_id
 
     def _least_needed(self, kept: Sequence[int]) -> int:
-        """One that is not live, else one that shares its host, else the one with most to carry; never the first that
-        is live, which leads."""
+        """Return a replica to drop.
+
+        One that is not live comes first, then one that shares its host, then the one on the most loaded broker. The
+        first live replica leads and is never dropped.
+        """
 
         def need(replica: int) -> tuple[bool, bool, bool, int]:
             broker = self._known.get(replica)

@@ -1,7 +1,8 @@
-"""Who still counts on brokers that asked to be relieved: leaders at work that have them in their in-sync sets.
+"""Leaders that still need brokers in controlled shutdown: live leaders with these brokers in their ISRs.
 
-Asked in every step while there are such brokers, whose partitions become fewer by and by: so what was found at one look
-is gone through first, and all that a broker hosts only where none of it is left. Mutable, owned by one ``Controller``.
+The controller checks this in every step while such brokers exist, and their partitions decrease gradually. The check
+therefore starts with the partitions that the last check found. It examines all partitions of a broker only when none of
+those is left. Mutable, owned by one ``Controller``.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ from sparklog.controller.cluster_state import ClusterState, Partition
 
 
 class ShutdownBlockers:
-    """``among`` is all there is to ask."""
+    """The partitions that block the shutdown of brokers; ``among`` is the only query."""
 
     def __init__(self) -> None:
-        #: By broker, those that counted on it when all it hosts was looked at last, but for those that do not any more.
-        #: None: nobody does.
+        #: By broker, the partitions that needed it at the last full check, without those that no longer do. None: no
+        #: partition needs it.
         self._left: dict[int, list[Partition] | None] = {}
-        #: How many states had become known when that was found.
+        #: The number of stored states at that check.
         self._seen = 0
 
     def among(self, leaving: Iterable[int], state: ClusterState, live: Container[int]) -> dict[int, bool]:
-        """Whether leaders count on these brokers, which lead nothing. ``live`` are brokers at work.
+        """Return for each of these brokers, which lead nothing, whether leaders need it.
 
-        Who is counted on by nobody may be again: a leader may have taken it in before it heard that it leaves. That is
-        looked for as states become known.
+        ``live`` are the live brokers.
+
+        A broker that no leader needs may be needed again: a leader may have added it before the leader received the
+        news of its shutdown. The check runs again when states become known.
         """
         if self._seen != state.stores:
             self._seen = state.stores

@@ -1,10 +1,10 @@
-"""Partitions whose whole in-sync set lost its page cache: who is asked, who has answered, when it is decided.
+"""Recovery of partitions whose whole ISR lost its page cache: requests for log ends, responses and the decision.
 
-After a power cut no member can vouch for its tail, and electing just anyone would throw away what another still has.
-So all members are asked what their logs end with, and the greatest (leader epoch of the last batch, log end offset)
-leads. Where all members have lost the log itself, the other live replicas are asked as well. Members that are away are
-waited for without limit: their logs may be whole. Replicas that are here but do not answer are waited for up to
-``unclean.recovery.timeout.ms``.
+After a power failure no member can vouch for its tail, and the election of an arbitrary member would discard records
+that another still has. The controller therefore requests the log ends of all members, and the greatest (leader epoch of
+the last batch, log end offset) leads. If all members have lost the log itself, the controller requests them from the
+other live replicas as well. It waits without limit for absent members, because their logs may be whole. It waits up to
+``unclean.recovery.timeout.ms`` for live replicas that do not respond.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Search:
 
 
 class UncleanRecovery:
-    """Mutable, owned by one ``Controller``."""
+    """The searches for the longest log; mutable, owned by one ``Controller``."""
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
@@ -37,7 +37,7 @@ class UncleanRecovery:
         return self._ask_at_ms
 
     def search(self, partition: Partition, members: tuple[int, ...], now_ms: int) -> None:
-        """Begin, or go on, looking for the greatest of ``members``."""
+        """Start or continue the search for the longest log among ``members``."""
         found = self._searches.get(partition)
         if found is None:
             self._searches[partition] = _Search(members, now_ms + self._timeout_ms)
@@ -48,12 +48,12 @@ class UncleanRecovery:
             self._ask_at_ms = now_ms
 
     def give_up(self, partition: Partition) -> None:
-        """It is not, or no longer, a case for this."""
+        """End the search for a partition that needs no recovery (any more)."""
         if self._searches:
             self._searches.pop(partition, None)
 
     def forget(self, broker_id: int) -> None:
-        """The broker is another incarnation now: what it said does not hold."""
+        """Drop the log ends of a broker that has a new incarnation."""
         for search in self._searches.values():
             search.ends.pop(broker_id, None)
 
@@ -63,7 +63,7 @@ class UncleanRecovery:
             search.ends[broker_id] = end
 
     def decided(self, partition: Partition, now_ms: int) -> Mapping[int, tuple[int, int]] | None:
-        """What to elect from: every member's answer, or after the time-out those there are."""
+        """Return the log ends to elect from: those of all members, or after the timeout those that arrived."""
         search = self._searches.get(partition)
         if search is None or not search.ends:
             return None
@@ -74,7 +74,7 @@ class UncleanRecovery:
         return [partition for partition, search in self._searches.items() if now_ms >= search.deadline_ms]
 
     def to_ask(self, live: Collection[int], now_ms: int) -> dict[int, list[Partition]]:
-        """Whom to ask for what, now."""
+        """Return the brokers to send requests to now, with the partitions of each."""
         if self._ask_at_ms is None or now_ms < self._ask_at_ms:
             return {}
         questions: dict[int, list[Partition]] = {}

@@ -1,10 +1,11 @@
-"""In-sync claims that are void because their broker lost its page cache or logs. Mutable, owned by one ``Controller``.
+"""ISR memberships that are void because their broker lost its page cache or logs.
 
-A broker that comes back unable to vouch for its logs is suspected on every partition it hosts, until the partition's
-ISR, read after its registration, is seen without it. Until then its replica is not elected while another member can
-be trusted, and the partition's leader is told that the broker is away, so that it takes it out of the ISR. Once no
-partition is left the broker is trusted like any other. A broker that doubts some of its logs is suspected on these
-alone: it is not said to be away, but the leaders of these partitions are told to take it out of their ISRs.
+Mutable, owned by one ``Controller``. A broker that returns and cannot vouch for its logs is untrusted on every
+partition that it hosts, until the partition's ISR, read after its registration, does not contain it. Until then its
+replica is not elected while another member can be trusted, and the partition's leader receives a table without the
+broker, so that it removes the broker from the ISR. When no partition is left, the broker is trusted like any other. A
+broker that doubts some of its logs is untrusted on these alone: it stays in the table, and the leaders of these
+partitions are ordered to remove it from their ISRs.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from sparklog.model import BrokerRegistration
 
 
 class UntrustedReplicas:
-    """``Partition.suspects`` and ``Partition.void`` hold the same facts by partition; only this class changes them."""
+    """The untrusted replicas by broker.
+
+    ``Partition.suspects`` and ``Partition.void`` have the same facts by partition; only this class changes them.
+    """
 
     def __init__(self) -> None:
         self._by_broker: dict[int, set[Partition]] = {}
-        #: Brokers that doubt some of their logs only.
+        #: Brokers that doubt only some of their logs.
         self._in_part: set[int] = set()
-        #: Partitions whose leaders have been told, or are about to be, to take out a broker that need not go any more.
+        #: Partitions whose leaders have received, or are about to receive, the order to remove a broker that may stay.
         self._cleared: dict[Partition, None] = {}
 
     def begin(
         self, broker_id: int, partitions: Iterable[Partition], *, in_part: bool = False, unread: bool = False
     ) -> list[Partition]:
-        """Suspect the broker on those of ``partitions`` whose ISR it may be in, and return them. ``in_part``: it
-        vouches for its other logs."""
+        """Distrust the broker on those of ``partitions`` whose ISR may contain it, and return them.
+
+        ``in_part`` means that it vouches for its other logs.
+        """
         suspected = [p for p in partitions if unread or p.stored is not None or p.pending is not None]
         self._by_broker[broker_id] = set(suspected)
         if in_part:
@@ -41,37 +47,37 @@ class UntrustedReplicas:
         return suspected
 
     def end(self, broker_id: int) -> None:
-        """The broker is gone, or another incarnation."""
+        """End all distrust of a broker that is gone or has a new incarnation."""
         for partition in self._by_broker.pop(broker_id, ()):
             self._clear(partition, broker_id)
         self._in_part.discard(broker_id)
 
     def take_cleared(self) -> list[Partition]:
-        """Return the partitions whose leaders are to be told that a broker need not leave the ISR any more."""
+        """Return the partitions whose leaders must learn that a broker may stay in the ISR."""
         if not self._cleared:
             return []
         cleared, self._cleared = self._cleared, {}
         return list(cleared)
 
     def review(self, partition: Partition) -> None:
-        """Drop the suspicions that the partition's state, if it is known for certain, shows to be settled."""
+        """End the distrust that the partition's state, if it is known for certain, shows to be settled."""
         if not partition.suspects or partition.rereading or partition.pending is not None or partition.stored is None:
             return
         isr = partition.stored.state.isr
         self._acquit(partition, [broker_id for broker_id in partition.suspects if broker_id not in isr])
 
     def drop(self, partition: Partition) -> None:
-        """All of the partition's: its new leader is the measure, whatever it lost."""
+        """End all distrust on the partition: its new leader's log is the reference, whatever it lost."""
         if partition.suspects:
             self._acquit(partition, list(partition.suspects))
 
     def forget(self, partition: Partition) -> None:
-        """The partition's topic is gone, and no broker is to be told of it."""
+        """Drop a partition whose topic is gone; brokers need no notice."""
         self.drop(partition)
         self._cleared.pop(partition, None)
 
     def open(self, live: Mapping[int, BrokerRegistration]) -> set[int]:
-        """Brokers with void claims that a leader at work can take away."""
+        """Return the brokers with void ISR memberships that a live leader can remove."""
         return {
             broker_id
             for broker_id, partitions in self._by_broker.items()
@@ -80,7 +86,7 @@ class UntrustedReplicas:
         }
 
     def settled(self) -> list[int]:
-        """Brokers suspected nowhere any more; each is returned once."""
+        """Return the brokers that are untrusted on no partition any more; each is returned once."""
         clear = [broker_id for broker_id, partitions in self._by_broker.items() if not partitions]
         for broker_id in clear:
             del self._by_broker[broker_id]
@@ -102,7 +108,7 @@ class UntrustedReplicas:
 
 
 def _led_by_another(partition: Partition, broker_id: int, live: Mapping[int, BrokerRegistration]) -> bool:
-    """Whether a leader at work may change the ISR, as far as is known."""
+    """Return whether a live leader may change the ISR, as far as is known."""
     stored = partition.stored
     if stored is None or partition.pending is not None or partition.rereading:
         return True

@@ -1,10 +1,10 @@
-"""Whether a broker's registration proves that ZooKeeper was put back from an older copy, and what follows. Pure.
+"""Detection that ZooKeeper was restored from an older copy, by the registrations of brokers.
 
-A broker registers with the highest numbers that its log directory has seen the cluster count to. A controller epoch
-above the present one, or the present one under another controller, was given by a ZooKeeper that knew more than this
-one. Then every counter is raised by more than can have been used since the copy was made, and the next controller
-begins above all that any broker has seen. A number that is out of all reason is not believed: its broker is left out,
-and one sentence says what to do.
+The module does no I/O. A broker registers with the highest numbers that its log directory has seen in the cluster. A
+controller epoch above the current one, or the current one of another controller, was assigned by a ZooKeeper with newer
+data. The controller then raises every counter by more than the cluster can have used since the copy was made, and the
+next controller starts above all numbers that any broker has seen. An implausibly high number is not believed: the
+controller leaves its broker out, and the report says what to do.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import NamedTuple
 from sparklog.controller.effects import RaiseCounters, Report
 from sparklog.model import BrokerRegistration
 
-#: Controller epochs and producer ids that are left out: some brokers may have seen more than the one that proves it.
+#: The controller epochs and producer ids that are skipped. Some brokers may have seen higher ones than this broker.
 _EPOCH_STRIDE = 1000
 _PRODUCER_ID_STRIDE = 1_000_000
-#: Above the present controller epoch by more than this nothing is believed.
+#: A number that is more than this above the current controller epoch is not believed.
 MOST_RAISED = 1_000_000
 
 
 class Judged(NamedTuple):
-    """``believed``: registrations that count. ``raise_counters``: ZooKeeper is older than one of their brokers."""
+    """The accepted registrations; ``raise_counters`` is set if ZooKeeper is older than one of their brokers."""
 
     believed: tuple[BrokerRegistration, ...]
     reports: tuple[Report, ...] = ()
@@ -31,7 +31,7 @@ class Judged(NamedTuple):
 
 
 class ZookeeperRollback:
-    """Judges registrations for one controller term. Mutable: it reports what it does not believe once."""
+    """The check of registrations for one controller term. Mutable: it reports a refused registration once."""
 
     def __init__(self, *, controller_id: str, controller_epoch: int) -> None:
         self._controller_id = controller_id
@@ -58,8 +58,8 @@ class ZookeeperRollback:
         producer_ids = max(found.seen.producer_ids for found in believed)
         detail = (
             f"ZooKeeper is older than broker {newest.broker_id}, which has seen controller epoch"
-            f" {newest.seen.controller_epoch} of {newest.seen.controller_id}; this is {self._controller_epoch} of"
-            f" {self._controller_id}: counters are raised"
+            f" {newest.seen.controller_epoch} of {newest.seen.controller_id}; the current one is"
+            f" {self._controller_epoch} of {self._controller_id}: the controller raises the counters"
         )
         order = RaiseCounters(
             newest.seen.controller_epoch + _EPOCH_STRIDE,
@@ -76,7 +76,7 @@ class ZookeeperRollback:
         self._reported.add(known)
         detail = (
             f"broker {found.broker_id} is left out: it has seen controller epoch {found.seen.controller_epoch}, more"
-            f" than {MOST_RAISED} above {self._controller_epoch}: put a newer copy of ZooKeeper's data back, or run"
+            f" than {MOST_RAISED} above {self._controller_epoch}: restore a newer copy of ZooKeeper's data, or run"
             " `sparklog zookeeper rebuild`"
         )
         return [Report("controller.brokers.refused", detail, grave=True)]

@@ -29,7 +29,7 @@ def test_the_replica_that_has_the_records_leads() -> None:
     assert world.trace() == ["2/1[2]"]
     assert world.state().lossy_epoch == NO_LOSS, "nothing is given up"
     assert words(world) == [
-        "t-0: broker 1 leads and lacks committed records from offset 10 to 30, which broker 2 holds and does not cut: "
+        "t-0: broker 1 leads and lacks committed records from offset 10 to 30, which broker 2 holds and does not truncate: "
         "broker 2 leads now"
     ]
     world.feed(RefusalsRead(()))
@@ -54,7 +54,7 @@ def test_contradicting_copies_elect_no_leader() -> None:
     assert world.trace() == ["-1/2[2]"]
     assert world.state().disputed
     assert words(world)[-1].endswith(
-        "the partition is offline until you stop the brokers whose copies are to be given up and run "
+        "the partition is offline until you stop the brokers whose copies you give up and run "
         "'sparklog topics elect-leaders t:0 --unclean'"
     )
     world.feed(RefusalsRead(()))
