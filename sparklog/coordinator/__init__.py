@@ -1,1 +1,1 @@
-"""Coordinators: who may end a transaction and how, and how far groups have read. Pure: events in, effects out."""
+"""Coordinators of transactions and consumer groups: pure state machines with events in and effects out."""

@@ -1,13 +1,16 @@
-"""The uniform assignor: which member of a group reads which partition. A pure function of what it is given.
+"""The uniform assignor: it decides which member of a group reads which partition.
 
-- Even: between two members that read the same topics the numbers of partitions differ by at most one. Where members
-  read different topics, no single partition could be given to another subscriber so that the two come closer.
-- Sticky: who has partitions keeps as many as that allows; nothing moves that need not.
+It is a pure function.
+
+- Even: the partition counts of two members with the same topics differ by at most one. If members
+  read different topics, no move of a single partition to another subscriber would bring their counts closer.
+- Sticky: a member keeps as many of its partitions as that allows; no partition moves without need.
 - Near: among the partitions that a member keeps or gets, those with a replica in its rack come first. Racks never
-  outweigh the other two.
+  outweigh the other two rules.
 
-Two steps: how many each member gets, by numbers alone, then which. Time grows with partitions and members, and with the
-number of different subscriptions. Source: KIP-848, server-side assignors; the algorithm is our own.
+It has two steps: it computes how many partitions each member gets, then which ones. Its time grows with the partitions
+and members, and with the number of different subscriptions. Source: KIP-848, server-side assignors; the algorithm is
+sparklog's own.
 """
 
 from __future__ import annotations
@@ -19,12 +22,16 @@ from typing import NamedTuple
 
 #: Topic name, topic id, partition.
 Part = tuple[str, str, int]
-#: Passes over the kinds of subscriptions; each settles one kind, and may unsettle those it shares members with.
+#: The number of passes over the kinds of subscriptions. Each pass evens one kind, which may make kinds that share
+#: members with it less even.
 _PASSES = 50
 
 
 class TopicView(NamedTuple):
-    """A topic as the cluster has it. ``racks``: of the replicas of each partition; empty when no broker has one."""
+    """A topic of the cluster.
+
+    ``racks`` has the racks of each partition's replicas; it is empty if no broker has one.
+    """
 
     topic_id: str
     partitions: int
@@ -32,14 +39,14 @@ class TopicView(NamedTuple):
 
 
 class Subscriber(NamedTuple):
-    """``topics``: those it reads that exist."""
+    """A member for the assignor. ``topics`` are its subscribed topics that exist."""
 
     topics: frozenset[str]
     rack: str = ""
 
 
 class _Class(NamedTuple):
-    """Topics with the same subscribers: their partitions are interchangeable but for racks."""
+    """Topics with the same subscribers. Their partitions are interchangeable except for racks."""
 
     members: Sequence[str]
     parts: Sequence[Part]
@@ -48,7 +55,7 @@ class _Class(NamedTuple):
 def assign(
     subscribers: Mapping[str, Subscriber], topics: Mapping[str, TopicView], owners: Mapping[Part, str]
 ) -> dict[str, list[Part]]:
-    """Every partition of a subscribed topic to one subscriber. ``owners``: who has, or is to have, what now."""
+    """Assign every partition of a subscribed topic to one subscriber. ``owners`` are the current or future owners."""
     classes = list(_classes(subscribers, topics))
     kept = [_kept(found, owners) for found in classes]
     counts = _counts(subscribers, classes, kept)
@@ -59,7 +66,7 @@ def assign(
 
 
 def _classes(subscribers: Mapping[str, Subscriber], topics: Mapping[str, TopicView]) -> Iterable[_Class]:
-    """The fewest subscribers first: who has no choice chooses first."""
+    """Return the classes, those with the fewest subscribers first: members with the fewest choices come first."""
     by_subscription: dict[frozenset[str], list[str]] = {}
     for member in sorted(subscribers):
         by_subscription.setdefault(subscribers[member].topics, []).append(member)
@@ -74,7 +81,7 @@ def _classes(subscribers: Mapping[str, Subscriber], topics: Mapping[str, TopicVi
         numbered = [
             (number, name, topics[name].topic_id) for name in names for number in range(topics[name].partitions)
         ]
-        # By number first: whoever gets a run of them has some of every topic.
+        # By number first: a member that gets consecutive parts has some of every topic.
         parts = [(name, topic_id, number) for number, name, topic_id in sorted(numbered)]
         found.append(_Class(members, parts))
     return sorted(found, key=lambda one: len(one.members))
@@ -95,8 +102,10 @@ def _kept(found: _Class, owners: Mapping[Part, str]) -> dict[str, list[Part]]:
 def _counts(
     subscribers: Iterable[str], classes: Sequence[_Class], kept: Sequence[Mapping[str, Sequence[Part]]]
 ) -> list[dict[str, int]]:
-    """Of each class, how many partitions each member gets: what it has, what is free to the least loaded, and then
-    levelled."""
+    """Return for each class the number of partitions of each member.
+
+    A member keeps what it has. Free partitions go to the least loaded members. The counts are then evened out.
+    """
     if len(classes) == 1:
         return [_even(kept[0], len(classes[0].parts))]
     counts = [{member: len(parts) for member, parts in having.items()} for having in kept]
@@ -113,7 +122,7 @@ def _counts(
 
 
 def _even(having: Mapping[str, Sequence[Part]], total: int) -> dict[str, int]:
-    """All read the same: those that have most keep the one that is left over."""
+    """Return even counts for one class; members with the most partitions keep those that remain."""
     each, over = divmod(total, len(having))
     by_most = sorted(having, key=lambda member: (-len(having[member]), member))
     return {member: each + (place < over) for place, member in enumerate(by_most)}
@@ -130,7 +139,7 @@ def _fill(free: int, count: dict[str, int], loads: dict[str, int]) -> None:
 
 
 def _level(count: dict[str, int], loads: dict[str, int]) -> int:
-    """Take from the most loaded and give to the least until they differ by one at most; how many went."""
+    """Move partitions from the most to the least loaded until they differ by at most one; return the number moved."""
     least = [(loads[member], member) for member in count]
     most = [(-loads[member], member) for member, number in count.items() if number]
     heapify(least)
@@ -139,7 +148,7 @@ def _level(count: dict[str, int], loads: dict[str, int]) -> int:
     while most:
         load, giver = most[0]
         if -load != loads[giver] or not count[giver]:
-            heappop(most)  # as it was before
+            heappop(most)  # The heap entry is stale.
             continue
         while least[0][0] != loads[least[0][1]]:
             heappop(least)
@@ -167,7 +176,7 @@ def _choose(
     count: Mapping[str, int],
     target: dict[str, list[Part]],
 ) -> None:
-    """Everyone keeps what it has as far as its number goes, and gets the rest of it from what is then free."""
+    """Choose partitions: each member keeps what its count allows and gets the rest from the free ones."""
     racks = _racks(found, subscribers, topics)
     taken: set[Part] = set()
     slots: dict[str, int] = {}
@@ -195,7 +204,7 @@ def _choose(
 def _racks(
     found: _Class, subscribers: Mapping[str, Subscriber], topics: Mapping[str, TopicView]
 ) -> dict[Part, frozenset[str]]:
-    """The racks of each partition that some subscriber is in; empty when racks do not matter."""
+    """Return the racks of each partition that contain some subscriber; empty if racks do not matter."""
     here = {subscribers[member].rack for member in found.members} - {""}
     if not here:
         return {}
@@ -216,7 +225,7 @@ def _near(
     slots: dict[str, int],
     target: dict[str, list[Part]],
 ) -> list[Part]:
-    """Give partitions to members in the racks of their replicas, those with the fewest racks first; what is left."""
+    """Assign partitions to members in their replicas' racks, those with the fewest racks first; return the rest."""
     by_rack: dict[str, deque[str]] = {}
     room: dict[str, int] = {}
     for member, number in slots.items():

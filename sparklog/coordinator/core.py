@@ -1,9 +1,9 @@
-"""What all coordinators have in common: keyed entries whose only memory is the log of one partition. Pure.
+"""The common part of all coordinators: keyed entries whose only memory is the log of one partition.
 
-A change of an entry is a draft, appended first and acted on, answered or sent only when it is committed; one is under
-way for each entry at a time. Expired entries are looked for now and then. The log is bounded by writing all that is
-live anew: some entries in one append, each when nothing else is being written for it. What a change means is for each
-kind of coordinator to say.
+The module is pure. A change of an entry is a draft. The coordinator appends it first, and applies it, sends it and
+responds only after the append is committed. At most one draft is in flight per entry. Expired entries are removed
+periodically. To bound the log, all live entries are written again: a few entries in one append, each when no other
+append is in flight for it. Each kind of coordinator defines the meaning of its drafts.
 """
 
 from __future__ import annotations
@@ -16,55 +16,61 @@ from sparklog.coordinator.effects import Append, Effect, Rewritten
 from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
 from sparklog.coordinator.log_records import Record
 
-#: While something is under way, time is looked at so often.
+#: The interval of ticks while an entry has work in progress.
 TICK_MS = 500
-#: Idle entries are looked for so often.
+#: The interval of the checks for idle entries.
 EXPIRY_CHECK_MS = 60_000
-#: Entries written anew in one append.
+#: The number of entries that one append of a rewrite contains.
 REWRITE_AT_ONCE = 200
 
 Draft = TypeVar("Draft")
 
 
 class Entry(Protocol[Draft]):
-    """All that is known of one key. ``draft``: the change under way; while there is one nothing else is served."""
+    """The state of one key.
+
+    ``draft`` is the change in flight; until it ends the coordinator serves nothing else for the key.
+    """
 
     key: str
     draft: Draft | None
 
     def all_records(self) -> list[Record]:
-        """What is durable of it, to be written anew."""
+        """Return the durable records of the entry, for a rewrite."""
 
     @property
     def record_count(self) -> int:
-        """As many as ``all_records`` gives."""
+        """Return the number of records that ``all_records`` returns."""
 
 
 _Entry = TypeVar("_Entry", bound=Entry[Any])
 
 
 class CoordinatorCore(ABC, Generic[_Entry, Draft]):
-    """Owner: the broker's event loop, for one leader epoch of one partition. ``load`` all records, then ``start``."""
+    """The coordinator of one partition for one leader epoch, owned by the broker's event loop.
+
+    The owner calls ``load`` with all records, then ``start``.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._effects: list[Effect] = []
         self._append = 0
         self._appends: dict[int, list[_Entry]] = {}
-        #: Keys still to be written anew, and appends that do it; None when there is no need.
+        #: The keys that a rewrite has yet to write, and its appends in flight; None: no rewrite is in progress.
         self._rewrite: dict[str, None] | None = None
         self._rewriting: set[int] = set()
         self._next_expiry_ms = 0
         self._next_tick_ms = 0
 
-    # --- the door --------------------------------------------------------------------------------------------------
+    # --- the entry point -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def load(self, records: Iterable[Record]) -> None:
-        """Take what the partition's log holds, in order. Raises ClusterError for what cannot be read."""
+        """Apply the records of the partition's log, in order. Raises ClusterError for an unreadable record."""
 
     def start(self, now_ms: int) -> list[Effect]:
-        """All is read: go on with what was under way."""
+        """Continue the work in progress after all records are read; return the effects."""
         self._effects = []
         self._next_expiry_ms = now_ms + EXPIRY_CHECK_MS
         self._next_tick_ms = now_ms + TICK_MS
@@ -72,7 +78,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
         return self._effects
 
     def step(self, event: Any, now_ms: int) -> list[Effect]:
-        """Take one fact; return what is to be done about it, in order."""
+        """Handle one event; return the effects that it requires, in order."""
         self._effects = []
         match event:
             case Appended():
@@ -91,7 +97,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @property
     def deadline_ms(self) -> int | None:
-        """When to send ``Ticked``, at the latest."""
+        """Return the latest time to send ``Ticked``."""
         times = [self._next_tick_ms] if self._watches() or self._rewrite is not None else []
         if self._entries:
             times.append(self._next_expiry_ms)
@@ -99,43 +105,43 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @property
     def live_records(self) -> int:
-        """What a rewrite of the whole log would write."""
+        """Return the number of records that a rewrite of the whole log would write."""
         return sum(entry.record_count for entry in self._entries.values())
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    # --- by each kind of coordinator -------------------------------------------------------------------------------
+    # --- for each kind of coordinator ------------------------------------------------------------------------------
 
     @abstractmethod
     def _take(self, event: Any, now_ms: int) -> None:
-        """A fact that is neither about the log nor the time."""
+        """Handle an event that is about neither the log nor the time."""
 
     @abstractmethod
     def _unchanged(self, entry: _Entry) -> Draft:
-        """A draft that changes nothing: the entry is only written anew."""
+        """Return a draft that changes nothing, for a rewrite of the entry."""
 
     @abstractmethod
     def _committed(self, entry: _Entry, draft: Draft, now_ms: int) -> None:
-        """``draft`` is in the log: take it over, answer, go on with what waits."""
+        """Handle a ``draft`` that is in the log: apply it, respond, and continue with waiting requests."""
 
     @abstractmethod
     def _refused(self, entry: _Entry, draft: Draft, detail: str, now_ms: int) -> None:
-        """``draft`` is not in the log and never will be: nothing has changed; tell who waits, go on."""
+        """Handle a ``draft`` that is not in the log and never will be: refuse its requests and continue."""
 
     @abstractmethod
     def _expire(self, entry: _Entry, now_ms: int) -> None:
-        """Begin to forget it if its time is up. Nothing is under way for it."""
+        """Start to remove the entry if its time is over. No draft is in flight for it."""
 
     def _started(self, now_ms: int) -> None:
-        """All is read."""
+        """Continue the work in progress after all records are read."""
 
     def _watches(self) -> bool:
-        """Whether ``_ticked`` is to be called."""
+        """Return whether ``_ticked`` must run periodically."""
         return False
 
     def _ticked(self, now_ms: int) -> None:
-        """Look at what has deadlines of its own."""
+        """Check the entries that have deadlines."""
 
     # --- durability ------------------------------------------------------------------------------------------------
 
@@ -183,10 +189,10 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
                 if entry.draft is None:
                     self._expire(entry, now_ms)
 
-    # --- bounding the log ------------------------------------------------------------------------------------------
+    # --- bounded log -----------------------------------------------------------------------------------------------
 
     def _rewrite_more(self) -> None:
-        """Write entries anew that nothing else is being written for; the others follow when that is done."""
+        """Write entries without a draft again, at most one append's share; the others follow later."""
         if self._rewrite is None:
             return
         ready: list[_Entry] = []

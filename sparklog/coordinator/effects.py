@@ -1,4 +1,4 @@
-"""What coordinators order. Each docstring says which event brings back the result."""
+"""Effects of coordinators. Each docstring names the event that returns the result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from sparklog.protocol.messages import GroupOffset, TopicPartitions, Transaction
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append these records as one batch to the coordinator's partition, acks=all. Then Appended once they are
-    committed, or AppendRefused when nothing was appended. A host that cannot tell ends this coordinator: what is in
-    the log is read again by the next."""
+    """An append of these records as one batch to the coordinator's partition, with acks=all.
+
+    The result is Appended after the commit, or AppendRefused if nothing was appended. A host that does not know the
+    outcome ends this coordinator; the next one reads the log again.
+    """
 
     append: int
     records: tuple[Record, ...]
@@ -21,8 +23,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class SendMarkers:
-    """Have the partitions' leaders write these markers, trying again until they have. Then MarkersWritten for each, in
-    any order."""
+    """Markers for the partitions' leaders, sent until the leaders have written them.
+
+    The result is MarkersWritten for each, in any order.
+    """
 
     key: str
     decision: int
@@ -31,7 +35,7 @@ class SendMarkers:
 
 @dataclass(frozen=True, slots=True)
 class SendOffsets:
-    """Give the group's coordinator these offsets, trying again until it has them. Then OffsetsWritten."""
+    """Offsets for the group's coordinator, sent until it has them. The result is OffsetsWritten."""
 
     key: str
     decision: int
@@ -41,7 +45,7 @@ class SendOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """``committed``: nothing is to be written."""
+    """The outcome of a begin. ``committed`` means that nothing has to be written."""
 
     committed: bool
     last_version: int
@@ -52,14 +56,14 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Nothing is open under the key but what the asking run has; this is committed."""
+    """The outcome of a settle request: this version is committed, and no other run has an open transaction."""
 
     last_version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The request is carried out, and what it changed is durable."""
+    """The outcome of a request whose changes are durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """As ``messages.HeartbeatReply``."""
+    """The outcome of a heartbeat, as ``messages.HeartbeatReply``."""
 
     member_epoch: int
     assigned: tuple[TopicPartitions, ...] = ()
@@ -87,7 +91,7 @@ Outcome = Begun | Settled | Done | Ended | Assigned | Refused
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer the request of this ticket. No result."""
+    """A response to the request with this ticket. There is no result."""
 
     ticket: int
     outcome: Outcome
@@ -95,13 +99,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """All that was live when RewriteRequested came has been appended since, and is committed: what is below the log's
-    end at that time may go. No result."""
+    """The end of a rewrite: all entries that were live at RewriteRequested have been appended since, and are committed.
+
+    Records below the log end offset of that time may be deleted. There is no result.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """For log and counters; ``kind`` is the counter's name."""
+    """A line for the log and a count for the counter ``kind``."""
 
     kind: str
     detail: str

@@ -1,7 +1,7 @@
-"""What can happen to a transaction coordinator: facts, in the past tense.
+"""Events of a transaction coordinator: facts, in the past tense.
 
-The host (a broker that leads the partition, or a test) hands them to ``Transactions.step(event, now_ms)`` one at a
-time. Requests carry a ``ticket``, under which exactly one ``Answer`` comes back, at once or later.
+The host (a broker that leads the partition, or a test) gives them to ``Transactions.step(event, now_ms)`` one at a
+time. Requests have a ``ticket``; exactly one ``Answer`` with this ticket follows, at once or later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from sparklog.protocol.messages import GroupOffset
 
 @dataclass(frozen=True, slots=True)
 class BeginRequested:
-    """As ``messages.BeginTransaction``. ``producer_id`` is a fresh one, used if the answer needs one."""
+    """A request as ``messages.BeginTransaction``.
+
+    ``producer_id`` is an unused one for the response, if it needs one.
+    """
 
     ticket: int
     key: str
@@ -28,7 +31,7 @@ class BeginRequested:
 
 @dataclass(frozen=True, slots=True)
 class SettleRequested:
-    """As ``messages.SettleVersion``."""
+    """A request as ``messages.SettleVersion``."""
 
     ticket: int
     key: str
@@ -38,7 +41,7 @@ class SettleRequested:
 
 @dataclass(frozen=True, slots=True)
 class AddRequested:
-    """As ``messages.AddToTransaction``."""
+    """A request as ``messages.AddToTransaction``."""
 
     ticket: int
     key: str
@@ -54,7 +57,7 @@ class AddRequested:
 
 @dataclass(frozen=True, slots=True)
 class TouchRequested:
-    """As ``messages.TouchTransaction``."""
+    """A request as ``messages.TouchTransaction``."""
 
     ticket: int
     key: str
@@ -65,7 +68,7 @@ class TouchRequested:
 
 @dataclass(frozen=True, slots=True)
 class EndRequested:
-    """As ``messages.EndTransaction``. ``deadline_ms``: when to answer at the latest."""
+    """A request as ``messages.EndTransaction``. ``deadline_ms`` is the latest time of the response."""
 
     ticket: int
     key: str
@@ -79,7 +82,7 @@ class EndRequested:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequested:
-    """As ``messages.VerifyTransaction``."""
+    """A request as ``messages.VerifyTransaction``."""
 
     ticket: int
     key: str
@@ -90,7 +93,7 @@ class VerifyRequested:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequested:
-    """An operator ends what the key has open."""
+    """An operator's request to abort the open transaction of the key."""
 
     ticket: int
     key: str
@@ -98,14 +101,14 @@ class AbortRequested:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The records ordered by ``Append`` are committed."""
+    """The commit of the records of an ``Append``."""
 
     append: int
 
 
 @dataclass(frozen=True, slots=True)
 class AppendRefused:
-    """The records ordered by ``Append`` are not in the log, and will not be."""
+    """The failure of an ``Append``: its records are not in the log and never will be."""
 
     append: int
     detail: str
@@ -113,7 +116,7 @@ class AppendRefused:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWritten:
-    """These partitions hold the markers of this decision, committed; or their topics are no more."""
+    """The partitions that have the committed markers of this decision, or whose topics no longer exist."""
 
     key: str
     decision: int
@@ -122,7 +125,7 @@ class MarkersWritten:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsWritten:
-    """The group has the offsets that this decision commits."""
+    """The group whose coordinator has the offsets that this decision commits."""
 
     key: str
     decision: int
@@ -131,12 +134,12 @@ class OffsetsWritten:
 
 @dataclass(frozen=True, slots=True)
 class RewriteRequested:
-    """The log has grown long: write all that is live anew. Ends with the effect Rewritten."""
+    """A request to write all live entries again, because the log is long. It ends with the effect Rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time passed; sent when ``Transactions.deadline_ms`` is reached or later."""
+    """The passage of time; sent at ``Transactions.deadline_ms`` or later."""
 
 
 Request = (

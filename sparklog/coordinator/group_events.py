@@ -1,4 +1,4 @@
-"""What a group coordinator is told: requests about groups, and what became of topics and transactions. Values."""
+"""Events of a group coordinator: requests about groups, and news of topics and transactions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparklog.protocol.messages import GroupOffset, TopicPartitions
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRequested:
-    """As ``messages.Heartbeat``."""
+    """A request as ``messages.Heartbeat``."""
 
     ticket: int
     group: str
@@ -25,7 +25,7 @@ class HeartbeatRequested:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested:
-    """As ``messages.CommitOffsets``."""
+    """A request as ``messages.CommitOffsets``."""
 
     ticket: int
     group: str
@@ -37,7 +37,10 @@ class CommitRequested:
 
 @dataclass(frozen=True, slots=True)
 class HoldRequested:
-    """As ``messages.HoldOffsets``; ``coordinator_epoch``: of the transaction's, who knows the producer."""
+    """A request as ``messages.HoldOffsets``.
+
+    ``coordinator_epoch`` is the epoch of the transaction coordinator, which knows the producer.
+    """
 
     ticket: int
     group: str
@@ -51,7 +54,7 @@ class HoldRequested:
 
 @dataclass(frozen=True, slots=True)
 class HoldEnded:
-    """The transaction of ``key`` that ``producer_id`` took part in is over."""
+    """The end of the transaction of ``key`` that ``producer_id`` took part in."""
 
     group: str
     key: str
@@ -60,7 +63,7 @@ class HoldEnded:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRequested:
-    """As ``messages.DeleteGroup``."""
+    """A request as ``messages.DeleteGroup``."""
 
     ticket: int
     group: str
@@ -68,14 +71,14 @@ class DeleteRequested:
 
 @dataclass(frozen=True, slots=True)
 class TopicsSeen:
-    """What is known of topics now; those left out are as they were."""
+    """The current state of topics; a topic that is not named is unchanged."""
 
     topics: Mapping[str, TopicView]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicsGone:
-    """These topics (name, topic id) were deleted; an empty id: whatever had this name."""
+    """The topics (name, topic id) that were deleted; an empty id means any topic with this name."""
 
     topics: tuple[tuple[str, str], ...]
 

@@ -1,4 +1,4 @@
-"""One member of a group: what it says of itself, what it owns and should own, how long it may be silent. Pure."""
+"""One member of a group: its subscription, its owned and its target partitions, and its deadlines. Pure."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ NEVER = 2**63 - 1
 
 @dataclass(slots=True)
 class Member:
-    """Owner: its group's ``Membership``."""
+    """A member, owned by its group's ``Membership``."""
 
     member_id: str
     about: About
-    #: The newest it has been told.
+    #: The newest epoch that the member has received.
     epoch: int = 0
-    #: The group's epoch when it came: what claims an earlier one is of an earlier life.
+    #: The group's epoch when the member joined. A request with an earlier epoch belongs to an earlier membership.
     joined: int = 0
-    #: With the epoch of the group in which each was given.
+    #: The owned partitions, each with the group epoch in which it was assigned.
     owned: dict[Part, int] = field(default_factory=dict)
     target: set[Part] = field(default_factory=set)
-    #: What it had, or was about to take, by its last heartbeat, which had this number.
+    #: The partitions that the member had, or was about to take, in its last heartbeat, which had this sequence.
     reported: frozenset[Part] = frozenset()
     sequence: int = -1
-    #: When it is removed: for silence, and for not giving up.
+    #: The times at which the member is removed for silence, and for partitions that it does not give up.
     session_ms: int = NEVER
     give_up_ms: int = NEVER
-    #: The heartbeat that waits for news, and for how long.
+    #: The ticket of the heartbeat that waits for news, and the time at which it gets its response anyway.
     held: int | None = None
     held_until_ms: int = NEVER
 
@@ -70,7 +70,7 @@ class Member:
 
 
 def topic_partitions(parts: Iterable[Part]) -> tuple[TopicPartitions, ...]:
-    """By topic, in order."""
+    """Return the partitions grouped by topic, in order."""
     return tuple(
         TopicPartitions(topic, topic_id, tuple(part[2] for part in found))
         for (topic, topic_id), found in groupby(sorted(parts), key=lambda part: part[:2])
@@ -90,7 +90,7 @@ def _owned_topics(owned: Mapping[Part, int]) -> tuple[OwnedTopic, ...]:
 
 
 def owned_parts(owned: Iterable[OwnedTopic]) -> Iterable[tuple[Part, int]]:
-    """Each partition with the epoch in which it was given."""
+    """Yield each partition with the epoch in which it was assigned."""
     for found in owned:
         for number, epoch in zip(found.partitions, found.epochs, strict=True):
             yield (found.topic, found.topic_id, number), epoch

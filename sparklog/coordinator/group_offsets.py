@@ -1,20 +1,20 @@
-"""One partition's group coordinator: who is in a group, and how far groups have read. Events in, effects out. Pure.
+"""The group coordinator of one partition: the members of groups and their committed offsets.
 
-What becomes of members is decided in ``membership``; here its changes and the offsets of the same time go into one
-append, and answers come when that is committed.
+The module is pure: events in, effects out. ``membership`` decides about members. Here its changes and the offsets of
+the same time go into one append, and the responses follow after the commit.
 
-An offset is shown and acknowledged once it is committed in the coordinator's log. One append is under way for each
-group, and what comes meanwhile goes together into the next, so that offsets take effect in the order in which they
-came.
+An offset is visible and acknowledged after its commit in the coordinator's log. At most one append is in flight per
+group. Requests that arrive meanwhile go into the next one together, so offsets take effect in the order of their
+arrival.
 
-A member that sends offsets with a transaction has these partitions *held* first: it is refused where its commits would
-be, and until the transaction has ended nobody else is told an offset of them, or two members would do the same work
-(KIP-447). A hold ends with what the transaction hands over, or when somebody who waits for it has found that the
+Before a member sends offsets with a transaction, their partitions are *held*. A hold is refused if a commit would be.
+Until the transaction ends no other member receives offsets of these partitions, or two members would do the same work
+(KIP-447). A hold ends with the handover of the transaction, or when a member that waits for it finds that the
 transaction is over.
 
-What a transaction's coordinator hands over carries (key, decision): it tries again until it is answered, so the last
-decision of each key is remembered and a repetition changes nothing. Decisions of a key count up, but begin anew when
-the key has expired: the memory of one is kept for a shorter time than that.
+A handover of a transaction's coordinator carries (key, decision). The coordinator repeats it until it gets a response,
+so the last decision of each key is kept and a repetition changes nothing. The decisions of a key count up, but start
+again after the key expires: the memory of a decision is kept for a shorter time than that.
 """
 
 from __future__ import annotations
@@ -61,25 +61,29 @@ from sparklog.errors import ErrorCode
 from sparklog.model import assert_never
 from sparklog.protocol.messages import GroupDescription, GroupOffset
 
-#: Requests of one group that may wait.
+#: The number of requests of one group that may wait.
 MAX_QUEUED = 10_000
-#: A tick that comes so much later than it was due: the process was paused, and heard nobody meanwhile.
+#: A tick that is later than this shows that the process was paused and received nothing meanwhile.
 _LATE_MS = 250
-#: After an append that was refused, members are not moved again before.
+#: The time after a refused append before members move again.
 _AGAIN_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """``retention_ms``: after the last commit of a group. ``handover_ms``: how long a repetition is recognised."""
+    """Settings of groups.
+
+    ``retention_ms`` counts from the last commit of a group. ``handover_ms`` is the time for which a repetition is
+    recognized.
+    """
 
     retention_ms: int = 7 * 86_400_000
     handover_ms: int = 86_400_000
-    #: Members of one group.
+    #: The maximum number of members of one group.
     max_size: int = 10_000
-    #: Groups of this coordinator.
+    #: The maximum number of groups of this coordinator.
     max_groups: int = 1_000_000
-    #: No transaction is open for so long.
+    #: The time after which no transaction can be open any more.
     hold_ms: int = 2 * 86_400_000
 
 
@@ -90,28 +94,28 @@ class _Draft:
     changes: dict[GroupKey, GroupValue | None] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
     began_ms: int = 0
-    #: Members that hear of it.
+    #: The members whose responses it contains.
     told: Set[str] = frozenset()
-    #: Deletions it follows. They are told again only with the next one, or to the next coordinator.
+    #: The deletions that it follows. They are reported again only with the next one, or to the next coordinator.
     gone: list[TopicsGone] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Group:
-    #: Its name.
+    #: The group's name.
     key: str
     membership: Membership
-    #: What is committed in the log.
+    #: The committed state in the log.
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
     draft: _Draft | None = None
     queue: list[GroupRequest | HoldEnded | TopicsGone] = field(default_factory=list)
-    #: Deletions of topics whose append was refused: looked at again when another has succeeded, or idle groups are
-    #: looked for.
+    #: Deletions of topics whose append was refused. They are applied again after another append succeeds, or with the
+    #: check for idle groups.
     again: list[TopicsGone] = field(default_factory=list)
 
     @property
     def last_commit_ms(self) -> int:
-        """When something was committed, or the last member went."""
+        """Return the time of the last commit, or of the departure of the last member."""
         return max((value.commit_ms for value in self.state.values() if not isinstance(value, MemberState)), default=0)
 
     @property
@@ -123,20 +127,20 @@ class _Group:
 
 
 class Groups(CoordinatorCore[_Group, _Draft]):
-    """One entry for each group."""
+    """The groups of one coordinator partition."""
 
     def __init__(self, settings: GroupSettings | None = None) -> None:
         super().__init__()
         self._settings = settings or GroupSettings()
         self._topics = Topics()
-        #: Groups with members, and when one of them has to be looked at.
+        #: The groups with members, and the time of the next check.
         self._active: dict[str, _Group] = {}
         self._due_ms = NEVER
 
-    # --- the door --------------------------------------------------------------------------------------------------
+    # --- the entry point -------------------------------------------------------------------------------------------
 
     def load(self, records: Iterable[Record]) -> None:
-        """Take what the partition's log holds, in order. Raises ClusterError for what cannot be read."""
+        """Apply the records of the partition's log, in order. Raises ClusterError for an unreadable record."""
         for record in records:
             key, value = decode_group_record(record)
             group = self._group(key.group)
@@ -188,10 +192,10 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             case _:
                 assert_never(event)
 
-    # --- questions -------------------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Groups that have committed something, or have members."""
+        """Return the groups that have commits or members."""
         return sorted(name for name, group in self._entries.items() if group.state)
 
     def describe(self, group: str) -> GroupDescription | None:
@@ -199,30 +203,36 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         return known.membership.describe() if known is not None and known.state else None
 
     def summary(self, group: str) -> tuple[str, int]:
-        """Its state, and how many members it has."""
+        """Return the group's state and its number of members."""
         known = self._entries.get(group)
         return (known.membership.condition, len(known.membership.members)) if known is not None else ("empty", 0)
 
     def refuses_fetch(self, group: str, member_id: str, epoch: int, partitions: Iterable[tuple[str, int]]) -> str:
-        """Why the coordinator cannot vouch for a member's offsets, or the empty string. Only what is committed counts:
-        one that was deposed may have in hand what will never be, and does not know what has been committed since."""
+        """Return why the coordinator cannot vouch for a member's offsets, or an empty string.
+
+        Only committed state counts: a deposed coordinator may have drafts that will never be committed, and does not
+        know later commits.
+        """
         known = self._entries.get(group)
         state = known.state if known is not None else {}
         member = state.get(MemberKey(FORMAT_VERSION, group, member_id))
         now = state.get(EpochKey(FORMAT_VERSION, group))
         if not isinstance(member, MemberState) or not isinstance(now, GroupEpoch) or epoch > now.epoch:
-            return f"group {group!r} has no member {member_id} in epoch {epoch}, as far as is known here"
+            return f"group {group!r} has no member {member_id} in epoch {epoch}, as far as this coordinator knows"
         own = {place for place, given in _given(member).items() if given <= epoch}
         missing = [place for place in partitions if tuple(place) not in own]
         return f"{missing[0][0]}-{missing[0][1]} is not member {member_id}'s in epoch {epoch}" if missing else ""
 
     def holds(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> list[tuple[str, Hold]]:
-        """What keeps ``member_id`` from being told offsets of these partitions: by the transaction's key. Its own
-        transaction does where it has lost a partition since and is given it again, or it would do that work twice."""
+        """Return the holds, with their transaction's key, because of which ``member_id`` may not have these offsets.
+
+        The member's own transaction counts if the member has lost a partition since and got it again, or it would do
+        that work twice.
+        """
         return [(key, hold) for key, hold, _ in self._holds(group, member_id, partitions)]
 
     def held(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:
-        """Those of the partitions that ``holds`` is about."""
+        """Return those of the partitions that ``holds`` covers."""
         return frozenset[tuple[str, int]]().union(*(found for *_, found in self._holds(group, member_id, partitions)))
 
     def _holds(
@@ -241,7 +251,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                     yield key.key, value, found
 
     def offsets(self, group: str) -> Mapping[tuple[str, int], GroupOffset]:
-        """By topic and partition."""
+        """Return the committed offsets by topic and partition."""
         known = self._entries.get(group)
         return {
             (key.topic, key.partition): value.offset
@@ -250,7 +260,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         }
 
     def topics(self) -> set[tuple[str, str]]:
-        """Topics (name, topic id) that groups have offsets or partitions in."""
+        """Return the topics (name, topic id) in which groups have offsets or partitions."""
         found: set[tuple[str, str]] = {(name, view.topic_id) for name, view in self._topics.views.items()}
         found = found if self._active else set()
         for group in self._entries.values():
@@ -270,7 +280,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         return group
 
     def _has_room(self, request: GroupRequest) -> bool:
-        """Whether the request's group is known, or may be made. A transaction's decision stands, and makes it."""
+        """Return whether the request's group exists or may be created. A transaction's decision always creates it."""
         if request.group in self._entries or len(self._entries) < self._settings.max_groups:
             return True
         return isinstance(request, CommitRequested) and request.transaction is not None
@@ -279,7 +289,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         if not self._has_room(request):
             detail = (
                 f"group {request.group!r} is new, and its coordinator has {len(self._entries)} groups, at most "
-                f"{self._settings.max_groups} expected (groups.max): delete groups, or raise it"
+                f"{self._settings.max_groups} expected (groups.max): delete groups, or raise the limit"
             )
             self._effects.append(Answer(request.ticket, Refused(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)))
             return
@@ -292,7 +302,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         self._serve(group, now_ms)
 
     def _serve(self, group: _Group, now_ms: int) -> None:
-        """Put all that waits, and what is due for the members, into one append."""
+        """Put all waiting requests and the due changes of members into one append."""
         if group.draft is not None:
             return
         draft = _Draft(began_ms=now_ms)
@@ -333,7 +343,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         else:
             draft.changes.update(group.membership.take_changes(now_ms))
             draft.changes.update(dict.fromkeys([*group.state, *draft.changes]))
-            draft.answers += group.membership.take_answers()  # to those who left just before
+            draft.answers += group.membership.take_answers()  # These respond to members that left just before.
             group.membership = Membership(group.key, max_size=self._settings.max_size)
             draft.answers.append(Answer(request.ticket, Done()))
 
@@ -416,17 +426,17 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                 entry.state.pop(key, None)
             else:
                 entry.state[key] = value
-        if now_ms > draft.began_ms + _LATE_MS:  # who waited for this answer could not say anything
+        if now_ms > draft.began_ms + _LATE_MS:  # Members that waited for this response could not send anything.
             entry.membership.postpone(now_ms - draft.began_ms, draft.told)
         self._effects += draft.answers
         self._serve_again(entry, now_ms)
         self._forget_if_empty(entry)
 
     def _refused(self, entry: _Group, draft: _Draft, detail: str, now_ms: int) -> None:
-        """What nobody waits for comes again."""
+        """Refuse the draft's requests, and apply again what no client waits for."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
         self._effects += [Answer(answer.ticket, refusal) for answer in draft.answers]
-        # Of what has no id there may be a successor by then.
+        # A deleted topic without an id may have a successor by then.
         named = [tuple(one for one in event.topics if one[1]) for event in draft.gone]
         entry.again += [TopicsGone(topics) for topics in named if topics]
         if draft.changes:
@@ -453,7 +463,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """What is being written for a group is waited for; it is looked at then."""
+        """Compute the time of the next check. A group with a draft in flight is checked when the draft ends."""
         waiting = (group.membership.due_ms for group in self._active.values() if group.draft is None)
         self._due_ms = min(waiting, default=NEVER)
 
@@ -465,7 +475,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             self._active.pop(group.key, None)
 
     def _expire(self, entry: _Group, now_ms: int) -> None:
-        """A group that commits no more and has no members goes whole; of others only the memory of transactions."""
+        """Remove a group without commits and members; of other groups remove only expired handovers and holds."""
         if entry.again:
             self._serve_again(entry, now_ms)
             return
@@ -482,7 +492,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
 
 
 def _given(member: GroupValue | None) -> dict[tuple[str, int], int]:
-    """The partitions that a member owns, and the epochs they were given in."""
+    """Return the partitions that a member owns, with the epochs of their assignment."""
     return {
         (found.topic, number): given
         for found in (member.owned if isinstance(member, MemberState) else ())

@@ -1,8 +1,8 @@
-"""What a group coordinator writes into its partition of the internal topic, and reads back.
+"""Records that a group coordinator writes to its partition of the internal topic and reads back.
 
-An offset has a record of its own, and so have each member, the group's epoch, what was last handed over by a
-transaction, and the partitions whose offsets an open one was sent. Each record says all about its key: the newest of
-each is enough.
+Each offset has a record of its own. So have each member, the group's epoch, the last offsets that a transaction handed
+over, and the partitions with offsets in an open transaction. Each record has all data of its key, so the newest record
+of each key is enough.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class OffsetKey(msgspec.Struct, frozen=True, array_like=True, tag="offset"):
 
 
 class HandoverKey(msgspec.Struct, frozen=True, array_like=True, tag="handover"):
-    """``key``: of the transaction whose coordinator hands offsets over."""
+    """The key of a handover. ``key`` is the transaction whose coordinator hands offsets over."""
 
     version: int
     group: str
@@ -31,7 +31,7 @@ class HandoverKey(msgspec.Struct, frozen=True, array_like=True, tag="handover"):
 
 
 class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
-    """``commit_ms``: when, in milliseconds since the epoch."""
+    """A committed offset. ``commit_ms`` is in milliseconds since the Unix epoch."""
 
     version: int
     offset: GroupOffset
@@ -39,7 +39,7 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True):
-    """``decision``: the last one whose offsets were taken."""
+    """A handover. ``decision`` is the last one whose offsets were accepted."""
 
     version: int
     decision: int
@@ -47,7 +47,7 @@ class Handover(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
-    """``key``: of the transaction that offsets of the group were sent with."""
+    """The key of a hold. ``key`` is the transaction that offsets of the group were sent with."""
 
     version: int
     group: str
@@ -55,9 +55,12 @@ class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True):
-    """A member's, of these partitions (topic, number), until the transaction that ``producer_id`` takes part in has
-    ended. ``member_epoch``: what the member is given later it waits for as others do. ``coordinator_epoch``: of the
-    coordinator that knew the transaction: an earlier one cannot say that it has ended."""
+    """A member's hold on these partitions (topic, number) until the transaction of ``producer_id`` ends.
+
+    ``member_epoch``: for partitions that the member gets in a later epoch it waits as other members do.
+    ``coordinator_epoch`` is the epoch of the coordinator that knew the transaction; an earlier one cannot report its
+    end.
+    """
 
     version: int
     member_id: str
@@ -74,7 +77,7 @@ class EpochKey(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
 
 
 class GroupEpoch(msgspec.Struct, frozen=True, array_like=True):
-    """``commit_ms``: when it became so."""
+    """A group's epoch; ``commit_ms`` is the time at which it started."""
 
     version: int
     epoch: int
@@ -88,7 +91,7 @@ class MemberKey(msgspec.Struct, frozen=True, array_like=True, tag="member"):
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
-    """What a member says of itself; as in ``messages.Heartbeat``."""
+    """The data that a member reports of itself, as in ``messages.Heartbeat``."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -102,12 +105,12 @@ class About(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def subscription(self) -> tuple[tuple[str, ...], str, str]:
-        """What decides on assignments."""
+        """Return the part that affects assignments."""
         return self.topics, self.pattern, self.rack
 
 
 class OwnedTopic(msgspec.Struct, frozen=True, array_like=True):
-    """``epochs``: of the group when each partition was given to the member."""
+    """A topic's owned partitions; ``epochs`` are the group epochs in which each was assigned to the member."""
 
     topic: str
     topic_id: str
@@ -116,8 +119,11 @@ class OwnedTopic(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemberState(msgspec.Struct, frozen=True, array_like=True):
-    """``epoch`` of the member, and ``sequence`` of its last heartbeat, when this was written; ``owned``: what nobody
-    else may have; ``joined``: the group's epoch when it came."""
+    """A member's state.
+
+    ``epoch`` is the member's, and ``sequence`` the one of its last heartbeat, at the time of this record. ``owned`` are
+    the partitions that no other member may have. ``joined`` is the group's epoch when the member joined.
+    """
 
     version: int
     about: About
@@ -142,5 +148,5 @@ def group_record(key: GroupKey, value: GroupValue | None) -> Record:
 
 
 def decode_group_record(record: Record) -> tuple[GroupKey, GroupValue | None]:
-    """Raises ClusterError for a record of a newer format, or one that is none of ours."""
+    """Return the key and the value. Raises ClusterError for a record of a newer format or an unknown one."""
     return _codec.decode(record)

@@ -1,7 +1,7 @@
-"""The topics that groups may read, as their coordinator has been told, and which of them a pattern names. Pure.
+"""The topics that groups may read, as far as their coordinator knows, and the topics that a pattern matches.
 
-Patterns are RE2, which takes time in proportion to the names whatever the pattern is: a client's pattern must not hold
-up a broker. Source: KIP-848, SubscribedTopicRegex.
+The module is pure. Patterns are RE2, which takes time in proportion to the names for any pattern: a client's pattern
+must not block a broker. Source: KIP-848, SubscribedTopicRegex.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sparklog.record.arrays import binary_of
 
 
 def pattern_error(pattern: str) -> str:
-    """Why ``pattern`` is none, or the empty string."""
+    """Return why ``pattern`` is invalid, or an empty string."""
     try:
         _matches(pattern, [""])
     except pa.ArrowInvalid as error:
@@ -26,7 +26,7 @@ def pattern_error(pattern: str) -> str:
 
 
 def _matches(pattern: str, names: list[str]) -> frozenset[str]:
-    """Those that ``pattern`` describes from end to end. Raises ArrowInvalid."""
+    """Return the names that ``pattern`` matches from end to end. Raises ArrowInvalid."""
     found = pc.match_substring_regex(
         binary_of([name.encode() for name in names], pa.string()), pattern=f"^(?:{pattern})$"
     )
@@ -34,17 +34,19 @@ def _matches(pattern: str, names: list[str]) -> frozenset[str]:
 
 
 class Topics:
-    """Owned by one group coordinator."""
+    """The known topics of one group coordinator."""
 
     def __init__(self) -> None:
         self.views: dict[str, TopicView] = {}
-        #: Nothing is assigned before the first word about topics.
+        #: Whether topics were reported. Nothing is assigned before the first report.
         self.told = False
         self._matching: dict[str, frozenset[str]] = {}
 
     def seen(self, views: Mapping[str, TopicView]) -> frozenset[str]:
-        """Take over what is known of topics now; those left out stay, for whoever tells may not have heard of them yet.
-        The names of those that are new or different."""
+        """Update the known topics; return the names of those that are new or different.
+
+        A topic that is not named stays, because the reporting broker may not know it yet.
+        """
         self.told = True
         changed = frozenset(name for name, view in views.items() if self.views.get(name) != view)
         if changed - self.views.keys():
@@ -53,7 +55,10 @@ class Topics:
         return changed
 
     def gone(self, topics: Iterable[tuple[str, str]]) -> frozenset[str]:
-        """These (name, topic id) were deleted; which of them were known here. An empty id: whatever has the name."""
+        """Remove deleted topics (name, topic id); return those that were known.
+
+        An empty id means any topic with the name.
+        """
         found = frozenset(
             name for name, topic_id in topics if name in self.views and topic_id in {"", self.views[name].topic_id}
         )
@@ -64,7 +69,7 @@ class Topics:
         return found
 
     def matching(self, pattern: str) -> frozenset[str]:
-        """Topics whose whole name fits; never internal ones."""
+        """Return the topics whose whole name matches; never internal ones."""
         found = self._matching.get(pattern)
         if found is None:
             found = self._matching[pattern] = self.among(pattern, self.views)
@@ -72,5 +77,5 @@ class Topics:
 
     @staticmethod
     def among(pattern: str, names: Iterable[str]) -> frozenset[str]:
-        """Those of ``names``."""
+        """Return those of ``names`` that match; never internal ones."""
         return _matches(pattern, [name for name in names if not is_internal(name)])

@@ -1,6 +1,6 @@
-"""Records of a coordinator's partition: keys and values as MessagePack arrays that begin with a format version.
+"""Records of a coordinator's partition: keys and values as MessagePack arrays that start with a format version.
 
-The last record of a key counts; a null value ends it. A record of a newer format is refused by name.
+The last record of a key counts; a null value deletes the key. A record of a newer format is refused with its version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from sparklog.errors import ClusterError
 
-#: (key, value) as they stand in the internal topic; value None: forget it.
+#: (key, value) as in the internal topic; the value None deletes the key.
 Record = tuple[bytes, bytes | None]
 
 
@@ -28,8 +28,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RecordCodec(Generic[_Key, _Value]):
-    """Of one internal topic. ``kinds``: each kind of key, a tagged struct, with the struct of its values; ``topic``
-    names it in errors; ``newest``: the format version written."""
+    """The codec of one internal topic.
+
+    ``kinds`` has each kind of key, a tagged struct, with the struct of its values. ``topic`` is its name in errors.
+    ``newest`` is the format version that it writes.
+    """
 
     def __init__(self, topic: str, kinds: Mapping[type[Any], type[Any]], *, newest: int) -> None:
         self._topic = topic
@@ -43,7 +46,7 @@ class RecordCodec(Generic[_Key, _Value]):
         return _encode(key), None if value is None else _encode(value)
 
     def decode(self, record: Record) -> tuple[_Key, _Value | None]:
-        """Raises ClusterError for a record of a newer format, or one that is none of ours."""
+        """Return the key and the value. Raises ClusterError for a record of a newer format or an unknown one."""
         key_bytes, value_bytes = record
         try:
             key = self._key(key_bytes)

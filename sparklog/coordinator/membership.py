@@ -1,29 +1,32 @@
-"""The members of one group: who has which partitions, who should have which, and who was silent for too long. Pure.
+"""The members of one group: owned and target partitions, epochs and deadlines.
 
-Events and what comes of them, in types:
+The module is pure. Events and their results, as types:
 
-- ``HeartbeatRequested`` (a member's whole state: epoch, what it owns, what it wants to read) is answered ``Assigned``
-  (epoch, what it should own) or ``Refused``; an answer without news is kept until there are some, or for the member's
-  heartbeat interval. Time passing (``expire``) and topics changing (``topics_changed``) are the other two events.
-- The group's epoch rises with every change of members, subscriptions or topics. Each epoch has one *target*: every
-  partition for one member (``assignor``).
-- A partition *owned* by a member was given to it in some epoch, and nobody else may have it. A member that owns what is
-  not in its target is told so, gives it up (its next heartbeat leaves it out) and only then gets more. A partition is
-  given only when nobody owns it, in the present epoch, to the one that has it in the target: hence one owner at a time,
-  and one for each epoch.
-- Commits name the member and its epoch. One counts when the member owns the partitions, given to it not after that
-  epoch; what was given up, or taken from a member that is gone, cannot be committed any more (KIP-1251).
+- ``HeartbeatRequested`` (a member's whole state: epoch, owned partitions, subscription) gets the response ``Assigned``
+  (epoch, the partitions to own) or ``Refused``. A response without news waits until there is news, or for the member's
+  heartbeat interval. The other two events are the passage of time (``expire``) and a change of topics
+  (``topics_changed``).
+- The group's epoch rises with every change of members, subscriptions or topics. Each epoch has one *target*, which
+  gives every partition to one member (``assignor``).
+- A partition *owned* by a member was assigned to it in some epoch, and no other member may have it. A member that owns
+  partitions outside its target learns this, gives them up (its next heartbeat omits them) and only then gets more. A
+  partition is assigned only if no member owns it, in the current epoch, to the member that has it in the target. So a
+  partition has at most one owner at a time, and one per epoch.
+- A commit names the member and its epoch. It is valid if the member owns the partitions and got them no later than in
+  that epoch. Offsets of partitions that were given up, or that a removed member owned, cannot be committed any more
+  (KIP-1251).
 
-Durable before an answer rests on it: members with what they say of themselves and what they own, and the group's epoch
-(``take_changes``, written in one append with the offsets that came at the same time). Soft: targets, for they are a
-function of members, owners and topics (a coordinator that begins computes them anew under a new epoch); deadlines,
-which begin anew; heartbeats that wait; and a member's epoch as long as it brings no partitions.
+Durable before a response depends on it: the members with their reported data and owned partitions, and the group's
+epoch (``take_changes``, written in one append with the offsets of the same time). Not durable: targets, which are a
+function of members, owners and topics (a new coordinator computes them again in a new epoch); deadlines, which start
+again; waiting heartbeats; and a member's epoch while it brings no partitions.
 
-A heartbeat that comes late, perhaps to the next coordinator, gives nothing up that was given since: the sequence of a
-member's last heartbeat is written with what it owns. Nor does it bring back who was removed.
+A late heartbeat, perhaps to the next coordinator, does not give up partitions that were assigned since: the sequence of
+a member's last heartbeat is written with its owned partitions. A late heartbeat also does not bring a removed member
+back.
 
-Members whose heartbeats come too late, or that do not give up in time, are removed. Under their instance id static
-members are replaced at once, and what was the old one's is given to the new one in a new epoch.
+Members whose heartbeats are late, or that do not give up partitions in time, are removed. A static member with the same
+instance id is replaced at once, and its partitions go to the new member in a new epoch.
 
 Source: KIP-848. There a member's epoch alone decides whether it may commit, and targets are written.
 """
@@ -56,41 +59,44 @@ from sparklog.protocol.messages import (
     GroupOffset,
 )
 
-#: Heartbeats that would be answered so soon anyway are answered together.
+#: Heartbeats that are due within this time get their responses together.
 _TOGETHER_MS = 100
-#: After an assignment so many members and partitions rest it by a millisecond: many that join one by one must not keep
-#: the coordinator busy with nothing else.
+#: After an assignment, assignments pause for one millisecond per this number of members and partitions. Many members
+#: that join one after the other must not keep the coordinator busy with assignments alone.
 _PER_MS = 50
 
 
 class Membership:
-    """Owner: the group's entry in ``Groups``. Runs ahead of the log by one append; ``restore`` puts it back."""
+    """The members of a group, owned by its entry in ``Groups``.
+
+    It is ahead of the log by at most one append; ``restore`` resets it to the committed state.
+    """
 
     def __init__(self, group: str, *, max_size: int) -> None:
         self.group = group
         self.epoch = 0
         self.members: dict[str, Member] = {}
-        #: Answers that may be given when what ``take_changes`` gave is committed.
+        #: The responses that may be sent after the commit of what ``take_changes`` returned.
         self.answers: list[Answer] = []
-        #: When ``settle`` has something to do, at the latest; not later than that.
+        #: The time at which ``settle`` has something to do, at the latest.
         self.due_ms = NEVER
         self._max_size = max_size
         self._instances: dict[str, str] = {}
         self._owner: dict[Part, str] = {}
         self._target_owner: dict[Part, str] = {}
-        #: The target is not that of the present members, subscriptions and topics.
+        #: Whether the target is older than the current members, subscriptions and topics.
         self.dirty = False
         self._assign_ms = 0
-        #: Members to look at: what they own, should own, or have reported is not what it was.
+        #: Members to check: their owned, target or reported partitions changed.
         self._touched: set[str] = set()
-        #: Members whose records are to be written, or removed.
+        #: Members whose records must be written or removed.
         self._changed: set[str] = set()
         self._epoch_changed = False
-        #: Members whose heartbeats were answered since ``take_told``.
+        #: Members whose heartbeats got a response since ``take_told``.
         self._told: set[str] = set()
 
     def restore(self, state: Mapping[GroupKey, GroupValue], now_ms: int, *, delay_ms: int = 0) -> None:
-        """Begin, or begin again, from what is committed: nobody is told anything else before the next target."""
+        """Start, or start again, from the committed state: members receive nothing else before the next target."""
         before, self.members = self.members, {}
         self._instances, self._owner, self._target_owner = {}, {}, {}
         self._changed, self._touched, self._epoch_changed = set(), set(), False
@@ -102,7 +108,7 @@ class Membership:
                 self._restore_member(key.member_id, value, before.get(key.member_id), now_ms)
         for member in before.values():
             if member.held is not None and member.member_id not in self.members:
-                detail = f"group {self.group!r}: what it told could not be written"
+                detail = f"group {self.group!r}: its heartbeat could not be written"
                 self._answer(member.held, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail))
         for member in self.members.values():
             member.target = set(member.owned)
@@ -123,7 +129,8 @@ class Membership:
             self._instances[value.about.instance_id] = member_id
         for part, given in list(member.owned.items()):
             other = self.members.get(self._owner.get(part, ""))
-            if other is not None:  # an append that was cut half-way has the gift, and not what made it possible
+            # An append that was cut in half has the assignment, but not the release that preceded it.
+            if other is not None:
                 loser = member if other.owned[part] > given else other
                 del loser.owned[part]
                 self._changed.add(loser.member_id)
@@ -134,7 +141,7 @@ class Membership:
     # --- events ----------------------------------------------------------------------------------------------------
 
     def heartbeat(self, event: HeartbeatRequested, now_ms: int) -> None:
-        """Take a member's word. The answer comes with ``settle``, or later."""
+        """Handle a heartbeat. ``settle`` sends the response, or it follows later."""
         refusal = self._admit(event)
         if refusal is not None:
             self._answer(event.ticket, refusal)
@@ -144,7 +151,7 @@ class Membership:
             return
         member = self.members.get(event.member_id) or self._join(event)
         if event.sequence <= member.sequence:
-            self._answer(event.ticket, self._word(member))  # a later one has been answered, or waits
+            self._answer(event.ticket, self._word(member))  # A later heartbeat has its response or waits.
             return
         self._release(member)
         member.sequence = event.sequence
@@ -165,7 +172,7 @@ class Membership:
         self.due_ms = min(self.due_ms, member.due_ms)
 
     def topics_changed(self, names: frozenset[str]) -> bool:
-        """Some topics are new, or not what they were; whether that matters here."""
+        """Note that topics are new or changed; return whether that affects this group."""
         patterns = {member.about.pattern for member in self.members.values()} - {""}
         concerned = any(not names.isdisjoint(member.about.topics) for member in self.members.values())
         concerned = concerned or any(Topics.among(pattern, names) for pattern in patterns)
@@ -173,14 +180,17 @@ class Membership:
         return concerned
 
     def topics_gone(self, gone: Iterable[tuple[str, str]]) -> None:
-        """Nobody owns partitions of topics (name, topic id) that were deleted. An empty id: whatever had this name."""
+        """Take partitions of deleted topics (name, topic id) from their owners.
+
+        An empty id means any topic with the name.
+        """
         ended = set(gone)
         for part in [part for part in self._owner if part[:2] in ended or (part[0], "") in ended]:
             self._disown(part)
             self.dirty = True
 
     def expire(self, now_ms: int) -> list[str]:
-        """Remove who was silent, or did not give up, for too long; says who and why."""
+        """Remove members that were silent, or did not give partitions up, for too long; return the reasons."""
         told = []
         for member in list(self.members.values()):
             if now_ms >= min(member.session_ms, member.give_up_ms):
@@ -191,8 +201,11 @@ class Membership:
         return told
 
     def postpone(self, late_ms: int, told: Set[str] | None = None) -> None:
-        """The coordinator itself has been away for so long: nobody is to blame for what it did not hear. ``told``: only
-        these were waiting for its word, and whoever still waits; others could have spoken."""
+        """Extend the members' deadlines after the coordinator itself was unavailable for ``late_ms``.
+
+        If ``told`` is given, only these members and those with a waiting heartbeat get more time; the others could have
+        sent one.
+        """
         for member in self.members.values():
             if told is None or member.held is not None or member.member_id in told:
                 member.session_ms += late_ms
@@ -201,9 +214,12 @@ class Membership:
         self._look_ahead()
 
     def settle(self, topics: Topics, now_ms: int) -> list[str]:
-        """Do what is due after some events: a new target, partitions given, answers. Reports as ``expire``."""
+        """Do what is due after some events: a new target, assignments, responses.
+
+        Returns reports as ``expire`` does.
+        """
         told = self.expire(now_ms) if now_ms >= self.due_ms else []
-        # With nobody left there is nothing to wait for, and the epoch's time is when the last one went.
+        # An empty group waits for nothing, and its epoch's time is the departure of its last member.
         if self.dirty and (not self.members or (topics.told and now_ms >= self._assign_ms)):
             self._assign(topics, now_ms)
         touched, self._touched = self._touched, set()
@@ -223,7 +239,7 @@ class Membership:
         return told
 
     def take_changes(self, now_ms: int) -> dict[GroupKey, GroupValue | None]:
-        """What has to be in the log before ``answers`` may be given."""
+        """Return the changes that the log must have before ``answers`` may be sent."""
         changes: dict[GroupKey, GroupValue | None] = {}
         for member_id in sorted(self._changed):
             member = self.members.get(member_id)
@@ -242,10 +258,10 @@ class Membership:
         answers, self.answers = self.answers, []
         return answers
 
-    # --- questions -------------------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------
 
     def refuses_commit(self, member_id: str, epoch: int, offsets: Iterable[GroupOffset]) -> Refused | None:
-        """Why these offsets cannot be committed, if so."""
+        """Return why these offsets cannot be committed, or None."""
         member = self.members.get(member_id)
         if not member_id:
             if not self.members:
@@ -268,13 +284,13 @@ class Membership:
 
     @property
     def condition(self) -> str:
-        """As ``messages.GroupDescription.state``."""
+        """Return the state as in ``messages.GroupDescription.state``."""
         if not self.members:
             return "empty"
         changing = self.dirty or any(member.owned.keys() != member.target for member in self.members.values())
         return "reconciling" if changing else "stable"
 
-    # --- coming and going ------------------------------------------------------------------------------------------
+    # --- join and leave --------------------------------------------------------------------------------------------
 
     def _admit(self, event: HeartbeatRequested) -> Refused | None:
         about, member = event.about, self.members.get(event.member_id)
@@ -317,7 +333,7 @@ class Membership:
         return member
 
     def _replace(self, old: Member, new: Member) -> None:
-        """The same target in a new epoch: others need not notice."""
+        """Give a static member's target to its successor in a new epoch, so that other members are not affected."""
         dirty = self.dirty or old.about.subscription != new.about.subscription
         new.target = old.target
         self._remove(old, ErrorCode.FENCED_INSTANCE_ID, f"{old.about.instance_id!r} is another member now")
@@ -353,7 +369,10 @@ class Membership:
     # --- partitions ------------------------------------------------------------------------------------------------
 
     def _given_up(self, member: Member) -> None:
-        """What it does not name it has not got, and will not take: answers to earlier heartbeats count no more."""
+        """Take the partitions that a heartbeat does not name from the member.
+
+        The member does not have them and will not take them: responses to its earlier heartbeats no longer count.
+        """
         for part in member.owned.keys() - member.reported:
             self._disown(part)
 
@@ -367,7 +386,7 @@ class Membership:
             self._touched.add(waiting)
 
     def _give(self, member: Member, now_ms: int) -> None:
-        """What is free of its target; nothing while it has to give up others first."""
+        """Assign the free partitions of the member's target; none while it has to give up others first."""
         if member.giving_up:
             if member.give_up_ms == NEVER:
                 member.give_up_ms = now_ms + member.about.rebalance_timeout_ms
@@ -385,7 +404,7 @@ class Membership:
         self.dirty = False
         views = self._views(topics)
         for part in [part for part in self._owner if views[part[0]].topic_id != part[1]]:
-            self._disown(part)  # of a topic that was made anew under this name
+            self._disown(part)  # The topic was recreated with this name.
         subscribers = {
             member_id: Subscriber(self._wanted(member.about, topics, views), member.about.rack)
             for member_id, member in self.members.items()
@@ -398,8 +417,7 @@ class Membership:
         self._assign_ms = now_ms + (len(target) + len(self._target_owner)) // _PER_MS
 
     def _views(self, topics: Topics) -> Mapping[str, TopicView]:
-        """Topics that are not known here yet, or not whole, are believed to be as far as somebody has partitions of
-        them."""
+        """Return the known topics, with those that only the members' owned partitions prove."""
         unknown: dict[str, TopicView] = {}
         for name, topic_id, number in self._owner:
             known = unknown.get(name) or topics.views.get(name)
@@ -419,7 +437,7 @@ class Membership:
         self.epoch += 1
         self._epoch_changed = True
 
-    # --- answers ---------------------------------------------------------------------------------------------------
+    # --- responses -------------------------------------------------------------------------------------------------
 
     def _word(self, member: Member) -> Assigned:
         if not member.giving_up:
@@ -427,7 +445,7 @@ class Membership:
         return Assigned(member.epoch, topic_partitions(member.assigned))
 
     def _release(self, member: Member) -> None:
-        """Answer the heartbeat that waits, if one does."""
+        """Respond to the waiting heartbeat, if there is one."""
         if member.held is not None:
             ticket, member.held = member.held, None
             self._told.add(member.member_id)

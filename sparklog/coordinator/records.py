@@ -1,6 +1,6 @@
-"""What a transaction coordinator writes into its partition of the internal topic, and reads back.
+"""Records that a transaction coordinator writes to its partition of the internal topic and reads back.
 
-Two kinds of records, by key: a transaction, and a participant of it. A participant has a record of its own so that the
+There are two kinds, by key: a transaction, and a participant of it. A participant has a record of its own, so that the
 thousandth task of a write costs as many bytes as the first.
 """
 
@@ -16,22 +16,22 @@ from sparklog.protocol.messages import GroupOffset
 
 FORMAT_VERSION = 1
 
-#: States of a transaction. "committing" and "aborting": decided, the markers are on their way.
+#: States of a transaction. "committing" and "aborting" are decided, and their markers are being sent.
 EMPTY, OPEN, COMMITTING, ABORTING = "empty", "open", "committing", "aborting"
 
-#: ``Transaction.version`` of a producer's transactions, which are not numbered.
+#: The ``Transaction.version`` of a producer's transactions, which have no versions.
 UNNUMBERED = -1
-#: Takes part in nothing. That it leaves is written to see whether this log can still be written.
+#: A producer id without a transaction. Its removal is written to check that this log is still writable.
 NOBODY = -1
-#: Fenced runs remembered for each key. One that comes back after so many others is taken for a new one: it fences the
-#: present run, but cannot commit what it wrote before, for that was aborted.
+#: The number of fenced runs that a key remembers. A run that returns after this many others counts as new: it fences
+#: the current run, but cannot commit its earlier records, because they were aborted.
 FENCED_KEPT = 32
-#: Keys that begin so name one write that nobody will ever repeat under this key.
+#: Keys with this prefix name one write that is never repeated under this key.
 ONCE_PREFIX = "write:"
 
 
 class TopicVersion(msgspec.Struct, frozen=True, array_like=True):
-    """``version``: greatest one committed in the topic with this id; ``used_ms``: when, for who forgets it."""
+    """The greatest ``version`` committed in the topic with this id. ``used_ms`` is the time of that commit."""
 
     topic_id: str
     version: int
@@ -39,24 +39,24 @@ class TopicVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transaction(msgspec.Struct, frozen=True, array_like=True):
-    """All that is durable about one key but its participants. Times are milliseconds since the epoch."""
+    """The durable state of one key without its participants. Times are milliseconds since the Unix epoch."""
 
     state: str = EMPTY
     run_id: str = ""
-    run: int = 0  #: runs seen so far; ``run_id`` is the last one
-    version: int = UNNUMBERED  #: of the transaction that is open or being ended
-    last_version: int = UNNUMBERED  #: greatest committed one
+    run: int = 0  #: the number of runs so far; ``run_id`` is the last one
+    version: int = UNNUMBERED  #: of the open or ending transaction
+    last_version: int = UNNUMBERED  #: the greatest committed version
     timeout_ms: int = 0
     began_ms: int = 0
-    used_ms: int = 0  #: when the key was last written: idle ones are forgotten
-    decision: int = 0  #: decisions so far; the present one's number while it is being carried out
-    winners: tuple[int, ...] = ()  #: producer ids that the present or last decision committed
-    decided_run: str = ""  #: whose decision that was
-    offsets: tuple[tuple[str, tuple[GroupOffset, ...]], ...] = ()  #: by group, for when it commits
-    fenced: tuple[str, ...] = ()  #: run ids that may do nothing any more, newest last
-    turn: int = 0  #: which transaction of its run the present or last one is, of a producer; of a sink 0
-    producer_id: int = -1  #: the one that a producer's transaction was begun with; -1: a sink's tasks have their own
-    by_topic: bool = False  #: versions count for each topic: in ``versions``, and ``last_version`` stays -1
+    used_ms: int = 0  #: when the key was last written; idle keys expire
+    decision: int = 0  #: the number of decisions so far; the current one while its markers are being sent
+    winners: tuple[int, ...] = ()  #: producer ids that the current or last decision committed
+    decided_run: str = ""  #: the run that made the decision
+    offsets: tuple[tuple[str, tuple[GroupOffset, ...]], ...] = ()  #: by group, to be handed over by the commit
+    fenced: tuple[str, ...] = ()  #: run ids that may not write any more, the newest last
+    turn: int = 0  #: the number of the current or last transaction in its producer's run; 0 for a sink
+    producer_id: int = -1  #: the one of a producer's transaction; -1 for a sink, whose tasks have their own
+    by_topic: bool = False  #: versions count per topic: they are in ``versions``, and ``last_version`` stays -1
     versions: tuple[TopicVersion, ...] = ()  #: one for each topic, if ``by_topic``
 
     @property
@@ -65,13 +65,13 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def decided_version(self) -> int:
-        """Greatest version whose commit is decided, its markers written or not; by topic there is no such one."""
+        """Return the greatest version whose commit is decided, with or without written markers; -1 if ``by_topic``."""
         if self.by_topic:
             return UNNUMBERED
         return max(self.last_version, self.version) if self.state == COMMITTING else self.last_version
 
     def version_in(self, topic_id: str) -> int:
-        """Greatest version committed; in the topic with this id, if one is given."""
+        """Return the greatest committed version; with a topic id, that of this topic."""
         if not topic_id:
             return self.decided_version
         return max((found.version for found in self.versions if found.topic_id == topic_id), default=UNNUMBERED)
@@ -80,14 +80,14 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
         return tuple(found for found in self.versions if found.used_ms > at_ms)
 
     def fencing(self, run_id: str) -> tuple[str, ...]:
-        """``fenced`` with one more."""
+        """Return ``fenced`` with one more run."""
         if not run_id or run_id in self.fenced:
             return self.fenced
         return (*self.fenced, run_id)[-FENCED_KEPT:]
 
 
 class Place(NamedTuple):
-    """A partition of one topic, not of whatever has its name later; ``topic_id`` empty: not known."""
+    """A partition of one topic, and not of a later topic with its name; an empty ``topic_id`` is unknown."""
 
     topic: str
     partition: int
@@ -101,7 +101,7 @@ class RegisteredTopic(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Participant(msgspec.Struct, frozen=True, array_like=True):
-    """One producer id and the partitions it may append to."""
+    """A producer id and the partitions that it may append to."""
 
     epoch: int
     topics: tuple[RegisteredTopic, ...] = ()
@@ -158,7 +158,7 @@ def participant_record(key: str, producer_id: int, value: Participant | None) ->
 
 
 def decode_record(record: Record) -> Change:
-    """Raises ClusterError for a record of a newer format, or one that is none of ours."""
+    """Return a change. Raises ClusterError for a record of a newer format or an unknown one."""
     key, value = _codec.decode(record)
     if isinstance(key, TransactionKey):
         assert value is None or isinstance(value, _TransactionValue)

@@ -1,5 +1,7 @@
-"""How a transaction ends: what an end request finds, what a decision writes, and what it sends. Pure functions over an
-``Entry``; ``transactions`` decides when."""
+"""The end of a transaction: the outcome of an end request, the records of a decision, and its effects.
+
+The functions are pure and work on an ``Entry``; ``transactions`` decides when to call them.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ _GroupOffsets = tuple[tuple[str, tuple[GroupOffset, ...]], ...]
 
 
 def known_outcome(entry: Entry, request: EndRequested) -> Outcome | None:
-    """What can be said about an end request without deciding anything; None: it is to be decided, or waited for.
+    """Return the outcome of an end request that needs no decision, or None if it must be decided or must wait.
 
-    The first durable decision about a version counts. Repeating it succeeds; so does a replay that wrote nothing, and
-    an abort of what was committed (Spark calls abort after a failed commit call whose decision had gone through).
+    The first durable decision about a version counts. Its repetition succeeds. So do a replay that wrote nothing and an
+    abort of a committed version (Spark calls abort after a failed commit call whose decision was made).
     """
     now = entry.transaction
     numbered = request.version != UNNUMBERED
@@ -38,7 +40,7 @@ def known_outcome(entry: Entry, request: EndRequested) -> Outcome | None:
         if numbered and request.version <= now.decided_version and (not request.winners or not request.commit):
             return Ended(True, replayed=True)
         if now.by_topic and now.decided_run == request.run_id and not request.commit:
-            return Ended(True, replayed=True)  # an abort after a commit whose answer was lost
+            return Ended(True, replayed=True)  # This is an abort after a commit whose response was lost.
         return _refused(entry.key, now, request)
     if numbered and request.version <= now.last_version:
         if not request.winners or not request.commit:
@@ -56,25 +58,25 @@ def known_outcome(entry: Entry, request: EndRequested) -> Outcome | None:
         detail = f"{entry.key}: producers {strangers[:8]} have registered nothing in this transaction"
         return Refused(ErrorCode.INVALID_TXN_STATE, detail)
     if request.commit and not now.numbered and not request.winners and (entry.participants or now.offsets):
-        # It must not hand over offsets without the records.
+        # Such a commit would hand over offsets without the records.
         detail = f"{entry.key}: a commit without producers found, {sorted(entry.participants)} take part"
         return Refused(ErrorCode.INVALID_TXN_STATE, detail)
     return None
 
 
 def another_open(key: str, now: Transaction, *, version: int, turn: int) -> Refused:
-    """The request is about another transaction than the one that is open: it comes late."""
+    """Return the refusal of a late request, which is about another transaction than the open one."""
     detail = f"{key}: version {version}, turn {turn} found, version {now.version}, turn {now.turn} is open"
     return Refused(ErrorCode.INVALID_TXN_STATE, detail)
 
 
 def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | None:
     if not request.commit and now.decided_run == request.run_id and _is_over(now, request):
-        return Ended(True)  # asked again: the answer was lost
+        return Ended(True)  # The request is a repetition whose first response was lost.
     known = (now.decided_run, now.turn, now.winners)
     repeated = request.commit and (request.run_id, request.turn, tuple(sorted(request.winners))) == known
     if repeated and now.by_topic and request.winners:
-        return Ended(True)  # by a run that has been fenced since, by this very commit
+        return Ended(True)  # The commit itself has fenced the run of this repetition.
     if request.run_id in now.fenced:
         return _refused(key, now, request)
     if not request.commit:
@@ -82,15 +84,17 @@ def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | 
     if repeated and request.version == UNNUMBERED:
         return Ended(True)
     if request.version == UNNUMBERED and request.run_id != now.run_id:
-        return _refused(key, now, request)  # of a run forgotten since, perhaps with its key
+        return _refused(key, now, request)  # The run was dropped since, perhaps with its key.
     if request.version == UNNUMBERED or request.winners:
         return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open that could be committed")
     return None
 
 
 def _is_over(now: Transaction, request: EndRequested) -> bool:
-    """Of a run that has ended something: whether that was what is asked about, or something later. What comes next of
-    the run may be open at a successor, or its tasks may still come."""
+    """Return whether the run has ended the transaction in question, or a later one.
+
+    Another transaction of the run may still be open at a successor, or may still get its tasks.
+    """
     return request.turn <= now.turn if request.version == UNNUMBERED else request.run_id in now.fenced
 
 
@@ -110,15 +114,18 @@ def _refused(key: str, now: Transaction, request: EndRequested) -> Refused:
         f"last committed version {now.last_version}"
     )
     if request.commit and request.version == UNNUMBERED and request.run_id != now.run_id:
-        # It may have been committed, and is asked about again: that is not remembered once the next run has begun.
+        # The transaction may have been committed, and the request may be a repetition: the next run's start drops that
+        # memory.
         return Refused(ErrorCode.UNKNOWN_PRODUCER_ID, detail)
     return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, detail)
 
 
 def decide(entry: Entry, *, commit: bool, now_ms: int, winners: tuple[int, ...] = (), fence: bool = False) -> Draft:
-    """The change that makes the decision durable. ``fence``: the run that is open may do nothing any more.
+    """Return the change that makes the decision durable.
 
-    Where there is nothing to mark and nothing to hand over the transaction is over with the decision itself.
+    ``fence`` forbids the open run all further writes.
+
+    A decision without markers to write and offsets to hand over ends the transaction at once.
     """
     now = entry.transaction
     decided = replace(
@@ -138,7 +145,10 @@ def decide(entry: Entry, *, commit: bool, now_ms: int, winners: tuple[int, ...] 
 
 
 def _raised(entry: Entry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicVersion, ...]:
-    """The versions of topics once these producers are committed: in every topic they may have written to."""
+    """Return the topics' versions after the commit of these producers.
+
+    The version rises in every topic that they may have written.
+    """
     now = entry.transaction
     written = {place.topic_id for winner in winners for place in entry.participants[winner].places()}
     known = {found.topic_id: found for found in now.versions}
@@ -148,8 +158,10 @@ def _raised(entry: Entry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicV
 
 
 def kept_out(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
-    """Abort a sink's run before any of its tasks has come: those that still come find it fenced. Of a producer there is
-    nothing to abort."""
+    """Return the abort of a sink's run before the first of its tasks: tasks that start later are fenced.
+
+    A producer has nothing to abort.
+    """
     now = entry.transaction
     if request.version == UNNUMBERED:
         return unchanged(entry, Answer(request.ticket, Ended(True)))
@@ -158,15 +170,17 @@ def kept_out(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
 
 
 def unchanged(entry: Entry, *answers: Answer) -> Draft:
-    """Nothing changes, but who answers has written to the log first: a coordinator that was deposed and does not know
-    it would tell nothing of what its successor has begun or committed."""
+    """Return a draft without changes, so that the response follows a write to the log.
+
+    A deposed coordinator that does not know it would otherwise respond without its successor's transactions.
+    """
     now = entry.transaction
-    # A key that nobody has used is not made by asking.
+    # A query does not create a key.
     return Draft(None if now == Transaction() else now, {NOBODY: None}, list(answers))
 
 
 def empty_version(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
-    """Commit a version in which nobody wrote, from a run that had nothing to begin."""
+    """Return the commit of a version without records, by a run that did not begin a transaction."""
     now = entry.transaction
     over = replace(
         now,
@@ -181,7 +195,7 @@ def empty_version(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
 
 
 def completed(entry: Entry, *, now_ms: int) -> Draft:
-    """Every marker is written: the participants leave."""
+    """Return the end of a transaction after all markers are written: the participants are removed."""
     return Draft(_over(entry.transaction, now_ms), dict.fromkeys(entry.participants))
 
 
@@ -197,7 +211,7 @@ def _over(decided: Transaction, now_ms: int) -> Transaction:
 
 
 def orders(entry: Entry) -> list[Effect]:
-    """Markers for every registered partition, and the offsets that a commit hands over."""
+    """Return the markers for every registered partition, and the offsets that a commit hands over."""
     now = entry.transaction
     effects: list[Effect] = []
     if markers := _markers(entry):
@@ -224,7 +238,7 @@ def _markers(entry: Entry) -> tuple[TransactionMarker, ...]:
 
 
 def with_offsets(known: _GroupOffsets, group: str, added: tuple[GroupOffset, ...]) -> _GroupOffsets:
-    """The newest offset of each partition counts."""
+    """Return the offsets with ``added``; the newest offset of each partition counts."""
     groups = dict(known)
     merged = {(found.topic, found.partition): found for found in (*groups.get(group, ()), *added)}
     groups[group] = tuple(merged.values())

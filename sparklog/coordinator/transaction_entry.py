@@ -1,5 +1,7 @@
-"""One key of a transaction coordinator: what is durable, what is being made durable, and who waits. Mutable, owned by
-one ``Transactions``; nothing is decided here."""
+"""One key of a transaction coordinator: its durable state, its draft and its waiting requests.
+
+Mutable, owned by one ``Transactions``; nothing is decided here.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ from sparklog.coordinator.records import (
 
 @dataclass(slots=True)
 class Draft:
-    """A change of one key on its way into the log. Nothing acts on it, and nobody is told, before it is committed."""
+    """A change of one key on its way into the log. It has no effect, and causes no response, before its commit."""
 
-    transaction: Transaction | None  #: None: the key is forgotten
+    transaction: Transaction | None  #: None: the key is removed
     participants: dict[int, Participant | None] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
-    #: (ticket, deadline) of the end request that this carries out
+    #: (ticket, deadline) of the end request that this performs
     ended: tuple[int, int] | None = None
 
     @property
     def asks(self) -> bool:
-        """It changes nothing: that it can be committed shows that nobody else coordinates."""
+        """Return whether this changes nothing: its commit then proves that no other coordinator is active."""
         return NOBODY in self.participants
 
     def records(self, key: str, before: Transaction) -> list[Record]:
@@ -45,7 +47,7 @@ class Draft:
 
 
 class Entry:
-    """Made when a key is first named or read from the log."""
+    """The state of a key, created when a request first names it or a record has it."""
 
     __slots__ = ("begins", "draft", "key", "missing", "missing_groups", "participants", "queue", "touched_ms",
                  "transaction", "waiting")  # fmt: skip
@@ -54,18 +56,18 @@ class Entry:
         self.key = key
         self.transaction = Transaction()
         self.participants: dict[int, Participant] = {}
-        #: The change under way. While there is one nothing else is served.
+        #: The change in flight. Until it ends the coordinator serves no other request.
         self.draft: Draft | None = None
-        #: Requests not looked at yet.
+        #: Requests that are not examined yet.
         self.queue: deque[Request] = deque()
-        #: Begins, and questions, that wait until the transaction before is wholly ended.
+        #: Begin and settle requests that wait until the previous transaction has ended completely.
         self.begins: list[BeginRequested | SettleRequested] = []
         #: End requests that wait for the markers: ticket to deadline.
         self.waiting: dict[int, int] = {}
-        #: Partitions whose markers, and groups whose offsets, are still on their way.
+        #: Partitions without their markers and groups without their offsets so far.
         self.missing: set[Place] = set()
         self.missing_groups: set[str] = set()
-        #: Last sign of life.
+        #: The time of the last request that keeps the transaction alive.
         self.touched_ms = now_ms
 
     @property
@@ -74,7 +76,7 @@ class Entry:
 
     @property
     def idle(self) -> bool:
-        """Nothing to watch over."""
+        """Return whether the entry needs no periodic check."""
         return self.transaction.state != OPEN and not (self.ending or self.waiting or self.begins or self.draft)
 
     def all_records(self) -> list[Record]:

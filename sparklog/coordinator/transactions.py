@@ -1,15 +1,16 @@
-"""One partition's transaction coordinator: events in, effects out. Pure.
+"""The transaction coordinator of one partition: events in, effects out.
 
-A key (a producer's transactional id, or what names a sink) has one transaction open at most. It is begun, partitions
-are registered before they are written to, it is decided once, the decision becomes durable, markers carry it into every
-registered partition, and then it is over. The log of the coordinator's partition is the only memory: each change is
-appended first and acted on, answered or sent only when it is committed; so a new leader of the partition goes on
-where the log ends, repeating at most what may be repeated.
+Pure.
 
-Runs: who comes with a run id not seen before (the next life of a producer, a query started again) fences all earlier
-ones of the key. Versions: a sink's transactions are numbered, and what is numbered at or below the last committed one
-is a replay: of all, or where versions count by topic, in that topic. Source: KIP-98, KIP-890; the runs and versions are
-sparklog's own.
+A key (a producer's transactional id, or the name of a sink) has at most one open transaction. Its steps are: begin;
+registration of each partition before the first write to it; one decision, which becomes durable; markers in every
+registered partition; end. The log of the coordinator's partition is the only memory. The coordinator appends each
+change first, and applies it, sends it and responds only after the commit. A new leader of the partition therefore
+continues at the end of the log, and repeats at most what may be repeated.
+
+Runs: a new run id (a producer's next life, a restarted query) fences all earlier runs of the key. Versions: a sink's
+transactions are numbered, and a version at or below the last committed one is a replay: of everything, or if versions
+count by topic, in that topic. Source: KIP-98, KIP-890; runs and versions are sparklog's own.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ from sparklog.errors import ErrorCode
 from sparklog.model import assert_never
 from sparklog.protocol.fields import MAX_ENTRIES
 
-#: Requests of one key that may wait; a Spark stage has some thousand tasks.
+#: The number of requests of one key that may wait; a Spark stage has a few thousand tasks.
 MAX_QUEUED = 10_000
 
-#: Every producer id serves one attempt, so its epoch never moves.
+#: Every producer id serves one attempt, so its epoch never changes.
 EPOCH = 0
 
 
@@ -65,23 +66,23 @@ class TransactionSettings:
     producer_expiration_ms: int = 7 * 86_400_000
     sink_expiration_ms: int = 30 * 86_400_000
     once_expiration_ms: int = 3_600_000
-    #: Keys of this coordinator.
+    #: The maximum number of keys of this coordinator.
     max_keys: int = 1_000_000
 
 
 class Transactions(CoordinatorCore[Entry, Draft]):
-    """One entry for each key."""
+    """The transactional keys of one coordinator partition."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         super().__init__()
         self._settings = settings or TransactionSettings()
-        #: Keys with something open, waiting or under way.
+        #: Keys with an open transaction, a waiting request or a draft.
         self._active: dict[str, Entry] = {}
 
-    # --- the door --------------------------------------------------------------------------------------------------
+    # --- the entry point -------------------------------------------------------------------------------------------
 
     def load(self, records: Iterable[Record]) -> None:
-        """Take what the partition's log holds, in order. Raises ClusterError for what cannot be read."""
+        """Apply the records of the partition's log, in order. Raises ClusterError for an unreadable record."""
         for record in records:
             key, value = decode_record(record)
             if isinstance(key, TransactionKey):
@@ -98,7 +99,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
                 self._entry(key.key, 0).participants[key.producer_id] = value
 
     def _started(self, now_ms: int) -> None:
-        """Everybody is taken to have been alive until now."""
+        """Restart the timeout of each transaction, whose run may have been alive until now, and continue decisions."""
         for entry in self._entries.values():
             entry.touched_ms = now_ms
             self._carry_out(entry, now_ms)
@@ -118,7 +119,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             case _:
                 assert_never(event)
 
-    # --- questions -------------------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[tuple[str, Transaction, dict[int, Participant], int]]:
         """Yield each key with its ``entry``."""
@@ -132,8 +133,10 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         return sorted(self._entries)
 
     def entry(self, key: str) -> tuple[Transaction, dict[int, Participant], int] | None:
-        """Return the description of a key: its transaction, the participants, and until when a sign of life is due
-        (ms; 0: nothing open). None: there is no such key."""
+        """Return the transaction of a key, its participants, and the deadline of its next keep-alive, or None.
+
+        The deadline is in milliseconds; 0 if no transaction is open.
+        """
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -141,7 +144,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         return entry.transaction, entry.participants, due
 
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-        """Those of ``producer_ids`` that take part in something open, or being ended; with its key."""
+        """Yield those of ``producer_ids`` that take part in an open or ending transaction, with its key."""
         wanted = set(producer_ids)
         for key, entry in self._entries.items():
             yield from ((found, key) for found in entry.participants if found in wanted)
@@ -176,8 +179,10 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         self._serve(entry, now_ms)
 
     def _serve(self, entry: Entry, now_ms: int) -> None:
-        """Look at what waits, in order, until something has to be made durable. Registrations go together, and so do
-        questions."""
+        """Examine the waiting requests in order, until a change has to be made durable.
+
+        Consecutive registrations share one change, and so do consecutive settle requests.
+        """
         if entry.draft is not None:
             return
         draft: Draft | None = None
@@ -252,8 +257,11 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         return Draft(fresh, answers=[Answer(ticket, begun)])
 
     def _settle(self, entry: Entry, request: SettleRequested, draft: Draft | None, now_ms: int) -> Draft | None:
-        """Unlike a begin it leaves the key to who has it, or to nobody. Answered by a coordinator that was deposed the
-        rows would be written twice."""
+        """Handle a settle request, which unlike a begin does not take the key over.
+
+        The response follows a write to the log: after a response of a deposed coordinator the rows would be written
+        twice.
+        """
         now = entry.transaction
         if request.run_id in now.fenced:
             self._answer(request.ticket, _fenced(entry.key, request.run_id))
@@ -269,7 +277,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         return draft
 
     def _add(self, entry: Entry, request: AddRequested, draft: Draft | None, now_ms: int) -> Draft | None:
-        """Register for one producer id, together with what ``draft`` registers already."""
+        """Register partitions for one producer id, together with the registrations that ``draft`` has already."""
         now = draft.transaction if draft is not None and draft.transaction is not None else entry.transaction
         joined = {**entry.participants, **(draft.participants if draft else {})}
         refusal = _not_open(entry.key, now, request)
@@ -311,10 +319,10 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             return None
         if now.state == EMPTY and not request.commit:
             return transaction_end.kept_out(entry, request, now_ms=now_ms)
-        if now.state == EMPTY:  # a version in which no task wrote anything, from a run that never had to begin
+        if now.state == EMPTY:  # No task wrote in this version, and its run never had to begin.
             return transaction_end.empty_version(entry, request, now_ms=now_ms)
-        # A sink's run that was aborted never goes on: its tasks that are still about must not begin anew. Nor must they
-        # after a commit, where no version of the key tells them.
+        # An aborted run of a sink never continues: its remaining tasks must not begin again. The same holds after a
+        # commit if the key has no version that would refuse them.
         fence = now.numbered and (now.by_topic or not request.commit)
         draft = transaction_end.decide(
             entry, commit=request.commit, winners=request.winners, now_ms=now_ms, fence=fence
@@ -340,7 +348,10 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         self._answer(request.ticket, refusal or Done())
 
     def _verified(self, request: VerifyRequested) -> Outcome:
-        """A decision on its way into the log counts as made: what is appended now would come after the marker."""
+        """Return whether the producer may append: a decision on its way into the log counts as made.
+
+        A record that is appended now would come after the marker.
+        """
         entry = self._entries.get(request.key)
         participant = entry.participants.get(request.producer_id) if entry is not None else None
         if entry is None or participant is None or entry.transaction.state != OPEN:
@@ -380,7 +391,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         self._serve(entry, now_ms)
 
     def _refused(self, entry: Entry, draft: Draft, detail: str, now_ms: int) -> None:
-        """What nobody waits for is tried again by the next tick."""
+        """Refuse the draft's requests; the next tick retries what no client waits for."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
         tickets = [answer.ticket for answer in draft.answers] + [begin.ticket for begin in entry.begins]
         if draft.ended is not None:
@@ -392,7 +403,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         self._serve(entry, now_ms)
 
     def _forget(self, entry: Entry, now_ms: int) -> None:
-        """The key has expired; requests that came meanwhile find it unknown."""
+        """Drop an expired key; requests that arrived meanwhile find it unknown."""
         del self._entries[entry.key]
         self._active.pop(entry.key, None)
         for request in entry.queue:
@@ -401,7 +412,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
     # --- after the decision ----------------------------------------------------------------------------------------
 
     def _carry_out(self, entry: Entry, now_ms: int) -> None:
-        """Send what a decision orders; complete it when nothing is missing."""
+        """Send the effects of a decision; complete it when nothing is missing."""
         if entry.ending and not entry.missing and not entry.missing_groups:
             orders = transaction_end.orders(entry)
             self._effects += orders
@@ -468,7 +479,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if entry.draft is not None:
             return
         if entry.transaction.state == OPEN and now_ms >= self._due_ms(entry):
-            detail = f"{entry.key}: run {entry.transaction.run_id} gave no sign of life in time"
+            detail = f"{entry.key}: run {entry.transaction.run_id} sent no keep-alive in time"
             self._effects.append(Report("transactions.timed_out", detail))
             self._change(entry, transaction_end.decide(entry, commit=False, now_ms=now_ms, fence=True))
         elif entry.ending:
@@ -485,7 +496,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if entry.idle and not entry.queue and now.state == EMPTY and now_ms >= now.used_ms + limit_ms:
             self._change(entry, Draft(None))
 
-    # --- answers ---------------------------------------------------------------------------------------------------
+    # --- responses -------------------------------------------------------------------------------------------------
 
     def _answer(self, ticket: int, outcome: Outcome) -> None:
         self._effects.append(Answer(ticket, outcome))
@@ -496,8 +507,10 @@ def _fenced(key: str, run: str) -> Refused:
 
 
 def _too_many(key: str, count: int) -> Refused | None:
-    """Return the refusal of more offsets than one transaction may send. All of them are one record, and are handed over
-    in one request."""
+    """Return the refusal of more offsets than one transaction may send, or None.
+
+    All of the offsets are one record, and are handed over in one request.
+    """
     if count <= MAX_ENTRIES:
         return None
     detail = f"{key}: {count} offsets sent with one transaction, at most {MAX_ENTRIES} expected"
@@ -505,26 +518,26 @@ def _too_many(key: str, count: int) -> Refused | None:
 
 
 def _is_in_the_way(now: Transaction, request: SettleRequested) -> bool:
-    """Whether another run has something open."""
+    """Return whether another run has an open transaction."""
     return now.state == OPEN and now.run_id != request.run_id
 
 
 def _goes_with(draft: Draft, request: Request, now: Transaction) -> bool:
-    """Whether one append carries out both."""
+    """Return whether one append can perform both."""
     if draft.asks:
         return isinstance(request, SettleRequested) and not _is_in_the_way(now, request)
     return isinstance(request, AddRequested)
 
 
 def _comes_late(now: Transaction, request: BeginRequested) -> bool:
-    """Whether its run has gone on since: its transaction is over, or another one is open."""
+    """Return whether the run has continued since: its transaction is over, or another one is open."""
     if request.version != UNNUMBERED:
         return now.numbered and request.version < now.version
     return request.turn < now.turn or (request.turn == now.turn and now.state != OPEN)
 
 
 def _not_open(key: str, now: Transaction, request: AddRequested | TouchRequested) -> Refused | None:
-    """Why the request cannot be followed, or None."""
+    """Return why the request cannot be performed, or None."""
     run_id = request.run_id
     if run_id in now.fenced or (now.run_id and run_id != now.run_id):
         return _fenced(key, run_id)
