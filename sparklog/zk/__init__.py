@@ -1,1 +1,1 @@
-"""ZooKeeper, and kazoo only here: paths, values, the session, and the operations as types."""
+"""ZooKeeper: paths, values, the session, and the operations as types. Only this package imports kazoo."""

@@ -1,15 +1,17 @@
-"""Keeps one broker process registered: the incarnation it has, and a new one after each session expiry, or when
-somebody took the registration of the living process away (it looked dead to them, or was deleted by hand).
+"""The registration of one broker process, which is renewed after each session expiry or loss of its node.
 
-Registration is one multi: create ``/brokers/ids/<id>`` (ephemeral) and set ``/brokers/incarnations/<id>``, whose
-version afterwards is the incarnation. So two registrations can never share one, and others can bind a write to it.
-The caller holds the lock of the log directory the broker id lives in. A registration of a process of this host that has
-ended is a leftover and is replaced at once; one of a process that lives is another broker's, whose directory and this
-one are copies of each other: the broker that registers ends then (``registration_holder``).
+Each registration has an incarnation. A living process loses its node if another actor deletes it, for example because
+the process seemed dead.
 
-A log directory that has not heard of the last incarnation is not the one that incarnation wrote in (emptied while its
-broker was down, or an older copy): what is missing in it may have been acknowledged, so the registration is untrusted.
-Where only some logs are in doubt the registration names their partitions, and so does the mark.
+A registration is one multi: it creates ``/brokers/ids/<id>`` (ephemeral) and sets ``/brokers/incarnations/<id>``, whose
+version afterwards is the incarnation. So two registrations never have the same incarnation, and other writes can be
+bound to it. The caller holds the lock of the log directory that has the broker id. A registration of an ended process
+on this host is stale and is replaced at once. A registration of a living process belongs to another broker, and one of
+the two directories is a copy of the other: the broker that registers ends then (``registration_holder``).
+
+A log directory that does not know the last incarnation is not the one that this incarnation wrote to (it was emptied
+while the broker was down, or is an older copy). It may lack acknowledged records, so the registration is untrusted. If
+only some logs are doubtful, the registration and the mark name their partitions.
 """
 
 from __future__ import annotations
@@ -40,42 +42,43 @@ from sparklog.zk.session import PAUSE_S, Create, Delete, Node, Op, SessionState,
 
 log = logging.getLogger(__name__)
 
-#: A registration that doubts more partitions than this doubts all: a node holds a megabyte.
+#: A registration that doubts more partitions than this doubts all: a node holds at most one megabyte.
 _DOUBTS_NAMED = 1000
 
 
-#: Seconds after which a process that holds the broker's id is looked for again.
+#: The interval in seconds of the checks for the process that holds the broker's id.
 _LOOK_AGAIN_S = 1.0
-#: Incarnations by which an older ZooKeeper is raised at most, and in one multi.
+#: The maximum number of incarnations by which an older ZooKeeper is raised, in total and in one multi.
 _MOST_RAISED = 100_000
 _RAISED_AT_ONCE = 1000
 
 
 class LastIncarnation(Protocol):
-    """What a log directory knows of its broker's registrations."""
+    """A log directory's knowledge of its broker's registrations."""
 
     @property
     def incarnation(self) -> int | None:
-        """None: it cannot say."""
+        """Return the last incarnation that wrote to this directory; None if it is unknown."""
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Durable on return; called in a thread. Raises OSError."""
+        """Store the incarnation durably. Called in a thread. Raises OSError."""
 
     @property
     def counted(self) -> int:
-        """The broker's last incarnation that ZooKeeper has counted; -1: it cannot say."""
+        """Return the broker's last incarnation that ZooKeeper has counted; -1 if it is unknown."""
 
     def note_counted(self, incarnation: int) -> None:
-        """Durable on return; called in a thread. Raises OSError."""
+        """Store the counted incarnation durably. Called in a thread. Raises OSError."""
 
     def seen(self) -> SeenNumbers:
-        """What a registration says of the numbers seen."""
+        """Return the highest cluster numbers that the registration reports."""
 
 
 class BrokerRegistry:
-    """Owner: the broker process's loop. ``start`` registers; ``close`` ends the care, not the session.
+    """The registration of one broker, owned by the broker process's event loop.
 
-    ``on_registered`` is called with each incarnation after the first, when a new session has been registered.
+    ``start`` registers. ``close`` ends the supervision, not the session. ``on_registered`` is called with each
+    incarnation after the first, when a new session has been registered.
     """
 
     def __init__(
@@ -100,9 +103,9 @@ class BrokerRegistry:
         self._telling_stopping = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._undo: list[Callable[[], None]] = []
-        #: Somebody deleted the node, though the session goes on.
+        #: Whether another actor deleted the node while the session continued.
         self._taken_away = False
-        #: The current incarnation. After an expiry it stays the old one until the new registration is through.
+        #: The current incarnation. After an expiry it stays the old one until the new registration succeeds.
         self.incarnation = NO_EPOCH
 
     @property
@@ -110,11 +113,13 @@ class BrokerRegistry:
         return msgspec.structs.replace(self._registration, incarnation=self.incarnation)
 
     async def start(self, *, timeout_ms: int = 30_000) -> int:
-        """Register and stay registered. Returns the incarnation.
+        """Register and stay registered.
+
+        Returns the incarnation.
 
         Raises:
-            BrokerIdTaken: the id is held by another broker that does not go away within ``timeout_ms``.
-            ClusterError: ZooKeeper does not carry it out within twice that.
+          BrokerIdTaken: another broker holds the id for longer than ``timeout_ms``.
+          ClusterError: ZooKeeper does not perform it within twice that time.
         """
         try:
             self.incarnation = await asyncio.wait_for(self._register(timeout_ms=timeout_ms), timeout_ms * 2 / 1000)
@@ -123,7 +128,7 @@ class BrokerRegistry:
             raise ClusterError(f"broker id {mine} could not be registered within {timeout_ms * 2} ms") from None
         self._undo.append(self._session.add_listener(self._session_moved))
         self._undo.append(self._session.watch_data(paths.broker(self._registration.broker_id), self._seen))
-        self._session_moved(self._session.state)  # it may have expired between the multi and here
+        self._session_moved(self._session.state)  # The session may have expired since the multi.
         return self.incarnation
 
     async def close(self) -> None:
@@ -134,20 +139,28 @@ class BrokerRegistry:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def announce_stopping(self) -> None:
-        """Ask the controller to move this broker's leaderships away. Lasts as long as the session, and is said
-        again under a new one. Returns when it is said, or was taken back meanwhile."""
+        """Request that the controller move this broker's leaderships away.
+
+        The request lasts as long as the session and is repeated in a new one. Returns when the request is stored, or
+        was withdrawn meanwhile.
+        """
         self._stopping = True
         await self._tell_stopping()
 
     async def withdraw_stopping(self) -> None:
-        """Take ``announce_stopping`` back: this broker stays. Returns when nothing of it stands, or it was announced
-        again meanwhile."""
+        """Withdraw ``announce_stopping``: this broker stays.
+
+        Returns when no request is stored, or the stop was announced again meanwhile.
+        """
         self._stopping = False
         await self._tell_stopping()
 
     async def _tell_stopping(self) -> None:
-        """Make ZooKeeper show what is wanted, whatever an earlier session or a request with a lost answer left there.
-        One at a time: who looks after a lost answer would create again what another has just taken away."""
+        """Make ZooKeeper store the wanted state, whatever an earlier session or a lost request left there.
+
+        Only one call runs at a time: a retry after a lost response would otherwise create again what another call has
+        just deleted.
+        """
         path = paths.stopping(self._registration.broker_id)
         async with self._telling_stopping:
             told: bool | None = None
@@ -160,18 +173,20 @@ class BrokerRegistry:
                 except (ZkNodeExists, ZkNoNode, ZkUnreachable):
                     continue
                 except ZkError as error:
-                    log.warning("broker %d: saying again whether it stops: %s", self._registration.broker_id, error)
+                    log.warning(
+                        "broker %d: retrying the write of its stopping state: %s", self._registration.broker_id, error
+                    )
                     await asyncio.sleep(PAUSE_S)
 
     async def _put_stopping(self, path: str) -> None:
-        """Raises ZkNoNode or ZkNodeExists where the node comes or goes meanwhile."""
+        """Create or replace the node. Raises ZkNoNode or ZkNodeExists if it appears or disappears meanwhile."""
         value = codecs.encode(codecs.StoppingNode(self.incarnation))
         with suppress(ZkNodeExists):
             await self._session.create(path, value, ephemeral=True)
             return
         node = await self._session.get(path)
         if node.ephemeral_owner != self._session.session_id or node.data != value:
-            await self._session.delete(path)  # of an earlier session of this broker
+            await self._session.delete(path)  # The node belongs to an earlier session of this broker.
             await self._session.create(path, value, ephemeral=True)
 
     async def _remove(self, path: str) -> None:
@@ -179,17 +194,21 @@ class BrokerRegistry:
             await self._session.delete(path)
 
     def vouch(self) -> None:
-        """A controller has taken this incarnation in: what is in the log from now on survives a session expiry, so
-        later registrations are trusted (unless the mark says that it has not finished)."""
+        """Note that a controller has accepted this incarnation: its log now survives a session expiry.
+
+        Later registrations are trusted (unless the mark shows that the controller has not finished).
+        """
         self._registration = msgspec.structs.replace(self._registration, trusted=True, doubted=())
 
     async def doubt_directory(self) -> None:
-        """Have the next process on this log directory register as untrusted: count an incarnation that the directory
-        has not heard of. For a disk that has failed, and may not take a note of that itself. The addition of this
-        broker to an ISR fails from now on, as it is bound to the incarnation.
+        """Make the next process on this log directory register as untrusted.
+
+        This counts an incarnation that the directory does not know. It is for a failed disk, which may be unable to
+        store such a note itself. From now on no leader can add this broker to an ISR, because an addition is bound to
+        the incarnation.
 
         Raises:
-            ZkUnreachable: the session was closed.
+          ZkUnreachable: the session was closed.
         """
         path = paths.incarnation(self._registration.broker_id)
 
@@ -204,8 +223,10 @@ class BrokerRegistry:
             pass
 
     def doubt(self, partitions: Collection[TopicPartition]) -> None:
-        """Before ``start``: the logs of these partitions may lack acknowledged records. Of too many for a node, all
-        logs are doubted."""
+        """Note, before ``start``, that the logs of these partitions may lack acknowledged records.
+
+        If there are too many for one node, all logs are doubtful.
+        """
         mine = self._registration
         if partitions and mine.trusted:
             named = tuple(partitions) if len(partitions) <= _DOUBTS_NAMED else ()
@@ -216,9 +237,9 @@ class BrokerRegistry:
             self._start_again()
 
     def _seen(self, node: Node | None) -> None:
-        """What stands where this broker is registered."""
+        """Check the node at this broker's registration path."""
         if self._session.generation != self._generation:
-            return  # registered again in any case
+            return  # The broker registers again in any case.
         if node is None or node.ephemeral_owner != self._session.session_id:
             self._taken_away = True
             self._start_again()
@@ -228,14 +249,16 @@ class BrokerRegistry:
             self._task = asyncio.get_running_loop().create_task(self._register_again(), name="register broker")
 
     async def _register_again(self) -> None:
-        """Until it is done: nothing else would try again, and an unregistered broker hears of nothing any more. Unless
-        another broker has the id for two session timeouts: a dead one's registration would be gone by then. Source:
-        Kafka, which ends a broker whose id is registered (NodeExists, DUPLICATE_BROKER_REGISTRATION)."""
+        """Register again, and retry until it succeeds: an unregistered broker receives no updates.
+
+        It gives up if another broker has the id for two session timeouts: a dead broker's registration would be gone by
+        then. Source: Kafka, which ends a broker whose id is registered (NodeExists, DUPLICATE_BROKER_REGISTRATION).
+        """
         while self._taken_away or self._session.generation != self._generation:
             taken, self._taken_away = self._taken_away, False
             try:
                 incarnation = await self._register(timeout_ms=2 * self._session.session_timeout_ms)
-                if incarnation == self.incarnation:  # seen missing just before it was made
+                if incarnation == self.incarnation:  # The node was reported as missing just before it was created.
                     continue
                 self.incarnation = incarnation
                 why = "its registration was taken away" if taken else "a session expiry"
@@ -245,7 +268,7 @@ class BrokerRegistry:
                 if self._stopping:
                     await self._tell_stopping()
             except ZkUnreachable:
-                return  # only once the session is closed
+                return  # This happens only after the session is closed.
             except BrokerIdTaken as error:
                 log.critical("cannot register again: %s", error)
                 if self._on_failed is not None:
@@ -259,7 +282,7 @@ class BrokerRegistry:
                 await asyncio.sleep(PAUSE_S)
 
     async def _register(self, *, timeout_ms: int) -> int:
-        """Register in the current session, whatever state an earlier attempt left behind."""
+        """Register in the current session, whatever state an earlier attempt left."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while True:
             generation = self._session.generation
@@ -281,15 +304,15 @@ class BrokerRegistry:
             if asyncio.get_running_loop().time() > deadline:
                 raise await self._who_holds_it()
             if incarnation is None:
-                # A process that ends meanwhile leaves the node as it is until its session ends.
+                # A process that ends meanwhile leaves its node unchanged until its session ends.
                 look_again = min(deadline, asyncio.get_running_loop().time() + _LOOK_AGAIN_S)
                 await self._changed(paths.broker(self._registration.broker_id), look_again)
 
     async def _try_register(self) -> int | None:
-        """One attempt. None: another process's registration is in the way, which may expire.
+        """Try once to register; None if another process's registration exists, which may expire.
 
         Raises:
-            ZkMultiFailed: what was read first changed meanwhile.
+          ZkMultiFailed: a node that was read changed meanwhile.
         """
         mine, session = self._registration, self._session
         ids, counter, untrusted = (
@@ -308,14 +331,14 @@ class BrokerRegistry:
             held = self._held(ids, node)
             own = node.ephemeral_owner == session.session_id
             if own and held is not None and held.incarnation == version:
-                return version  # our own, whose answer was lost with the connection
-            # What no session holds would never go, and is no broker's.
+                return version  # This is our own registration, whose response was lost with the connection.
+            # A node that no session holds would never disappear, and belongs to no broker.
             if node.ephemeral_owner and not own and (held is None or not is_over(held, mine)):
                 return None
-            # A registration of this broker's previous session or process. Waiting for ZooKeeper to notice its end would
-            # cost a session timeout.
+            # This is a registration of the broker's previous session or process. Waiting for ZooKeeper to detect its
+            # end would cost a session timeout.
             ops.append(Delete(ids, node.version))
-        # A process that could not vouch for its log may have come and gone without a controller to act on it.
+        # A process that could not vouch for its log may have started and ended without any controller action.
         mark = await self._mark(untrusted)
         marked = mark is not None
         # This very process was untrusted and a controller has acted on it: its log is whole from then on.
@@ -325,15 +348,15 @@ class BrokerRegistry:
             log.error("broker %d: the log directory does not belong to incarnation %d", mine.broker_id, version)
             trusted, doubted = False, ()
         if trusted:
-            # Before: a process that ends in between must not find its directory behind. An untrusted one notes it
-            # after: until the mark stands nobody else knows.
+            # Write this before the registration: if the process ends in between, its directory must not seem outdated.
+            # An untrusted process writes it afterwards: until the mark exists no other process knows of the doubt.
             await self._note(version + 1)
         if mark is not None:
             doubted = _both(untrusted, mark, doubted, trusted=trusted)
         name = codecs.encode(codecs.UntrustedNode(version + 1, partitions=tuple((t, p) for t, p in doubted)))
         if mark is not None:
-            # It is this incarnation's from now on. A controller that has acted on the one before may be about to take
-            # it away: then the multi fails, and what stands is looked at again.
+            # The mark belongs to this incarnation from now on. A controller that has acted on the previous one may be
+            # about to delete the mark: then the multi fails, and the next attempt reads it again.
             ops.append(SetData(untrusted, name, mark.version))
         elif not trusted:
             ops.append(Create(untrusted, name))
@@ -341,17 +364,19 @@ class BrokerRegistry:
         if self._directory is not None:
             claim = msgspec.structs.replace(claim, seen=self._directory.seen())
         ops.append(Create(ids, codecs.encode_broker(claim), ephemeral=True))
-        # It stays when the session ends: a new controller knows where to find those it misses.
+        # This node remains after the session: a new controller finds absent brokers by it.
         ops.append(SetData(counter, codecs.encode_broker(claim), version))
         return int((await session.multi(ops))[-1])
 
     async def _raised(self, path: str, node: Node) -> int:
-        """Return the version of the incarnation node, raised to the last incarnation that ZooKeeper has counted before:
-        where it is lower, ZooKeeper was put back from an older copy, and would count the same ones a second time.
+        """Return the version of the incarnation node, raised to the last incarnation that ZooKeeper has counted before.
+
+        A lower version shows that ZooKeeper was restored from an older copy. It would count the same incarnations a
+        second time.
 
         Raises:
-            ClusterError: it is lower by more than ``_MOST_RAISED``.
-            ZkMultiFailed: what was read has changed meanwhile.
+          ClusterError: it is lower by more than ``_MOST_RAISED``.
+          ZkMultiFailed: a node that was read changed meanwhile.
         """
         version, counted = node.version, self._directory.counted if self._directory is not None else -1
         if counted <= version:
@@ -371,7 +396,7 @@ class BrokerRegistry:
         return version
 
     def _held(self, path: str, node: Node) -> BrokerRegistration | None:
-        """Return what is registered there, None where it cannot be read."""
+        """Return the registration at this path, or None if it is unreadable."""
         try:
             return codecs.decode_broker(path, node.data, self._registration.broker_id)
         except codecs.ZkFormatError as error:
@@ -385,7 +410,7 @@ class BrokerRegistry:
             return None
 
     def _behind(self, registered: int) -> bool:
-        """Whether an incarnation was registered of which the log directory does not know."""
+        """Return whether an incarnation was registered that the log directory does not know."""
         known = self._directory.incarnation if self._directory is not None else None
         return known is not None and registered > known
 
@@ -395,7 +420,7 @@ class BrokerRegistry:
             return
         try:
             await asyncio.to_thread(directory.note_incarnation, incarnation)
-        except OSError as error:  # a full disk: the next process counts as untrusted
+        except OSError as error:  # The disk is full; the next process counts as untrusted.
             log.warning("could not record incarnation %d in the log directory: %s", incarnation, error)
 
     async def _note_counted(self, incarnation: int) -> None:
@@ -403,7 +428,7 @@ class BrokerRegistry:
             return
         try:
             await asyncio.to_thread(self._directory.note_counted, incarnation)
-        except OSError as error:  # a full disk: an older ZooKeeper may not be noticed
+        except OSError as error:  # The disk is full; an older ZooKeeper may not be detected.
             log.warning("could not record in the log directory that incarnation %d is counted: %s", incarnation, error)
 
     async def _changed(self, path: str, deadline: float) -> None:
@@ -424,7 +449,7 @@ class BrokerRegistry:
             return ClusterError(f"broker id {mine.broker_id} could not be registered in time")
         held = self._held(paths.broker(mine.broker_id), node)
         if held is None or is_over(held, mine):
-            what = "what cannot be read" if held is None else f"incarnation {held.incarnation}"
+            what = "an unreadable registration" if held is None else f"incarnation {held.incarnation}"
             return ClusterError(f"broker id {mine.broker_id} could not be registered over {what}")
         registered = f"broker id {held.broker_id} is registered by {host_and_port(held.host, held.port)}"
         if same_host(held, mine):
@@ -440,7 +465,7 @@ class BrokerRegistry:
 
 
 def _both(path: str, mark: Node, doubted: tuple[TopicPartition, ...], *, trusted: bool) -> tuple[TopicPartition, ...]:
-    """Return the partitions that the mark doubts or that this process doubts; empty: all of them."""
+    """Return the partitions that the mark or this process doubts; empty for all of them."""
     try:
         found = codecs.decode(path, mark.data, codecs.UntrustedNode).partitions
     except codecs.ZkFormatError as error:

@@ -1,7 +1,7 @@
-"""What brokers, administration and supervisors read and write in ZooKeeper, as typed operations.
+"""The reads and writes of brokers, administration and supervisors in ZooKeeper, as typed operations.
 
-Each operation says what becomes of it when the connection breaks under way. State is written by compare-and-set
-only; nothing here decides anything. The controller's own operations are in ``controller_store``.
+Each operation defines its outcome after a connection that breaks meanwhile. State is written only by compare-and-set.
+The module decides nothing. The controller's own operations are in ``controller_store``.
 """
 
 from __future__ import annotations
@@ -33,26 +33,29 @@ from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExist
 from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
 from sparklog.zk.unreadable import Unreadable
 
-#: Producer ids are handed to brokers in blocks of this many.
+#: The size of the blocks of producer ids that brokers receive.
 PRODUCER_ID_BLOCK = 1000
-#: ZooKeeper drops the connection on requests of 1 MB; a topic record stays clear of that.
+#: ZooKeeper drops the connection on requests of 1 MB; a topic record stays well below that.
 MAX_TOPIC_BYTES = 900_000
-#: States that a broker has written and no controller has acted on, some 40 bytes each; read by every controller that
-#: takes over.
+#: The states that a broker has written and no controller has processed, about 40 bytes each. Every controller reads
+#: them at the start of its term.
 MAX_NOTIFICATION_BYTES = 500_000
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The write is durable; the node has this ``version`` now."""
+    """A durable write; the node now has this ``version``."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The write lost and nothing was done; ``found`` is what the node holds now. When only an added broker's
-    incarnation was wrong, that is still the version the write was bound to."""
+    """A write that lost its compare-and-set and changed nothing.
+
+    ``found`` is the node's current state. If only an added broker's incarnation was wrong, it has the version that the
+    write was bound to.
+    """
 
     found: VersionedState
     reason: str
@@ -60,25 +63,30 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """The partition has no state any more: its topic was deleted."""
+    """A partition without a state, because its topic was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class FateUnknown:
-    """The connection broke. ``sent`` false: certainly not written. Then read the state with
-    ``read_state_again`` and treat what it says as what was decided.
+    """A write whose connection broke.
 
-    ``why``: the connection stands, and this is what was answered, which is not understood: pause before the next
-    attempt."""
+    If ``sent`` is false, it certainly did not happen. The caller then reads the state with ``read_state_again`` and
+    treats the result as decided.
+
+    ``why`` is set if the connection is intact but the response is not understood. The caller then pauses before the
+    next attempt.
+    """
 
     sent: bool
     why: str = ""
 
 
 class BarrierJob(NamedTuple):
-    """The barrier job of the living driver; neither: no driver lives. ``awaited``: its next generation has not
-    reported yet, so one of its tasks may be about to take hold of a broker that nobody supervises. ``at_work``: it
-    has."""
+    """The barrier job of the live driver; without a live driver both fields are unset.
+
+    ``awaited`` means that its next generation has not reported yet, so one of its tasks may be about to adopt a broker
+    that has no supervisor. ``at_work`` is the generation that has reported.
+    """
 
     awaited: bool = False
     at_work: codecs.GenerationName | None = None
@@ -88,14 +96,14 @@ WriteOutcome = Written | Refused | NodeGone | FateUnknown
 
 
 class ClusterStore:
-    """Stateless operations over one session; any number of them may be under way."""
+    """Stateless operations over one session; any number of them may be in flight."""
 
     def __init__(self, session: ZkSession) -> None:
         self.session = session
         self.unreadable = Unreadable()
 
     async def prepare(self) -> None:
-        """Create the persistent nodes every cluster has, where they are missing."""
+        """Create the missing ones of the persistent nodes that every cluster has."""
         empty = codecs.encode(codecs.CounterNode())
         for path in paths.BASE:
             counter = path in {paths.CONTROLLER_EPOCH, paths.DRIVER_EPOCH, paths.PRODUCER_IDS}
@@ -105,10 +113,10 @@ class ClusterStore:
                 continue
 
     async def cluster_id(self, *, create: bool = True) -> str:
-        """The cluster's id, made up on the first call ever.
+        """Return the cluster's id, which the first call ever generates.
 
         Raises:
-            ClusterError: there is none and ``create`` is false.
+          ClusterError: there is none and ``create`` is false.
         """
         while True:
             try:
@@ -123,21 +131,26 @@ class ClusterStore:
             try:
                 await self.session.create(paths.CLUSTER_ID, uuid.uuid4().hex.encode())
             except ZkNodeExists:
-                continue  # another process was faster: its id counts
+                continue  # Another process was faster: its id counts.
 
     async def allocate_broker_id(self) -> int:
-        """Return a broker id that was never given out before. A lost answer wastes one. An id that a broker has
-        registered under is passed over: a counter that was put back from an older copy would give it again."""
+        """Return a broker id that was never returned before.
+
+        A lost response wastes one. An id with a registration in the past is skipped: a counter that was restored from
+        an older copy would return it again.
+        """
         while True:
             broker_id = await self.session.set(paths.BROKER_ID_SEQUENCE, b"") - 1
             if not await self.session.exists(paths.incarnation(broker_id)):
                 return broker_id
 
     async def next_producer_ids(self, *, now_s: float, above: int = 0) -> range:
-        """Take a block of producer ids for this caller alone. A lost answer wastes one block.
+        """Allocate a block of producer ids for this caller alone.
+
+        A lost response wastes one block.
 
         The block starts at the counter, and no lower than ``above`` nor than the floor of ``now_s``, the wall clock's
-        seconds: where ZooKeeper was put back from an older copy the counter alone would give ids a second time.
+        seconds: after a restore of ZooKeeper from an older copy the counter alone would return ids a second time.
         """
         while True:
             node = await self.session.get(paths.PRODUCER_IDS)
@@ -153,7 +166,7 @@ class ClusterStore:
     # --- brokers -------------------------------------------------------------------------------------------------
 
     async def live_brokers(self) -> tuple[BrokerRegistration, ...]:
-        """Return the registrations of all live brokers, by id; skip what is no registration."""
+        """Return the registrations of all live brokers, by id; skip invalid ones."""
         ids = self.unreadable.numbers(paths.BROKER_IDS, await self.session.children(paths.BROKER_IDS))
         found = await asyncio.gather(*(self.session.get(paths.broker(i)) for i in ids), return_exceptions=True)
         live = []
@@ -168,12 +181,15 @@ class ClusterStore:
         return tuple(live)
 
     async def _registration(self, broker_id: int, node: Node) -> BrokerRegistration | None:
-        """Return what a node of ``/brokers/ids`` says. One that is overwritten is still held by its broker's session,
-        and ``/brokers/incarnations`` has the same registration: the broker does not count as dead for that."""
+        """Return the registration in a node of ``/brokers/ids``, or None.
+
+        The broker's session still holds a node that was overwritten, and ``/brokers/incarnations`` has the same
+        registration. So an overwritten node alone does not make the broker count as dead.
+        """
         path = paths.broker(broker_id)
         try:
             if not node.ephemeral_owner:
-                raise codecs.ZkFormatError("it is not ephemeral: no broker's session holds it")
+                raise codecs.ZkFormatError("it is not ephemeral, so no broker's session holds it")
             return codecs.decode_broker(path, node.data, broker_id)
         except codecs.ZkFormatError as error:
             self.unreadable.skip(path, error)
@@ -193,11 +209,12 @@ class ClusterStore:
         return msgspec.structs.replace(registration, incarnation=last.version)
 
     async def retire_broker(self, broker_id: int, *, pid: int, boot_id: str) -> bool:
-        """Delete the registration of a process proved dead, if it is still there, and leave a mark that says so:
-        registrations also vanish when it is ZooKeeper that cannot be reached. Bound to the incarnation counted last,
-        which is that process's, whichever its session has come to: False when another process has registered since.
+        """Delete the registration of a process that is proved dead, and create a mark of that.
 
-        The mark is made anew, not set, so that whoever watches the marks hears of it. May be repeated.
+        The mark is needed because registrations also disappear when ZooKeeper is unreachable. It is bound to the last
+        counted incarnation, which is that process's. Returns False if another process has registered since.
+
+        The mark is created again instead of being set, so that watches of the marks fire. The call may be repeated.
         """
         ids, counter, mark = paths.broker(broker_id), paths.incarnation(broker_id), paths.retired(broker_id)
         while True:
@@ -230,7 +247,7 @@ class ClusterStore:
     # --- partition state -----------------------------------------------------------------------------------------
 
     async def read_state(self, tp: TopicPartition) -> VersionedState | None:
-        """The partition's state, None if there is none (yet, or any more)."""
+        """Return the partition's state, or None if it has none (yet, or any more)."""
         path = paths.state(tp)
         try:
             node = await self.session.get(path)
@@ -239,13 +256,13 @@ class ClusterStore:
         return codecs.decode_state(path, node.data, node.version)
 
     async def read_state_again(self, tp: TopicPartition) -> VersionedState | None:
-        """After FateUnknown: wait for the connection as long as it takes, let the server catch up, read.
+        """Wait for the connection after FateUnknown, let the server catch up, and read the state.
 
-        The read comes after whatever became of the write: a session's requests through an earlier connection are
-        refused by the ensemble once it has moved on to a new one.
+        The wait has no limit. The read comes after the write in any case: the ensemble refuses a session's requests
+        over an earlier connection after the session has moved to a new one.
 
         Raises:
-            ZkUnreachable: the session was closed.
+          ZkUnreachable: the session was closed.
         """
 
         async def read() -> VersionedState | None:
@@ -253,7 +270,7 @@ class ClusterStore:
             try:
                 return await self.read_state(tp)
             except codecs.ZkFormatError as error:
-                raise ZkError(str(error)) from None  # asked again after a pause
+                raise ZkError(str(error)) from None  # The read is repeated after a pause.
 
         return await self.session.patiently(read)
 
@@ -267,13 +284,13 @@ class ClusterStore:
         added: Sequence[tuple[int, int]] = (),
         topic_id: str = "",
     ) -> asyncio.Future[tuple[int, ...]]:
-        """The leader's compare-and-set of the ISR from ``expected_version``, bound to the ``added`` incarnations.
+        """Send the leader's compare-and-set of the ISR from ``expected_version``, bound to the ``added`` incarnations.
 
-        ``leader_incarnation`` is the writer's current one: it says which process this leader epoch belongs to. With
-        ``topic_id`` the write cannot hit a topic that was deleted and created again under this name.
+        ``leader_incarnation`` is the writer's current one: it names the process that this leader epoch belongs to. With
+        ``topic_id`` the write cannot hit a topic that was deleted and created again with this name.
 
-        Returns at once: thousands come together, and a task for each would cost more than the write. The node's new
-        version is the last of the results; of a future that fails, ``isr_outcome`` says what that means.
+        Returns at once: thousands of these writes come together, and a task for each would cost more than the write.
+        The node's new version is the last of the results. If the future fails, ``isr_outcome`` returns the meaning.
         """
         path = paths.state(tp)
         ops: list[Op] = [Check(paths.incarnation(broker_id), found) for broker_id, found in added]
@@ -290,7 +307,7 @@ class ClusterStore:
         expected_version: int,
         added: Sequence[tuple[int, int]] = (),
     ) -> WriteOutcome:
-        """What became of a write that was sent with these."""
+        """Return the outcome of a write that ``send_isr`` sent with these arguments."""
         try:
             return Written((await sent)[-1])
         except ZkUnreachable as error:
@@ -313,12 +330,15 @@ class ClusterStore:
         return NodeGone() if found is None else Refused(found, reason)
 
     async def notify_isr_change(self, broker_id: int, told: Sequence[TopicStates]) -> None:
-        """Tell the controller what this broker wrote as the leader of these partitions. May be repeated.
+        """Notify the controller of the states that this broker wrote as the leader.
 
-        The states come along: the controller need not read thousands of nodes while brokers wait for its word. One node
-        a broker, which collects what no controller has acted on: while there is none they must not pile up until
-        nobody can list them. It is written even when it says all of it already, since it may have been read before
-        these writes: the new version keeps it from being deleted on the strength of that.
+        May be repeated.
+
+        The notification contains the states, so the controller need not read thousands of nodes while brokers wait for
+        it. Each broker has one node, which collects all states that no controller has processed: without a controller,
+        separate nodes would accumulate until ZooKeeper could not list them. The node is written even if it already has
+        all of the states, because a controller may have read it before these writes: the new version prevents its
+        deletion based on that read.
         """
         path = paths.isr_change(broker_id)
         while True:
@@ -331,7 +351,7 @@ class ClusterStore:
                     noted = codecs.decode_isr_changes(path, node.data).told
                 except codecs.ZkFormatError as error:
                     self.unreadable.skip(path, error)
-                    noted = ()  # what it said is unknown: any partition may be meant
+                    noted = ()  # The old content is unknown, so any partition may be meant.
                 value = _notification(_merged((*noted, *told)) if noted else ())
                 await self.session.set(path, value, node.version)
                 return
@@ -342,7 +362,7 @@ class ClusterStore:
         return await self.session.children(paths.TOPICS)
 
     async def read_topic(self, name: str) -> tuple[TopicRecord, int] | None:
-        """The topic's record and its node's version."""
+        """Return the topic's record and its node's version."""
         path = paths.topic(name)
         try:
             node = await self.session.get(path)
@@ -354,8 +374,8 @@ class ClusterStore:
         """Write the topic; the controller does the rest.
 
         Raises:
-            BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS when the record is too large for one node.
-            ZkUnreachable: with ``sent`` the topic may exist: its topic id tells whose it is.
+          BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if the record is too large for one node.
+          ZkUnreachable: if ``sent``, the topic may exist: its topic id identifies it.
         """
         value = encode_record(record)
         try:
@@ -372,12 +392,14 @@ class ClusterStore:
             raise
 
     async def restore_topic(self, record: TopicRecord, states: Mapping[int, LeaderAndIsr]) -> None:
-        """Write a topic with the states of partitions that have records, all of it or nothing: the controller would
-        give a partition without a state to a broker that has none of them. Its id is not named as deleted any more.
+        """Write a topic with the states of the partitions that have records, in one multi.
+
+        The controller would give a partition without a state to a broker without its records. The topic's id is no
+        longer listed as deleted.
 
         Raises:
-            BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS when it is too large for one request.
-            ZkUnreachable: with ``sent`` the topic may exist.
+          BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if it is too large for one request.
+          ZkUnreachable: if ``sent``, the topic may exist.
         """
         ops: list[Op] = [
             Create(paths.topic(record.name), encode_record(record)),
@@ -405,11 +427,12 @@ class ClusterStore:
             raise
 
     async def update_topic(self, record: TopicRecord, expected_version: int) -> int | None:
-        """Replace a topic's record (schemas, config, more partitions, moves). None: it was changed meanwhile, or the
-        topic was deleted and perhaps made anew.
+        """Replace a topic's record (schemas, config, more partitions, moves).
+
+        Returns None if the record was changed meanwhile, or the topic was deleted and perhaps recreated.
 
         Raises:
-            BrokerError: INVALID_PARTITIONS when the record is too large for one node.
+          BrokerError: INVALID_PARTITIONS if the record is too large for one node.
         """
         ops: list[Op] = [
             Check(paths.topic_id(record.topic_id), -1),
@@ -423,16 +446,20 @@ class ClusterStore:
             raise
 
     async def deleted_topics(self, topic_ids: Iterable[str]) -> set[str]:
-        """Return which of these ids belong to topics that are named as deleted. Raises ZkUnreachable."""
+        """Return those of these ids that ZooKeeper lists as deleted topics. Raises ZkUnreachable."""
         await self.session.sync(paths.DELETED_TOPICS)
         wanted = [topic_id for topic_id in topic_ids if not check_topic_name(topic_id)]
         found = await asyncio.gather(*(self.session.exists(paths.deleted_topic(i)) for i in wanted))
         return {topic_id for topic_id, named in zip(wanted, found, strict=True) if named}
 
     async def request_delete_topic(self, name: str, topic_id: str) -> None:
-        """Ask the controller to delete this topic; asking twice is the same as once. Of a topic that is no more nothing
-        is left to ask for. As long as it lives, a request that means another topic of that name is void, and gives way:
-        the controller would drop it, and this one with it."""
+        """Request that the controller delete this topic.
+
+        Idempotent.
+
+        A topic that no longer exists needs no request. While the topic exists, a request for another topic of that name
+        is void and is replaced: the controller would drop it, and this one with it.
+        """
         path, request = paths.delete_topic(name), codecs.encode(codecs.DeletionRequest(topic_id))
         lives = Check(paths.topic_id(topic_id), -1)
         ops: list[Op] = [lives, Create(path, request)]
@@ -448,18 +475,21 @@ class ClusterStore:
             ops = [lives, Create(path, request)]
             with suppress(ZkNoNode):
                 node = await self.session.get(path)
-                with suppress(codecs.ZkFormatError):  # what cannot be read means no topic, and gives way, too
+                with suppress(codecs.ZkFormatError):  # An unreadable request names no topic, and is replaced, too.
                     if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
                         return
-                # Not set alone: the controller watches which requests there are, not what is in them. And with another
-                # version than it had: whoever is about to drop what he has read there must not hit this one.
+                # A set alone is not enough: the controller watches the names of the requests, not their content. The
+                # new node also gets another version than the old one: a controller that is about to drop the request
+                # that it read must not delete this one.
                 again = (SetData(path, request, version) for version in range(node.version + 1))
                 ops = [lives, Delete(path, node.version), Create(path, request), *again]
 
     async def request_election(self, path: str, request: codecs.ElectionRequest) -> None:
-        """Ask the controller to elect leaders anew; it deletes the request's node, ``paths.election(...)``, when that
-        is done. The node ends with this session as well: an unclean election must not come when its reasons, and who
-        asked for it, are long gone."""
+        """Request that the controller elect leaders.
+
+        The controller deletes the request's node, ``paths.election(...)``, after the elections. The node also ends with
+        this session: an unclean election must not happen long after its reason, and its requester, are gone.
+        """
         await self.session.create(path, codecs.encode(request), ephemeral=True)
 
     # --- drivers -------------------------------------------------------------------------------------------------
@@ -467,11 +497,13 @@ class ClusterStore:
     async def claim_driver(
         self, host: str, pid: int, *, start_time: int = 0, boot_id: str = "", pid_namespace: int = 0
     ) -> int:
-        """Become the cluster's one driver for as long as this session lives. Returns the driver epoch, a number
-        higher than any driver before had. The arguments are kept as they are, see ``DriverNode``.
+        """Become the cluster's only driver for the life of this session.
+
+        Returns the driver epoch, which is higher than every earlier driver's. The arguments are stored unchanged, see
+        ``DriverNode``.
 
         Raises:
-            ClusterError: another driver's node lives (names its host and pid).
+          ClusterError: another driver's node exists (the error names its host and pid).
         """
         while True:
             node = await self.session.get(paths.DRIVER_EPOCH)
@@ -489,20 +521,20 @@ class ClusterStore:
                 return epoch
             except ZkMultiFailed as error:
                 if error.index != 0:
-                    continue  # the counter moved; whoever moved it may be gone again
+                    continue  # The counter changed; the driver that changed it may be gone again.
             try:
                 holder = await self.session.get(paths.DRIVER)
             except ZkNoNode:
                 continue
             found = codecs.decode(paths.DRIVER, holder.data, codecs.DriverNode)
             if holder.ephemeral_owner == self.session.session_id:
-                return found.driver_epoch  # our own claim, whose answer was lost
+                return found.driver_epoch  # This is our own claim, whose response was lost.
             raise ClusterError(
                 f"another driver runs this cluster: {found.host} pid {found.pid}, driver epoch {found.driver_epoch}"
             )
 
     async def barrier_job(self) -> BarrierJob:
-        """How far the living driver has come with its generations. Raises ZkUnreachable."""
+        """Return the progress of the live driver's generations. Raises ZkUnreachable."""
         try:
             node = await self.session.get(paths.DRIVER)
         except ZkNoNode:
@@ -523,13 +555,13 @@ class ClusterStore:
 
 
 def _notification(told: Iterable[TopicStates]) -> bytes:
-    """Of too many for one node it says none, which means any."""
+    """Encode a notification; one of too many states for a node names none, which means any partition."""
     value = codecs.encode_isr_changes(told)
     return value if len(value) <= MAX_NOTIFICATION_BYTES else codecs.encode_isr_changes(())
 
 
 def _merged(told: Iterable[TopicStates]) -> Iterable[TopicStates]:
-    """The newest state of each partition."""
+    """Return the newest state of each partition."""
     topics: dict[tuple[str, str], dict[int, VersionedState]] = {}
     for said in told:
         newest = topics.setdefault((said.topic, said.topic_id), {})
@@ -541,7 +573,7 @@ def _merged(told: Iterable[TopicStates]) -> Iterable[TopicStates]:
 
 
 def encode_record(record: TopicRecord) -> bytes:
-    """Raises BrokerError: INVALID_PARTITIONS when the record is too large for one node."""
+    """Encode a topic's record. Raises BrokerError: INVALID_PARTITIONS if it is too large for one node."""
     value = codecs.encode_topic(record)
     if len(value) > MAX_TOPIC_BYTES:
         raise BrokerError(

@@ -1,7 +1,8 @@
-"""ZooKeeper values: JSON objects that carry a format version.
+"""Values of ZooKeeper nodes, which are JSON objects with a format version.
 
-Every ``decode_*`` takes the node's path, only to name it in errors. A value of a newer version is refused by name;
-fields an older reader does not know within one version are ignored. Pure: bytes in, values out.
+Every ``decode_*`` takes the node's path, only to name it in errors. A value of a newer version is refused with its
+version. Within one version, fields that an older reader does not know are ignored. The module is pure: bytes in, values
+out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from sparklog.model import (
     check_topic_name,
 )
 
-#: Version of every value written here. One number for all: a node's values change together with its software.
+#: The version of every value that this release writes. There is one for all, because all values change together with
+#: the software.
 VERSION = 1
 
 
@@ -37,9 +39,9 @@ _Replicas = Annotated[tuple[_BrokerId, ...], msgspec.Meta(min_length=1)]
 
 
 class ZkFormatError(ClusterError):
-    """A ZooKeeper value cannot be read: it is of a newer format, or it is not what belongs there.
+    """An unreadable ZooKeeper value: it has a newer format, or is not a value for its node.
 
-    ``newer``: it is of a newer format, which nobody may replace with what this release knows.
+    ``newer`` means that it has a newer format, which no process of this release may replace.
     """
 
     def __init__(self, detail: str, newer: bool = False) -> None:
@@ -51,7 +53,7 @@ class ZkFormatError(ClusterError):
 
 
 class GenerationName(msgspec.Struct, frozen=True, order=True):
-    """Which generation of the barrier job a directive or a report speaks of; the rest of either is not read here."""
+    """The generation of the barrier job that a directive or a report belongs to; other fields are not read here."""
 
     driver_epoch: int
     generation: int
@@ -106,7 +108,12 @@ class _Broker(msgspec.Struct, frozen=True):
 
 
 class _IsrChanges(msgspec.Struct, frozen=True):
-    """``topics`` say what was written. An earlier release names ``partitions`` only, and takes none for any."""
+    """The changes that a leader reports.
+
+    ``topics`` has the written states.
+
+    An earlier release names only ``partitions``; none of them means any partition.
+    """
 
     version: int
     partitions: tuple[tuple[str, int], ...] = ()
@@ -114,7 +121,7 @@ class _IsrChanges(msgspec.Struct, frozen=True):
 
 
 class ControllerNode(msgspec.Struct, frozen=True):
-    """Who holds ``/controller``."""
+    """The holder of ``/controller``."""
 
     controller_id: str
     controller_epoch: int
@@ -122,8 +129,11 @@ class ControllerNode(msgspec.Struct, frozen=True):
 
 
 class DriverNode(msgspec.Struct, frozen=True):
-    """Who holds ``/driver``: shown to whoever is refused. ``start_time``, ``boot_id`` and ``pid_namespace`` tell its
-    process from another that has the pid by now, or in another container; an earlier release leaves them out."""
+    """The holder of ``/driver``, which a refused driver names in its error.
+
+    ``start_time``, ``boot_id`` and ``pid_namespace`` distinguish its process from a later one with the same pid, or one
+    in another container. An earlier release omits them.
+    """
 
     driver_epoch: int
     host: str
@@ -135,15 +145,17 @@ class DriverNode(msgspec.Struct, frozen=True):
 
 
 class DeletionRequest(msgspec.Struct, frozen=True):
-    """``/admin/delete_topics/<t>``: which topic of that name is meant."""
+    """The value of ``/admin/delete_topics/<t>``: the id of the topic to delete."""
 
     topic_id: str
     version: int = VERSION
 
 
 class DeletedTopic(msgspec.Struct, frozen=True):
-    """``/brokers/deleted_topics/<id>``: the topic of this id was deleted, at ``deleted_ms`` by the controller's wall
-    clock. The oldest are forgotten first."""
+    """The value of ``/brokers/deleted_topics/<id>``: a topic that was deleted at ``deleted_ms``, by the wall clock.
+
+    The clock is the controller's. The oldest values are dropped first.
+    """
 
     name: str
     deleted_ms: int
@@ -151,8 +163,11 @@ class DeletedTopic(msgspec.Struct, frozen=True):
 
 
 class ElectionRequest(msgspec.Struct, frozen=True):
-    """``/admin/elections/<name>``: elect leaders anew. ``kind``: "preferred" (the first replica, if it is in sync) or
-    "unclean" (any live replica, where no member of the ISR is alive). ``partitions`` None: all."""
+    """The value of ``/admin/elections/<name>``: a request to elect leaders.
+
+    The kind "preferred" elects the first replica, if it is in sync; "unclean" elects any live replica, if no member of
+    the ISR is alive. ``partitions`` None means all partitions.
+    """
 
     kind: str
     partitions: tuple[tuple[str, int], ...] | None = None
@@ -160,9 +175,11 @@ class ElectionRequest(msgspec.Struct, frozen=True):
 
 
 class CutRefusal(msgspec.Struct, frozen=True):
-    """``/admin/cut_refusals/<name>``: this replica of the broker's ``incarnation`` holds records up to
-    ``high_watermark`` that are committed. Its leader of ``leader_epoch`` lacks those from ``offset`` on, and the
-    replica does not cut them."""
+    """The value of ``/admin/cut_refusals/<name>``: a replica's refusal to truncate committed records.
+
+    The replica, of the broker's ``incarnation``, holds committed records up to ``high_watermark``. Its leader of
+    ``leader_epoch`` lacks those from ``offset`` on.
+    """
 
     topic: str
     partition: int
@@ -176,15 +193,17 @@ class CutRefusal(msgspec.Struct, frozen=True):
 
 
 class StoppingNode(msgspec.Struct, frozen=True):
-    """``/admin/stopping/<id>``: which incarnation asks to be relieved."""
+    """The value of ``/admin/stopping/<id>``: the incarnation that requests a controlled shutdown."""
 
     incarnation: int
     version: int = VERSION
 
 
 class UntrustedNode(msgspec.Struct, frozen=True):
-    """``/brokers/untrusted/<id>``: the incarnation ``value`` whose claims to be in sync are void. ``partitions`` empty:
-    all of them, as in what an earlier release writes."""
+    """The value of ``/brokers/untrusted/<id>``: the incarnation ``value``, whose ISR memberships are void.
+
+    Empty ``partitions`` mean all of them, as in the values of an earlier release.
+    """
 
     value: int = 0
     version: int = VERSION
@@ -208,15 +227,15 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def decode(path: str, data: bytes, kind: type[T]) -> T:
-    """Read one value.
+    """Decode one value.
 
     Raises:
-        ZkFormatError: newer version (names path, found and expected), or not this kind of value.
+      ZkFormatError: it has a newer version (the error names path, found and expected), or is not this kind of value.
     """
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
-    # The version comes first: a newer format may not even have the fields this one requires.
+    # Check the version first: a newer format may lack the fields that this one requires.
     try:
         version = _decode_version(data)
     except _NOT_JSON as error:
@@ -233,7 +252,7 @@ def decode(path: str, data: bytes, kind: type[T]) -> T:
         raise ZkFormatError(f"ZooKeeper node {path}: {error}: {data[:80]!r}") from None
 
 
-#: What the decoder raises for bytes that are none of its values: too deeply nested ones among them.
+#: The errors of the decoder for bytes that are not valid, including values that are nested too deeply.
 _NOT_JSON = (msgspec.MsgspecError, RecursionError, UnicodeError)
 _version_decoder = msgspec.json.Decoder(_Versioned)
 
@@ -298,7 +317,7 @@ def decode_topic(path: str, data: bytes, name: str) -> TopicRecord:
 
 
 def _misassigned(found: _Topic) -> str:
-    """Return what is wrong with the topic's assignment, empty for nothing."""
+    """Return the error in the topic's assignment, or an empty string."""
     for number, replicas in enumerate(found.assignment):
         if len(set(replicas)) < len(replicas):
             return f"partition {number} is assigned to {list(replicas)}, a broker twice"
@@ -350,7 +369,10 @@ def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
 
 
 class IsrChanges(NamedTuple):
-    """What a leader says it wrote: states, or partitions that have to be read. Neither: any partition may be meant."""
+    """The changes that a leader reports: states, or partitions to read.
+
+    If both are empty, any partition may have changed.
+    """
 
     told: tuple[TopicStates, ...] = ()
     named: tuple[TopicPartition, ...] = ()

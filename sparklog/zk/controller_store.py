@@ -1,7 +1,9 @@
-"""What a controller reads and writes in ZooKeeper. Every write is bound to its controller epoch.
+"""The reads and writes of a controller in ZooKeeper.
 
-The epoch is held by the version of ``/controller_epoch``: a multi that checks it fails as soon as another controller
-has been elected, whatever this one believes. Writes are pipelined, one multi a partition.
+Every write is bound to its controller epoch.
+
+The version of ``/controller_epoch`` holds the epoch: a multi that checks it fails as soon as another controller has
+been elected, whatever this one believes. Writes are pipelined, with one multi per partition.
 """
 
 from __future__ import annotations
@@ -31,23 +33,23 @@ from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refus
 from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNoNode, ZkNotEmpty, ZkUnreachable
 from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
 
-#: Ids of deleted topics that are named, at most.
+#: The maximum number of ids of deleted topics that are listed.
 _DELETED_KEPT = 10_000
 _T = TypeVar("_T")
-#: Levels of nodes below a topic that its deletion clears; sparklog's own are three.
+#: The levels of nodes below a topic that its deletion removes; sparklog's own nodes have three.
 _DEEPEST = 20
-#: Version of a node that does not exist yet.
+#: The version of a node that does not exist yet.
 NO_NODE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class EpochLost:
-    """Nothing was written: another controller has been elected."""
+    """A write that did not happen because another controller has been elected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Nothing was written: a node is at another version than expected, or gone."""
+    """A write that did not happen because a node has another version than expected, or is gone."""
 
     reason: str
 
@@ -56,7 +58,7 @@ StateOutcome = WriteOutcome | EpochLost
 
 
 class StoredTopic(NamedTuple):
-    """``version`` is of the topic's own node."""
+    """A topic with its states. ``version`` is the one of the topic's own node."""
 
     record: TopicRecord
     states: dict[int, VersionedState]
@@ -64,15 +66,18 @@ class StoredTopic(NamedTuple):
 
 
 class TopicsRead(NamedTuple):
-    """All topics, and the names of those that cannot be read, or not all of whose states can."""
+    """All topics, and the names of those with an unreadable record or unreadable states."""
 
     topics: tuple[StoredTopic, ...]
     unreadable: frozenset[str]
 
 
 class IsrChangesRead(NamedTuple):
-    """Notifications: ``nodes`` with their versions, what they tell, and the partitions of which they only say that they
-    have changed; None: it may be any."""
+    """The ISR change notifications.
+
+    ``nodes`` has their versions, ``told`` the reported states, and ``named`` the partitions that changed without a
+    reported state; None means that any partition may have changed.
+    """
 
     nodes: dict[str, int]
     told: tuple[TopicStates, ...]
@@ -89,21 +94,25 @@ class StateChange(NamedTuple):
 
 
 class ControllerStore:
-    """One controller's view. ``elect`` first; its writes need the epoch that gives."""
+    """One controller's access to ZooKeeper. ``elect`` comes first; the writes need its epoch."""
 
     def __init__(self, session: ZkSession) -> None:
         self.session = session
         self.cluster = ClusterStore(session)
-        #: Nodes that were skipped.
+        #: The nodes that were skipped.
         self.unreadable = self.cluster.unreadable
         self._epoch_version = NO_NODE
-        #: One deletion request is dropped at a time: what two had read, one would drop, and the other its successor.
+        #: Only one deletion request is dropped at a time: if two callers read the same request, one would drop it, and
+        #: the other its successor.
         self._dropping = asyncio.Lock()
-        #: The newest epoch that ``elect`` has given.
+        #: The newest epoch that ``elect`` has returned.
         self._given = NO_EPOCH
 
     async def elect(self, controller_id: str) -> int | None:
-        """Take ``/controller`` and a new controller epoch, which no term has had. None: another controller holds it."""
+        """Take ``/controller`` and a new controller epoch, which no earlier term had.
+
+        None: another controller holds it.
+        """
         if self._given != NO_EPOCH:
             await self._give_up_served()
         epoch = await self._claim(controller_id)
@@ -112,8 +121,11 @@ class ControllerStore:
         return epoch
 
     async def _give_up_served(self) -> None:
-        """A claim that has served a term goes: it could not be deleted when that ended. A second term under the same
-        epoch would count its updates from the beginning, and brokers would take them for old ones."""
+        """Delete a claim that has served a term and could not be deleted at its end.
+
+        A second term with the same epoch would number its updates from the start, and brokers would treat them as old
+        ones.
+        """
         try:
             holder = await self.session.get(paths.CONTROLLER)
         except ZkNoNode:
@@ -124,7 +136,7 @@ class ControllerStore:
                 await self.session.delete(paths.CONTROLLER, holder.version)
 
     def _held(self, holder: Node) -> codecs.ControllerNode | None:
-        """Return what ``/controller`` says, None where it cannot be read."""
+        """Return the value of ``/controller``, or None if it is unreadable."""
         try:
             return codecs.decode(paths.CONTROLLER, holder.data, codecs.ControllerNode)
         except codecs.ZkFormatError as error:
@@ -132,11 +144,13 @@ class ControllerStore:
             return None
 
     def _newest_epoch(self, node: Node) -> int:
-        """Return the newest epoch that ``/controller_epoch`` proves to be given, also where its value is lost: each
-        election writes it once, so that its version is never lower than the epoch was when the value was last good.
+        """Return the newest epoch that ``/controller_epoch`` proves to be assigned.
+
+        This works even if the value is lost: each election writes the node once, so its version is at least the last
+        valid epoch.
 
         Raises:
-            ZkFormatError: the value is of a newer format.
+          ZkFormatError: the value has a newer format.
         """
         try:
             value = codecs.decode(paths.CONTROLLER_EPOCH, node.data, codecs.CounterNode).value
@@ -164,8 +178,11 @@ class ControllerStore:
         return epoch
 
     async def _own_claim(self) -> int | None:
-        """Return the epoch of a claim made by this very session, whose answer was lost. Remove a node that no session
-        holds: a controller's is ephemeral, and no controller would be elected as long as another is there."""
+        """Return the epoch of a claim that this session made and whose response was lost.
+
+        A node that no session holds is deleted: a controller's node is ephemeral, and no controller would be elected
+        while this one exists.
+        """
         try:
             holder = await self.session.get(paths.CONTROLLER)
             counter = await self.session.get(paths.CONTROLLER_EPOCH)
@@ -186,20 +203,23 @@ class ControllerStore:
         return newest
 
     def owns(self, holder: Node | None) -> bool:
-        """Whether ``/controller``, as read, is this session's."""
+        """Return whether ``/controller``, as read, belongs to this session."""
         return holder is not None and holder.ephemeral_owner == self.session.session_id
 
     # --- levels ----------------------------------------------------------------------------------------------------
 
     async def read_brokers(self) -> tuple[BrokerRegistration, ...]:
-        """Live brokers. One is untrusted while its mark stands, whatever its registration says: a controller has
-        taken the mark away when it had acted on it."""
+        """Return the live brokers, with their trust according to the marks.
+
+        A broker is untrusted while its mark exists, whatever its registration says: a controller deletes the mark after
+        it has acted on it.
+        """
         live = await self.cluster.live_brokers()
         marks = await self._read_children(paths.UNTRUSTED)
         return tuple(self._marked(found, marks.get(str(found.broker_id))) for found in live)
 
     def _marked(self, registration: BrokerRegistration, mark: Node | None) -> BrokerRegistration:
-        """Return the registration with what the mark says of its logs. One that cannot be read doubts all of them."""
+        """Return the registration with the doubts of its mark. An unreadable mark doubts all logs."""
         if mark is None:
             return msgspec.structs.replace(registration, trusted=True, doubted=())
         said = self._read(paths.untrusted(registration.broker_id), mark, codecs.UntrustedNode)
@@ -207,8 +227,11 @@ class ControllerStore:
         return msgspec.structs.replace(registration, trusted=False, doubted=doubted)
 
     async def read_retired(self, live: Collection[int]) -> frozenset[int]:
-        """Brokers other than the ``live`` ones whose last incarnation was proved dead. Read after the live ones: a
-        mark is made together with the deletion of the registration."""
+        """Return the brokers, other than the ``live`` ones, whose last incarnation is proved dead.
+
+        This is read after the live ones, because the deletion of a registration and the creation of its mark are one
+        multi.
+        """
         absent = [broker_id for broker_id in await self._ids(paths.RETIRED) if broker_id not in live]
         marks = await self._nodes([paths.retired(i) for i in absent])
         counters = await self._nodes([paths.incarnation(i) for i in absent])
@@ -226,13 +249,13 @@ class ControllerStore:
         return self.unreadable.numbers(path, await self.session.children(path))
 
     async def _nodes(self, found: Sequence[str]) -> list[Node | None]:
-        """Read these nodes, None for each that is not there."""
+        """Read these nodes; the result has None for each that does not exist."""
         nodes = await asyncio.gather(*map(self.session.get, found), return_exceptions=True)
         _raise_other_than(nodes, ZkNoNode)
         return [node if isinstance(node, Node) else None for node in nodes]
 
     def _read(self, path: str, node: Node, kind: type[_T]) -> _T | None:
-        """Return the node's value; None, and skip it, where it cannot be read."""
+        """Return the node's value, or skip it and return None if it is unreadable."""
         try:
             return codecs.decode(path, node.data, kind)
         except codecs.ZkFormatError as error:
@@ -240,14 +263,16 @@ class ControllerStore:
             return None
 
     async def read_absent(self, live: Collection[int]) -> tuple[BrokerRegistration, ...]:
-        """Last registrations of brokers other than the ``live`` ones: where their processes are, if they live. Not of
-        those whose logs nobody vouches for."""
+        """Return the last registrations of brokers other than the ``live`` ones, which have their processes' addresses.
+
+        Brokers with untrusted logs are excluded.
+        """
         marked = await self._ids(paths.UNTRUSTED)
         absent = [i for i in await self._ids(paths.INCARNATIONS) if i not in marked and i not in live]
         nodes = await self._nodes([paths.incarnation(i) for i in absent])
         found = []
         for broker_id, node in zip(absent, nodes, strict=True):
-            if node is None or not node.data:  # an earlier release left it empty
+            if node is None or not node.data:  # An earlier release left the node empty.
                 continue
             try:
                 known = codecs.decode_broker(paths.incarnation(broker_id), node.data, broker_id)
@@ -258,18 +283,20 @@ class ControllerStore:
         return tuple(found)
 
     async def read_stopping(self) -> dict[int, int]:
-        """Brokers that ask to be relieved, with the incarnation that asked."""
+        """Return the brokers that request a controlled shutdown, with the incarnation that requested it."""
         found = await self._read_values(paths.STOPPING, codecs.StoppingNode)
         return {i: found[str(i)].incarnation for i in self.unreadable.numbers(paths.STOPPING, tuple(found))}
 
     async def read_deletions(self) -> dict[str, str]:
-        """Topics to be deleted, with the id of the topic that is meant."""
+        """Return the topics to delete, with the id of the requested topic."""
         found = await self._read_values(paths.DELETE_TOPICS, codecs.DeletionRequest)
         return {name: request.topic_id for name, request in found.items()}
 
     async def read_isr_changes(self) -> IsrChangesRead:
-        """What leaders say they wrote. A notification that cannot be read says that there is one: any partition may be
-        meant."""
+        """Return the ISR changes that leaders report.
+
+        An unreadable notification still proves a change, which may be of any partition.
+        """
         nodes = await self._read_children(paths.ISR_CHANGES)
         told: list[TopicStates] = []
         named: dict[TopicPartition, None] | None = {}
@@ -289,8 +316,12 @@ class ControllerStore:
         return IsrChangesRead(versions, tuple(told), None if named is None else tuple(named))
 
     async def delete_isr_changes(self, nodes: Mapping[str, int]) -> bool:
-        """Delete notifications that were acted on, as they were read. False: one says more by now. Bound to the epoch:
-        a deposed controller must not swallow what the new one has not seen."""
+        """Delete processed notifications with the versions that were read.
+
+        Returns False if one has changed since.
+
+        The deletion is bound to the epoch: a deposed controller must not delete what the new one has not seen.
+        """
         fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
         deletions = [
             self.session.multi([fence, Delete(f"{paths.ISR_CHANGES}/{name}", version)])
@@ -301,7 +332,7 @@ class ControllerStore:
         return not any(isinstance(r, ZkMultiFailed) and isinstance(r.cause, ZkBadVersion) and r.index for r in results)
 
     async def read_topics(self) -> TopicsRead:
-        """Read all topics with the states of their partitions. What could not be a topic's name is none's."""
+        """Read all topics with the states of their partitions. Children with invalid names are not topics."""
         names = await self.topic_names()
         found = await asyncio.gather(*(self.cluster.read_topic(name) for name in names), return_exceptions=True)
         _raise_other_than(found, codecs.ZkFormatError)
@@ -321,7 +352,7 @@ class ControllerStore:
         return TopicsRead(read_whole, frozenset(unread))
 
     async def topic_names(self) -> list[str]:
-        """Return the children of ``/brokers/topics`` that can be topics; skip the others."""
+        """Return the children of ``/brokers/topics`` with valid topic names; skip the others."""
         names = []
         for name in await self.session.children(paths.TOPICS):
             problem = check_topic_name(name)
@@ -332,22 +363,27 @@ class ControllerStore:
         return names
 
     async def read_topic_again(self, name: str) -> tuple[TopicRecord, int] | None:
-        """The topic's record and version as they are after everything written through this session."""
+        """Return the topic's record and version as they are after everything written through this session."""
         await self.session.sync(paths.topic(name))
         return await self.cluster.read_topic(name)
 
     async def read_elections(self) -> dict[str, codecs.ElectionRequest]:
-        """Requests for elections, by the name of their node."""
+        """Return the requests for elections, by the name of their node."""
         return await self._read_values(paths.ELECTIONS, codecs.ElectionRequest)
 
     async def read_refusals(self) -> tuple[codecs.CutRefusal, ...]:
-        """Cuts that replicas refuse. An earlier release made no node for them: it is made here."""
+        """Return the truncations that replicas refuse.
+
+        The parent node is created if it is missing, as in a cluster of an earlier release.
+        """
         await self.session.ensure(paths.CUT_REFUSALS)
         return tuple((await self._read_values(paths.CUT_REFUSALS, codecs.CutRefusal)).values())
 
     async def read_states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
-        """Return these partitions' states, None where there is none; leave out those whose state cannot be read. See
-        everything written through this session."""
+        """Return these partitions' states, None for those without one; omit those whose state is unreadable.
+
+        The result includes everything written through this session.
+        """
         if tps:
             await self.session.sync(paths.TOPICS)
         nodes = await self._nodes([paths.state(tp) for tp in tps])
@@ -361,7 +397,7 @@ class ControllerStore:
         return found
 
     async def _read_values(self, path: str, kind: type[_T]) -> dict[str, _T]:
-        """Return the values of a node's children by name, without those that cannot be read."""
+        """Return the values of a node's children by name, without the unreadable ones."""
         nodes = await self._read_children(path)
         values = {name: self._read(f"{path}/{name}", node, kind) for name, node in nodes.items()}
         return {name: value for name, value in values.items() if value is not None}
@@ -384,16 +420,18 @@ class ControllerStore:
         expected_version: int,
         on_outcome: Callable[[TopicPartition, StateOutcome | None], None],
     ) -> None:
-        """Send one compare-and-set; return at once. ``on_outcome`` is called in the loop, with None where the write
-        lost and what the node holds has still to be read.
+        """Send one compare-and-set and return at once.
 
-        A callback and not a coroutine: there may be ten thousand, and a task for each would cost more than the write.
+        ``on_outcome`` is called in the loop, with None if the write lost and the caller must read the node's state.
+
+        It is a callback and not a coroutine: there may be ten thousand, and a task for each would cost more than the
+        write.
         """
         value = codecs.encode_state(state, leader_incarnation)
         ops: list[Op] = [Check(paths.CONTROLLER_EPOCH, self._epoch_version), Check(paths.topic_id(topic_id), -1)]
         if expected_version == NO_NODE:
             ops += [Create(paths.partition(tp), b""), Create(paths.state(tp), value)]
-            written = self.session.multi(ops)  # not overtaken by what deletes the topic
+            written = self.session.multi(ops)  # A batched write could be overtaken by the deletion of the topic.
         else:
             ops.append(SetData(paths.state(tp), value, expected_version))
             written = self.session.multi_in_company(ops)
@@ -407,10 +445,10 @@ class ControllerStore:
     async def write_topic(
         self, record: TopicRecord, expected_version: int, changes: Sequence[StateChange]
     ) -> Written | Superseded | EpochLost | FateUnknown:
-        """Replace the topic's record and these partitions' states, all of it or nothing.
+        """Replace the topic's record and these partitions' states, in one multi.
 
         Raises:
-            BrokerError: INVALID_PARTITIONS when the record is too large for one node.
+          BrokerError: INVALID_PARTITIONS if the record is too large for one node.
         """
         ops: list[Op] = [
             Check(paths.CONTROLLER_EPOCH, self._epoch_version),
@@ -428,18 +466,20 @@ class ControllerStore:
             return EpochLost() if error.index == 0 else Superseded(str(error))
 
     async def drop_election(self, name: str) -> None:
-        """A request is carried out."""
+        """Delete the node of a finished election request."""
         try:
             await self.session.delete(f"{paths.ELECTIONS}/{name}")
         except ZkNoNode:
             return
 
     async def delete_topic(self, name: str, topic_id: str) -> bool:
-        """Delete a topic's nodes and its deletion request, and name its id as deleted; doing it twice is the same as
-        once, also where a topic of that name was made again meanwhile. False: another controller has been elected.
+        """Delete a topic's nodes and its deletion request, and list its id as deleted.
+
+        The call is idempotent, even if a topic of that name was recreated meanwhile. False: another controller has been
+        elected.
 
         Raises:
-            ZkUnreachable: part of it may be done.
+          ZkUnreachable: part of it may be done.
         """
         try:
             partitions = await self.session.children(paths.partitions(name))
@@ -471,8 +511,10 @@ class ControllerStore:
         return await self._delete_all([fence, Delete(same.path), deleted], rest)
 
     async def _forget_deletions(self) -> None:
-        """Forget the older half of the deleted topics where too many are named. A broker that was away all that time
-        keeps their logs until an operator decides."""
+        """Drop the older half of the listed deleted topics if there are too many.
+
+        A broker that was absent all that time keeps their logs until an operator decides.
+        """
         if len(await self.session.children(paths.DELETED_TOPICS)) < _DELETED_KEPT:
             return
         found = await self._read_values(paths.DELETED_TOPICS, codecs.DeletedTopic)
@@ -484,19 +526,24 @@ class ControllerStore:
         _raise_other_than(gone, ZkNoNode)
 
     async def _clear(self, path: str, bound: list[Op], *, depth: int = _DEEPEST) -> None:
-        """Delete all that is below a topic's node and is not of this topic's making, or was left of it. Where ``bound``
-        does not hold any more it deletes nothing, which ``_delete_all`` finds out."""
+        """Delete all nodes below a topic's node that remain or that another actor created.
+
+        If ``bound`` no longer holds, it deletes nothing, and ``_delete_all`` detects that.
+        """
         names = await self.session.children(path) if depth else ()
         for child in (f"{path}/{name}" for name in names):
             with suppress(ZkNoNode):
                 await self._clear(child, bound, depth=depth - 1)
             with suppress(ZkMultiFailed):
                 await self.session.multi([*bound, Delete(child)])
-                self.unreadable.skip(child, "it is in a topic that is deleted, and goes with that")
+                self.unreadable.skip(child, "it is in a deleted topic and is deleted with it")
 
     async def _delete_all(self, bound: list[Op], rest: list[str]) -> bool:
-        """Delete these nodes in one multi with ``bound``, without those that are gone already. Nothing, where the topic
-        id is gone: it goes with all of them, and what stands there is another topic's. False: the fence has fallen."""
+        """Delete these nodes in one multi with ``bound``, without those that are gone already.
+
+        If the topic id is gone, nothing is deleted: it goes with all of them, and remaining nodes belong to another
+        topic. False: the epoch check failed.
+        """
         try:
             await self.session.multi([*bound, *(Delete(path) for path in rest)])
         except ZkMultiFailed as error:
@@ -509,11 +556,12 @@ class ControllerStore:
         return True
 
     async def raise_counters(self, controller_epoch: int, *, producer_ids: int) -> None:
-        """Raise the controller epoch and the counter of producer ids to these values at least. It ends this
-        controller's epoch. Nothing, where another controller has been elected.
+        """Raise the controller epoch and the counter of producer ids to at least these values.
+
+        This ends this controller's epoch. It does nothing if another controller has been elected.
 
         Raises:
-            ZkUnreachable: it may be done.
+          ZkUnreachable: it may be done.
         """
         while True:
             epoch = await self.session.get(paths.CONTROLLER_EPOCH)
@@ -533,8 +581,11 @@ class ControllerStore:
                 return
 
     async def drop_deletion_request(self, name: str, topic_id: str) -> None:
-        """Delete the request that means this topic; one that means another of that name stays, also one that takes its
-        place meanwhile. Nothing, where another controller has been elected."""
+        """Delete the request for this topic.
+
+        A request for another topic of that name stays, even if it replaces this one meanwhile. Nothing happens if
+        another controller has been elected.
+        """
         path = paths.delete_topic(name)
         async with self._dropping:
             try:
@@ -550,7 +601,7 @@ class ControllerStore:
                     raise
 
     async def trust_broker(self, broker_id: int, incarnation: int) -> None:
-        """Take an untrusted broker's mark away, unless another incarnation has registered since."""
+        """Delete an untrusted broker's mark, unless another incarnation has registered since."""
         try:
             await self.session.multi(
                 [Check(paths.incarnation(broker_id), incarnation), Delete(paths.untrusted(broker_id))]
@@ -575,7 +626,7 @@ def _outcome(future: asyncio.Future[tuple[int, ...]], expected_version: int) -> 
         if isinstance(error.cause, ZkNoNode):
             return NodeGone()
         return None
-    # Not understood: it may have been carried out.
+    # The error is unknown: the write may have been performed.
     return FateUnknown(sent=True)
 
 

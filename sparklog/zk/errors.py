@@ -1,6 +1,6 @@
-"""What can go wrong with one ZooKeeper request, in the terms the rest of the code decides by.
+"""Errors of ZooKeeper requests, in the terms on which callers decide.
 
-The one question that matters after a lost connection is whether the request can have been carried out.
+The essential question after a lost connection is whether the request can have been performed.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from sparklog.errors import ClusterError
 
 
 class ZkError(ClusterError):
-    """A ZooKeeper request was refused or did not get through."""
+    """A ZooKeeper request that was refused or failed."""
 
 
 class ZkUnreachable(ZkError):
-    """No answer: ``sent`` false means it certainly did not happen; true means that its fate is unknown."""
+    """A request without a response.
+
+    If ``sent`` is false it certainly did not happen; otherwise its outcome is unknown.
+    """
 
     def __init__(self, detail: str, sent: bool = False) -> None:
         self.detail = detail
@@ -21,27 +24,27 @@ class ZkUnreachable(ZkError):
         super().__init__(detail, sent)
 
     def __str__(self) -> str:
-        return f"{self.detail} ({'fate unknown' if self.sent else 'not carried out'})"
+        return f"{self.detail} ({'outcome unknown' if self.sent else 'not performed'})"
 
 
 class BrokerIdTaken(ClusterError):
-    """A broker's id is registered by another process that lives, on another host."""
+    """A broker id that another live process has registered, on this host or another."""
 
 
 class ZkNoNode(ZkError):
-    """The node does not exist."""
+    """A node that does not exist."""
 
 
 class ZkNodeExists(ZkError):
-    """The node exists already."""
+    """A node that exists already."""
 
 
 class ZkNotEmpty(ZkError):
-    """The node has children, and is not deleted."""
+    """A node with children, which is not deleted."""
 
 
 class ZkNoAuth(ZkError):
-    """The node is closed to this session: it does not know the cluster's secret."""
+    """A node that is closed to this session, which does not know the cluster's secret."""
 
     def __str__(self) -> str:
         return (
@@ -50,11 +53,11 @@ class ZkNoAuth(ZkError):
 
 
 class ZkBadVersion(ZkError):
-    """The node has another version than the request was bound to."""
+    """A node with another version than the request was bound to."""
 
 
 class ZkMultiFailed(ZkError):
-    """A multi was rolled back: operation ``index`` failed with ``cause``, nothing was done."""
+    """A multi that was rolled back: operation ``index`` failed with ``cause``, and nothing was done."""
 
     def __init__(self, index: int, cause: ZkError) -> None:
         self.index = index

@@ -1,5 +1,4 @@
-"""Parts of kazoo that are replaced: how it waits for sockets, how long for a server's greeting, and what ends its
-attempts to connect; and how a multi is packed."""
+"""Replaced parts of kazoo: waits for sockets, the timeout of a server's greeting, reconnection, and multis."""
 
 from __future__ import annotations
 
@@ -19,30 +18,35 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from sparklog.zk.ops import Check, Create, Op, SetData
 
-#: How many silent connections in a row a session lives through: each attempt gets this share of its time.
+#: The number of consecutive silent connections that a session survives: each attempt gets this share of its time.
 _GREETINGS_IN_A_SESSION = 4
 
 _log = logging.getLogger(__name__)
 
 
 class UnknownError(ZookeeperError):  # type: ignore[misc]
-    """An answer's error code that kazoo has no name for."""
+    """An error code of a response that kazoo has no name for."""
 
 
-# kazoo raises where it looks such a code up, when the request is no longer among those that are told of a lost
-# connection: whoever waits for it would wait for ever.
+# kazoo would raise at its lookup of such a code, after it has removed the request from those that a lost connection
+# fails: the caller would wait forever.
 EXCEPTIONS.default_factory = lambda: UnknownError
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads with a cheaper ``select``: kazoo asks before each read and each write, four times a request, and
-    its own makes and closes an epoll descriptor every time, which was most of what a request cost."""
+    """kazoo's threads with a cheaper ``select``.
+
+    kazoo calls it before each read and each write, four times per request. Its own version creates and closes an epoll
+    descriptor each time, which was most of the cost of a request.
+    """
 
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """As ``select.select``, for any descriptor number. No socket is asked for both, and trouble with one counts as
-        readiness: the read or write that follows says what it is."""
+        """Wait like ``select.select``, for any descriptor number.
+
+        No socket is in both lists. An error of a socket counts as readiness: the next read or write reports it.
+        """
         poll = select.poll()
         for waiting in readers:
             poll.register(waiting, select.POLLIN)
@@ -59,15 +63,15 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 class Connections(ConnectionHandler):  # type: ignore[misc]
     """kazoo's connections, with three differences.
 
-    One that does not answer a known session's greeting is given up while the session still has time for another. kazoo
-    waits for as long as the session lasts: a server that had just started and had taken the connection before it could
-    serve it cost the session.
+    A connection without a response to a known session's greeting is closed while the session still has time for
+    another. kazoo waits for the whole session timeout: a server that had just started and had accepted the connection
+    before it could serve it cost the session.
 
-    Nothing but being closed ends the attempts to connect. kazoo's thread ends with any error that it does not know,
-    such as that of looking a host's name up without a file descriptor to spare, and nothing would start another.
+    Only a close ends the attempts to connect. kazoo's thread ends with any unknown error, such as a failed name lookup
+    without a free file descriptor, and nothing would start another thread.
 
-    The answer to an authentication goes to that request. ZooKeeper answers it at once, before the requests that were
-    sent earlier, and kazoo takes each such answer for that of the oldest request.
+    The response to an authentication is matched to that request. ZooKeeper sends this response at once, before those to
+    earlier requests, and kazoo matches it to the oldest request.
     """
 
     def _read_header(self, timeout: float) -> Any:
@@ -86,19 +90,19 @@ class Connections(ConnectionHandler):  # type: ignore[misc]
         return super()._invoke(timeout, request, xid)
 
     def _connect_loop(self, retry: KazooRetry) -> Any:
-        """As kazoo's, but an unknown error counts as a lost connection: the next attempt follows after a pause."""
+        """Connect as kazoo does, but treat an unknown error as a lost connection: the next attempt follows a pause."""
         try:
             return super()._connect_loop(retry)
         except ForceRetryError:
             raise
         except Exception as error:
             _log.warning("reconnecting to ZooKeeper after %s: %s", type(error).__name__, error)
-            # Requests that were under way on this connection get no answer, and whoever waits is told so.
+            # Requests in flight on this connection get no response; this fails them for their callers.
             self.client._session_callback(KeeperState.CONNECTING)
             raise ForceRetryError("Reconnecting") from error
 
 
-#: What precedes each operation and each result: kind, whether it is the end, error. Source: ZooKeeper's MultiHeader.
+#: The header of each operation and each result: kind, end flag, error. Source: ZooKeeper's MultiHeader.
 _HEADER = struct.Struct("!iBi")
 _INT = struct.Struct("!i")
 _CREATE, _DELETE, _SET, _CHECK = (
@@ -113,17 +117,17 @@ _CREATE, _DELETE, _SET, _CHECK = (
 _ERROR = -1
 _END = _HEADER.pack(-1, True, -1)
 _BEGIN = {kind: _HEADER.pack(kind, False, -1) for kind in (_CREATE, _DELETE, _SET, _CHECK)}
-#: Everybody may do everything.
+#: Every session may do everything.
 OPEN_TO_ALL = tuple(OPEN_ACL_UNSAFE)
-#: The identities that the creating session has proved may do everything, anybody else may read.
+#: The identities that the creating session has proved may do everything; any other session may read.
 CLOSED = (*CREATOR_ALL_ACL, *READ_ACL_UNSAFE)
 _STAT_BYTES = struct.calcsize("!qqqqiiiqiiq")
-#: Where the version of the data is in a stat.
+#: The position of the data's version in a stat.
 _VERSION_AT = struct.calcsize("!qqqq")
 
 
 def acl_bytes(acl: Sequence[Any]) -> bytes:
-    """Return an ACL as requests carry it. Source: ZooKeeper's jute file, vector<ACL>."""
+    """Return an ACL in the form of requests. Source: ZooKeeper's jute file, vector<ACL>."""
     parts = [_INT.pack(len(acl))]
     for entry in acl:
         scheme, name = entry.id.scheme.encode(), entry.id.id.encode()
@@ -135,17 +139,20 @@ _OPEN_TO_ALL = acl_bytes(OPEN_TO_ALL)
 
 
 class Multi:
-    """As kazoo's ``Transaction``, which makes several objects of each operation, with checks that have been made here,
-    and of each result: half of what a thousand small writes cost the process that sends them.
+    """A multi that is encoded and decoded here.
 
-    Results in order: path of a Create, new version of a SetData, None; exceptions for all when one has failed.
+    kazoo's ``Transaction`` creates several objects for each operation, with repeated checks, and for each result: half
+    of the cost of a thousand small writes in the sending process.
+
+    The results are in order: the path of a Create, the new version of a SetData, None; exceptions for all if one has
+    failed.
     """
 
-    #: ZooKeeper's OpCode.multi is kazoo's; kazoo looks for it to give results of its own another form
+    #: ZooKeeper's OpCode.multi, as in kazoo. For this type kazoo converts results of its own multis.
     type: ClassVar[int] = serialization.Transaction.type
 
     def __init__(self, operations: Sequence[Op], root: str, acl: bytes = _OPEN_TO_ALL) -> None:
-        """``root`` precedes every path; ``acl`` is that of created nodes."""
+        """Keep the operations; ``root`` precedes every path, and ``acl`` is that of created nodes."""
         self._acl = acl
         self._operations = operations
         self._root = root.encode()

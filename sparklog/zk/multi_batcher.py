@@ -1,14 +1,14 @@
-"""Many small multis that travel as few larger ones: what a failure of a broker with thousands of partitions is made of.
+"""Batches of small multis: the failure of a broker with thousands of partitions causes thousands of them.
 
-Each small multi keeps its meaning. What is sent together is written together or not at all; when it is not, because one
-of them is refused, every one is sent again by itself and gets its own answer. When the connection breaks under way
-the fate of all of them is unknown, as it would be of each.
+Each small multi keeps its meaning. A batch is written as a whole or not at all. If one member is refused, each member
+is sent again alone and gets its own result. If the connection breaks meanwhile, the outcome of all of them is unknown,
+as it would be for each.
 
-Nothing waits to find company: what was handed over in one turn of the loop goes together, and while ``_IN_FLIGHT``
-larger ones are under way the rest gathers. One write alone goes at once.
+No write waits for others: the writes of one turn of the event loop form a batch, and while ``_IN_FLIGHT`` batches are
+in flight the rest accumulates. A single write is sent at once.
 
-Equal checks of a larger multi are sent once. That needs what all users of this keep to: a node whose version is checked
-here is not written here.
+Equal checks of a batch are sent once. This requires of all callers: a node whose version is checked here is not written
+here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from sparklog.zk.errors import ZkMultiFailed
 from sparklog.zk.ops import Check, Op
 
-#: Small multis in a larger one. ZooKeeper drops the connection at 1 MB; these are some 200 bytes each, and one refused
-#: makes as many single ones of them.
+#: The number of small multis in a batch. ZooKeeper drops the connection at 1 MB; each is about 200 bytes, and one
+#: refused member causes this number of single requests.
 _MEMBERS = 50
 _IN_FLIGHT = 2
 
@@ -35,7 +35,10 @@ class _Member(NamedTuple):
 
 
 class MultiBatcher:
-    """Owner: one ``ZkSession``. ``send`` is its multi: a future at once, which fails where nothing can be sent."""
+    """The batcher of one ``ZkSession``.
+
+    ``send`` is the session's multi: it returns a future at once, which fails if nothing can be sent.
+    """
 
     def __init__(self, send: Callable[[Sequence[Op]], asyncio.Future[Results]]) -> None:
         self._send = send
@@ -45,7 +48,7 @@ class MultiBatcher:
         self._scheduled = False
 
     def multi(self, ops: Sequence[Op]) -> asyncio.Future[Results]:
-        """The result of these operations alone, or the error they alone would have met."""
+        """Return the result of these operations alone, or the error that they alone would have caused."""
         future: asyncio.Future[Results] = self._loop.create_future()
         self._waiting.append(_Member(ops, future))
         if not self._scheduled and self._in_flight < _IN_FLIGHT:
@@ -108,7 +111,7 @@ class MultiBatcher:
         self._send(ops).add_done_callback(done)
 
     def _one_by_one(self, members: Sequence[_Member]) -> None:
-        """Nothing of it was done: whoever was refused learns why, and the others are not held up by it."""
+        """Send the members of a refused batch, which did nothing, alone: each gets its own result."""
         self._in_flight += len(members) - 1
         for member in members:
             self._alone(member)

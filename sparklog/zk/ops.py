@@ -1,4 +1,4 @@
-"""What one ZooKeeper transaction is made of: the operations of a multi, as values."""
+"""The operations of a multi, one ZooKeeper transaction, as values."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Where things stand in ZooKeeper: Kafka's layout, under the connect string's chroot.
+"""The paths of nodes in ZooKeeper, which follow Kafka's layout, under the connect string's chroot.
 
-Pure names. ``/brokers/incarnations/<id>`` is persistent, its znode version is the broker's incarnation, and it keeps
-that one's registration when its session has ended;
-``/brokers/untrusted/<id>`` stays until a controller has seen the end of that broker's void in-sync claims;
-``/brokers/retired/<id>`` names the broker's last incarnation that was proved dead by whoever saw its process end.
-``/brokers/topic_ids/<id>`` lives exactly as long as the topic: a re-created topic's nodes have the same paths and may
-have the same versions, so a write meant for the old one is told apart by this node only.
+``/brokers/incarnations/<id>`` is persistent. Its znode version is the broker's incarnation, and it keeps that
+incarnation's registration after its session has ended. ``/brokers/untrusted/<id>`` exists until a controller has seen
+the end of that broker's void ISR memberships. ``/brokers/retired/<id>`` has the broker's last incarnation that the
+supervisor of its process proved dead. ``/brokers/topic_ids/<id>`` exists exactly as long as the topic: a recreated
+topic's nodes have the same paths and may have the same versions, so only this node distinguishes a write for the old
+topic.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ BROKER_ID_SEQUENCE = "/brokers/seqid"
 PRODUCER_IDS = "/brokers/producer_ids"
 TOPICS = "/brokers/topics"
 TOPIC_IDS = "/brokers/topic_ids"
-#: ids of topics that were deleted, the newest of them: what names them is the child's name
+#: ids of the newest deleted topics, as names of the child nodes
 DELETED_TOPICS = "/brokers/deleted_topics"
-#: the driver's word to a generation of the barrier job, and what that generation reported
+#: the driver's directive to a generation of the barrier job, and the report of that generation
 DIRECTIVE = "/cluster/directive"
 GENERATION = "/cluster/generation"
-#: made when the driver closes a ZooKeeper of its own to those that do not know the cluster's secret; its data are the
-#: ids of the secrets for which that is done
+#: created when the driver closes a ZooKeeper of its own to sessions without the cluster's secret; its data are the ids
+#: of the secrets for which that is finished
 PROTECTED = "/cluster/protected"
-#: made once every broker proves the cluster's secret, and never taken away: from then on each has to
+#: created after every broker proves the cluster's secret, and never deleted: from then on each broker has to
 PROOF_REQUIRED = "/cluster/proof_required"
 CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
@@ -37,14 +37,14 @@ CONFIG = "/config"
 ISR_CHANGES = "/isr_change_notification"
 DELETE_TOPICS = "/admin/delete_topics"
 STOPPING = "/admin/stopping"
-#: requests to elect leaders, ephemeral; each is deleted by the controller once it is carried out
+#: requests to elect leaders, ephemeral; the controller deletes each after it is finished
 ELECTIONS = "/admin/elections"
-#: replicas that do not cut committed records which their leaders lack; each node is ephemeral
+#: replicas that refuse to truncate committed records that their leaders lack; each node is ephemeral
 CUT_REFUSALS = "/admin/cut_refusals"
 DRIVER = "/driver"
 DRIVER_EPOCH = "/driver_epoch"
 
-#: Persistent nodes every cluster has; parents before children.
+#: Persistent nodes of every cluster; parents before children.
 BASE = (
     "/cluster",
     "/brokers",

@@ -1,8 +1,8 @@
-"""The ZooKeeper of the cluster's own, closed to those that do not know the cluster's secret.
+"""The protection of the cluster's own ZooKeeper against sessions that do not know the cluster's secret.
 
-Every node has an ACL under which sessions that know the secret may do everything, and any session may read. ZooKeeper's
-ACLs are not inherited: each session creates its nodes with that ACL once the node ``PROTECTED`` exists, and the driver
-that makes that node goes through those that exist. Nothing secret is kept in ZooKeeper.
+Every node has an ACL under which sessions with the secret may do everything, and any session may read. ZooKeeper's ACLs
+are not inherited: each session creates its nodes with that ACL after the node ``PROTECTED`` exists, and the driver that
+creates that node sets the ACLs of the existing nodes. Nothing secret is stored in ZooKeeper.
 
 The password is derived from the secret for this purpose alone, and is sent to no ZooKeeper without that node.
 """
@@ -17,9 +17,9 @@ from sparklog.zk import paths
 from sparklog.zk.errors import ZkNoAuth, ZkNoNode
 from sparklog.zk.session import ZkSession
 
-#: Nodes whose ACLs are set at a time.
+#: The number of nodes whose ACLs are set at a time.
 _AT_ONCE = 1000
-#: What ZooKeeper keeps for itself.
+#: A node that ZooKeeper keeps for itself.
 _NOT_OURS = "/zookeeper"
 
 
@@ -32,22 +32,25 @@ async def is_fresh(session: ZkSession) -> bool:
 
 
 async def protect(session: ZkSession, keys: KeyRing) -> None:
-    """Close this ZooKeeper to those that do not know one of ``keys``. Does nothing where that is done already for the
-    one secret there is, and repeats a walk through the nodes that did not end.
+    """Close this ZooKeeper to sessions that do not know one of ``keys``.
+
+    Nothing happens if that is done already for the only secret. A walk through the nodes that was interrupted is
+    repeated.
 
     Raises:
-        ClusterError: it is closed by another secret.
-        ZkUnreachable: the connection broke; to be repeated.
+      ClusterError: it is closed by another secret.
+      ZkUnreachable: the connection broke; the caller may repeat the call.
     """
     wanted = ",".join(secret.key_id for secret in keys.secrets).encode()
     await session.authenticate()
     try:
         await session.ensure("/cluster")
         await session.ensure(paths.PROTECTED)
-        # While a secret is being changed, sessions that know the older one alone create nodes for that one alone.
+        # During a change of the secret, sessions with only the older one create nodes for that one alone.
         if (await session.get(paths.PROTECTED)).data == wanted and len(keys.secrets) == 1:
             return
-        # Twice: what others have created behind the first walk, before they heard of the node, is found by the second.
+        # Walk twice: the second walk finds nodes that other sessions created after the first walk passed, before they
+        # knew of the node.
         for _ in range(2):
             await _walk(session)
         await session.set(paths.PROTECTED, wanted)

@@ -1,7 +1,7 @@
-"""Writes a whole cluster into a ZooKeeper that has none: after its data was lost, or was put back too old.
+"""The creation of a whole cluster's nodes in an empty ZooKeeper, after its data was lost or is too old.
 
-Nothing may run meanwhile: neither brokers nor a controller. What is there already is never overwritten, so a rebuild
-that was cut short refuses to go on over its own topics; it begins again on an empty chroot.
+Neither brokers nor a controller may run meanwhile. Existing nodes are never overwritten, so an interrupted rebuild
+refuses to continue over its own topics; it starts again on an empty chroot.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from sparklog.zk.cluster_store import ClusterStore, encode_record
 from sparklog.zk.errors import ZkNoNode
 from sparklog.zk.session import Create, Op, SetData, ZkSession
 
-#: Writes of one node in one multi, by which its version is raised.
+#: The number of writes of one node in one multi, which raise its version.
 _AT_ONCE = 1000
 
 
 class RebuildStore:
-    """One session's rebuild. ``begin`` first."""
+    """One session's rebuild. ``begin`` comes first."""
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
 
     async def begin(self, cluster_id: str) -> None:
-        """Make the nodes that every cluster has, under this cluster id.
+        """Create the nodes that every cluster has, with this cluster id.
 
         Raises:
-            ClusterError: a cluster is there already, or something runs in it.
+          ClusterError: a cluster exists already, or processes of it run.
         """
         where = self._session.connect_string
         await ClusterStore(self._session).prepare()
@@ -51,7 +51,7 @@ class RebuildStore:
             await self._session.set(paths.CLUSTER_ID, cluster_id.encode(), node.version)
 
     async def counters(self, *, controller_epoch: int, producer_ids: int, next_broker_id: int) -> None:
-        """Have all counters begin there."""
+        """Raise all counters to at least these values."""
         for path, value in ((paths.CONTROLLER_EPOCH, controller_epoch), (paths.PRODUCER_IDS, producer_ids)):
             node = await self._session.get(path)
             known = codecs.decode(path, node.data, codecs.CounterNode).value
@@ -59,7 +59,7 @@ class RebuildStore:
         await self._raise(paths.BROKER_ID_SEQUENCE, next_broker_id)
 
     async def broker(self, broker_id: int, incarnation: int) -> None:
-        """Have the broker's next incarnation follow this one."""
+        """Set the broker's last incarnation, so that its next one follows."""
         await self._session.ensure(paths.incarnation(broker_id))
         await self._raise(paths.incarnation(broker_id), incarnation)
 

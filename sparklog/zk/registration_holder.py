@@ -1,7 +1,7 @@
-"""Which process holds a registration on this host: whether it is over, or lives and is another broker's.
+"""The process that holds a registration on this host: it has ended, or it lives and belongs to another broker.
 
 A log directory's lock proves that no other process works in that directory. It proves nothing about a copy of the
-directory, which has the same broker id: only the process itself, told by pid, pid namespace and start time, does.
+directory, which has the same broker id: only the process itself does, identified by pid, pid namespace and start time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from sparklog.model import BrokerRegistration
 
 
 def pid_namespace() -> int:
-    """Which processes pids are numbered among here; a container has its own, with the boot id of its host. 0 where the
-    system does not say."""
+    """Return the namespace of this process's pids, or 0 if the system does not report it.
+
+    A container has its own, but the boot id of its host.
+    """
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
@@ -21,13 +23,15 @@ def pid_namespace() -> int:
 
 
 def start_time(pid: int) -> int:
-    """Return when the process with this pid started, in clock ticks after boot; 0 where there is none, or only its
-    unreaped remains. Source: proc_pid_stat(5), field 22."""
+    """Return when the process with this pid started, in clock ticks after boot.
+
+    Returns 0 if there is none, or only a zombie. Source: proc_pid_stat(5), field 22.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return 0
-    # The command's name stands in brackets and may hold anything, brackets included.
+    # The command's name is in brackets and may contain anything, even brackets.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return 0 if fields[0] in {b"Z", b"X"} else int(fields[19])
 
@@ -37,11 +41,12 @@ def same_host(one: BrokerRegistration, other: BrokerRegistration) -> bool:
 
 
 def is_over(held: BrokerRegistration, mine: BrokerRegistration) -> bool:
-    """Return whether the process that registered ``held`` is the one that registers ``mine``, or has ended. False also
-    where this process cannot tell: then the registration goes with its session.
+    """Return whether the process that registered ``held`` is the one that registers ``mine``, or has ended.
 
-    A release before the pid namespace was registered leaves out who it is; its registration counts as over, as that
-    release itself would have it.
+    Returns False also if this process cannot know: then the registration ends with its session.
+
+    A release before the pid namespace was registered omits its identity. Its registration counts as over, as in that
+    release itself.
     """
     if not same_host(held, mine):
         return False
@@ -50,6 +55,6 @@ def is_over(held: BrokerRegistration, mine: BrokerRegistration) -> bool:
     if held.pid_namespace != mine.pid_namespace:
         return False
     if held.pid == mine.pid:
-        return True  # a pid has one process at a time
+        return True  # Only one process at a time has a pid.
     started = start_time(held.pid)
     return not started or (held.start_time not in {0, started})

@@ -1,11 +1,13 @@
-"""One ZooKeeper session, seen from one asyncio loop. It alone knows kazoo, with ``kazoo_patches``.
+"""One ZooKeeper session for one asyncio loop.
 
-kazoo works in threads of its own; its callbacks do nothing but hand a fact to the loop (``call_soon_threadsafe``,
-several facts a wake-up). Every request returns a future at once, so requests pipeline: start many, then await them.
+Only this module and ``kazoo_patches`` know kazoo.
+
+kazoo works in threads of its own. Its callbacks only hand a fact to the loop (``call_soon_threadsafe``, several facts
+per wake-up). Every request returns a future at once, so requests pipeline: callers start many, then await them.
 
 Invariants: at most ``WINDOW`` requests are inside kazoo. While the session is not connected a request fails at once
-(``sent`` false) instead of waiting in a queue without bound, and one that was under way when the connection broke
-fails with ``sent`` true. A new session after an expiry has a new ``generation``.
+(``sent`` false) instead of waiting in an unbounded queue. A request in flight on a connection that breaks fails with
+``sent`` true. A new session after an expiry has a new ``generation``.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ from sparklog.zk.kazoo_patches import CLOSED, OPEN_TO_ALL, Connections, Handler,
 from sparklog.zk.multi_batcher import MultiBatcher
 from sparklog.zk.ops import Check, Create, Delete, Op, SetData
 
-#: Requests inside kazoo at a time. kazoo wakes its thread with one byte a request over a blocking socket pair that
-#: holds a few hundred: more would block our event loop until ZooKeeper answers, or for ever when it does not.
+#: The maximum number of requests inside kazoo. kazoo wakes its thread with one byte per request over a blocking socket
+#: pair that holds a few hundred: more requests would block the event loop until ZooKeeper responds, or forever if it
+#: does not.
 WINDOW = 128
-#: Before a request is repeated that ZooKeeper refused for a reason nobody here knows.
+#: The pause before a retry of a request that ZooKeeper refused for an unknown reason.
 PAUSE_S = 0.2
 
 _T = TypeVar("_T")
@@ -53,7 +56,10 @@ _kazoo_log = logging.getLogger("sparklog.zk.kazoo")
 
 
 class SessionState(Enum):
-    """``DISCONNECTED`` is not the end: the session may live on. Only the server says ``EXPIRED``."""
+    """The state of a session.
+
+    ``DISCONNECTED`` is not the end: the session may still live. Only the server reports ``EXPIRED``.
+    """
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -80,7 +86,7 @@ _STATES = {
 
 
 class ZkSession:
-    """Owner: one asyncio loop; all methods are called there. Life cycle: ``open``, requests, ``close``."""
+    """A session, owned by one asyncio loop that calls all methods. Life cycle: ``open``, requests, ``close``."""
 
     def __init__(
         self,
@@ -95,11 +101,11 @@ class ZkSession:
         self.connect_string = connect
         self.session_timeout_ms = session_timeout_ms
         self.state = SessionState.CONNECTING
-        #: Counts sessions: grows by one with each new one.
+        #: The number of sessions so far.
         self.generation = 0
         self.session_id = 0
         self._keys = KeyRing() if keys is None else keys
-        #: Of nodes that this session creates, as kazoo has it and as a multi carries it.
+        #: The ACL of nodes that this session creates, as kazoo has it and as a multi contains it.
         self._acl = OPEN_TO_ALL
         self._acl_bytes = acl_bytes(OPEN_TO_ALL)
         self._loop = asyncio.get_running_loop()
@@ -112,7 +118,7 @@ class ZkSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._company = MultiBatcher(self.multi)
         handler = Handler()
-        # Not kazoo's default back-off: it grows to a minute and has lost sessions that ZooKeeper still held.
+        # kazoo's default back-off grows to a minute and has lost sessions that ZooKeeper still held.
         delay_s = session_timeout_ms / 10_000
         retry = KazooRetry(
             max_tries=-1, delay=min(0.05, delay_s), backoff=2, max_delay=delay_s, sleep_func=handler.sleep_func
@@ -138,11 +144,12 @@ class ZkSession:
         client_id: tuple[int, bytes] | None = None,
         keys: KeyRing | None = None,
     ) -> ZkSession:
-        """Connect and make sure that the chroot exists. ``keys``: the cluster's secrets, which a ZooKeeper of the
-        cluster's own asks for, see ``protection``.
+        """Connect and create the chroot if it is missing.
+
+        ``keys`` are the cluster's secrets, which a ZooKeeper of the cluster's own requires, see ``protection``.
 
         Raises:
-            ClusterError: no ZooKeeper answered within ``connect_timeout_ms``.
+          ClusterError: no ZooKeeper responded within ``connect_timeout_ms``.
         """
         session = cls(connect, session_timeout_ms=session_timeout_ms, client_id=client_id, keys=keys)
         try:
@@ -162,7 +169,7 @@ class ZkSession:
         return session
 
     async def close(self) -> None:
-        """End the session: its ephemeral nodes go. Returns when kazoo's threads have ended."""
+        """End the session, which deletes its ephemeral nodes. Returns after kazoo's threads have ended."""
         if self.state is SessionState.CLOSED:
             return
         self._move(SessionState.CLOSED)
@@ -173,22 +180,25 @@ class ZkSession:
         self._drain()
 
     def _stop_client(self) -> None:
-        """In a thread: kazoo waits for its own, at most some ten seconds when ZooKeeper does not answer."""
+        """Stop kazoo.
+
+        Called in a thread: kazoo waits for its own, at most about ten seconds if ZooKeeper does not respond.
+        """
         try:
             self._client.stop()
             self._client.close()
         except Exception as error:
-            # Its thread hangs on a dead connection and is a daemon; the session will expire by itself.
+            # Its thread hangs on a dead connection and is a daemon; the session expires without it.
             log.warning("could not close kazoo: %s", error)
 
     @property
     def client_id(self) -> tuple[int, bytes] | None:
-        """Session id and password: with them another client can take over, or end, this very session."""
+        """Return the session id and password, with which another client can take over, or end, this session."""
         found: tuple[int, bytes] | None = self._client.client_id
         return found
 
     async def connected(self, *, timeout_ms: int | None = None) -> None:
-        """Wait until requests can be sent. Raises ZkUnreachable once closed, and after ``timeout_ms``."""
+        """Wait until requests can be sent. Raises ZkUnreachable after a close, and after ``timeout_ms``."""
         if timeout_ms is not None:
             try:
                 await asyncio.wait_for(self.connected(), timeout_ms / 1000)
@@ -201,7 +211,7 @@ class ZkSession:
             await self._connected.wait()
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
-        """Call ``listener`` in the loop on each change of ``state``. Returns what removes it."""
+        """Call ``listener`` in the loop on each change of ``state``. Returns a function that removes it."""
         self._listeners.append(listener)
 
         def remove() -> None:
@@ -213,15 +223,19 @@ class ZkSession:
     # --- protection ----------------------------------------------------------------------------------------------
 
     async def authenticate(self) -> None:
-        """Prove the cluster's secrets to ZooKeeper, on this connection and on every later one, and create nodes that
-        are closed to others from now on. Raises ZkUnreachable."""
+        """Prove the cluster's secrets to ZooKeeper, on this connection and on every later one.
+
+        Raises ZkUnreachable.
+
+        From now on this session creates nodes that are closed to others.
+        """
         for secret in self._keys.secrets:
             credential = f"sparklog:{secret.derive('zookeeper').hex()}"
             await self._submit(partial(self._client.add_auth_async, "digest", credential), lambda _: None)
         self._acl, self._acl_bytes = CLOSED, acl_bytes(CLOSED)
 
     async def _begin_protection(self, *, timeout_ms: int) -> None:
-        """Authenticate if this ZooKeeper is closed to others, else as soon as it is. Raises ZkUnreachable."""
+        """Authenticate if this ZooKeeper is closed to others, or else as soon as it is. Raises ZkUnreachable."""
         looked = asyncio.Event()
         task = self._loop.create_task(self._follow_protection(looked), name="watch for protection")
         self._tasks.add(task)
@@ -239,7 +253,7 @@ class ZkSession:
                 if await self.exists(paths.PROTECTED, on_change=changed.set):
                     await self.authenticate()
                     looked.set()
-                    return  # it is never taken back
+                    return  # The protection is never removed.
             except ZkUnreachable:
                 if self.state is SessionState.CLOSED:
                     return
@@ -262,12 +276,12 @@ class ZkSession:
         )
 
     def exists(self, path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[bool]:
-        """Whether a node is there. ``on_change``: as in ``get``, and also when it is created."""
+        """Return whether a node exists. ``on_change`` is called as in ``get``, and also when the node is created."""
         path, watch = self._root + path, self._watcher(on_change)
         return self._submit(lambda: self._client.exists_async(path, watch=watch), lambda stat: stat is not None)
 
     def children(self, path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[tuple[str, ...]]:
-        """Names of a node's children, sorted."""
+        """Return the names of a node's children, sorted."""
         path, watch = self._root + path, self._watcher(on_change)
         return self._submit(
             lambda: self._client.get_children_async(path, watch=watch), lambda names: tuple(sorted(names))
@@ -276,7 +290,7 @@ class ZkSession:
     def create(
         self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False
     ) -> asyncio.Future[str]:
-        """Create a node; the result is its path, which ``sequence`` numbers."""
+        """Create a node. The result is its path, which has a number if ``sequence`` is set."""
         path = self._root + path
         return self._submit(
             lambda: self._client.create_async(path, data, acl=self._acl, ephemeral=ephemeral, sequence=sequence),
@@ -284,12 +298,12 @@ class ZkSession:
         )
 
     def set(self, path: str, data: bytes, version: int = -1) -> asyncio.Future[int]:
-        """Write a node, bound to ``version`` unless -1. The result is its new version."""
+        """Write a node, bound to ``version`` unless it is -1. The result is its new version."""
         path = self._root + path
         return self._submit(lambda: self._client.set_async(path, data, version), lambda stat: int(stat.version))
 
     def set_acl(self, path: str) -> asyncio.Future[None]:
-        """Give a node the ACL of those that this session creates."""
+        """Set a node's ACL to that of the nodes that this session creates."""
         path = self._root + path
         return self._submit(lambda: self._client.set_acls_async(path, list(self._acl)), lambda _: None)
 
@@ -298,22 +312,27 @@ class ZkSession:
         return self._submit(lambda: self._client.delete_async(path, version), lambda _: None)
 
     def sync(self, path: str) -> asyncio.Future[None]:
-        """Let the server catch up with the ensemble's leader: a read after it sees what was written before it."""
+        """Let the server catch up with the ensemble's leader: a later read returns everything written before."""
         path = self._root + path
         return self._submit(lambda: self._client.sync_async(path), lambda _: None)
 
     def multi(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
-        """All of ``ops`` or none. Results in order: path of a Create, new version of a SetData, else None.
+        """Perform all of ``ops`` or none.
+
+        The results are in order: the path of a Create, the new version of a SetData, else None.
 
         Raises (from the future):
-            ZkMultiFailed: which operation failed and why; nothing was done.
+          ZkMultiFailed: the failed operation and its cause; nothing was done.
         """
         skip = len(self._root)
         return self._submit(lambda: self._commit(ops), lambda results: _multi_results(ops, results, skip))
 
     def multi_in_company(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
-        """As ``multi``, for one of many small ones: they travel together, and each has its own result. Sent in the
-        order they were handed over, but requests of other kinds may overtake them. See ``MultiBatcher``."""
+        """Perform a ``multi`` that is one of many small ones.
+
+        They are sent together, and each has its own result. They are sent in the order of the calls, but requests of
+        other kinds may overtake them. See ``MultiBatcher``.
+        """
         return self._company.multi(ops)
 
     def _commit(self, ops: Sequence[Op]) -> Any:
@@ -322,7 +341,7 @@ class ZkSession:
         return result
 
     async def ensure(self, path: str) -> None:
-        """Create a persistent node if it is not there. Its parent must be."""
+        """Create a persistent node if it does not exist. Its parent must exist."""
         await self._ensure(self._root + path)
 
     async def _ensure(self, absolute: str) -> None:
@@ -330,11 +349,12 @@ class ZkSession:
             await self._submit(lambda: self._client.create_async(absolute, b"", acl=self._acl), lambda _: None)
 
     async def patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat what may be repeated until ZooKeeper has answered it, however long that takes. What is refused for a
-        reason that is understood is answered, and raised; what is not is asked again after a pause.
+        """Repeat an idempotent request until ZooKeeper has responded, without a time limit.
+
+        An error with a known meaning is raised. After any other error the request is repeated after a pause.
 
         Raises:
-            ZkUnreachable: the session was closed.
+          ZkUnreachable: the session was closed.
         """
         while True:
             await self.connected()
@@ -351,15 +371,20 @@ class ZkSession:
     # --- watches -------------------------------------------------------------------------------------------------
 
     def watch_children(self, path: str, on_children: Callable[[tuple[str, ...] | None], None]) -> Callable[[], None]:
-        """Call ``on_children`` with the children of ``path`` (None: no such node), now and after every change and
-        every reconnection, until the returned function is called. Changes in quick succession may be one call."""
+        """Call ``on_children`` with the children of ``path`` (None: no such node) until the result is called.
+
+        It is called now, after every change and after every reconnection. Changes in quick succession may be one call.
+        """
         return self._follow(lambda fired: self.children(path, on_change=fired), path, on_children)
 
     def watch_data(
         self, path: str, on_node: Callable[[Node | None], None], *, until_gone: bool = False
     ) -> Callable[[], None]:
-        """As ``watch_children``, for the node's data. ``until_gone``: None is the last that is told; ZooKeeper would
-        keep a watch for the creation of a node that never comes, as long as the connection lasts."""
+        """Watch the node's data as ``watch_children`` watches its children.
+
+        With ``until_gone``, None is the last call: ZooKeeper would keep a watch for the creation of a node that never
+        appears as long as the connection lasts.
+        """
         return self._follow(lambda fired: self.get(path, on_change=fired), path, on_node, until_gone=until_gone)
 
     def _follow(
@@ -381,7 +406,7 @@ class ZkSession:
                         if until_gone:
                             report(None)
                             return
-                        # A failed read leaves no watch behind; the exists request does. It may have come meanwhile.
+                        # A failed read leaves no watch; the exists request does. The node may have appeared meanwhile.
                         if await self.exists(path, on_change=fired.set):
                             continue
                         value = None
@@ -418,7 +443,7 @@ class ZkSession:
     # --- kazoo's threads to the loop ------------------------------------------------------------------------------
 
     def _from_kazoo(self, fact: Callable[[], None]) -> None:
-        """Any thread: run ``fact`` in the loop, in the order handed over."""
+        """Run ``fact`` in the loop, in the order of the calls. Any thread may call this."""
         self._inbox.append(fact)
         if not self._inbox_scheduled:
             self._inbox_scheduled = True
@@ -441,7 +466,7 @@ class ZkSession:
         if state is SessionState.CONNECTED:
             client_id = self._client.client_id
             if client_id is None:
-                return  # already gone again; the next state follows
+                return  # The session is gone again; the next state follows.
             if client_id[0] != self.session_id:
                 self.session_id = client_id[0]
                 self.generation += 1
@@ -461,7 +486,7 @@ class ZkSession:
                 if not future.done():
                     future.set_exception(ZkUnreachable(f"the ZooKeeper session is {state.value}"))
         if state is SessionState.CLOSED:
-            self._connected.set()  # wakes the waiters, who look at ``state``
+            self._connected.set()  # This wakes the waiting tasks, which check ``state``.
         for listener in list(self._listeners):
             listener(state)
 
@@ -474,7 +499,8 @@ class ZkSession:
         def begin() -> None:
             try:
                 started = start()
-            except Exception as error:  # a path that kazoo does not take: never begun, so it must not count as such
+            # kazoo rejected the path. The request never started, so it does not count as in flight.
+            except Exception as error:
                 future.set_exception(ZkError(f"could not send a request to ZooKeeper: {type(error).__name__} {error}"))
                 return
             self._in_flight += 1
@@ -502,7 +528,7 @@ class ZkSession:
                 future.set_exception(_translate(error))
         except ZkError as failed:
             future.set_exception(failed)
-        except Exception as failed:  # an answer of another shape: whoever waits must hear of it
+        except Exception as failed:  # The response has an unexpected form; the caller must receive an error.
             future.set_exception(ZkError(f"unexpected error of ZooKeeper: {type(failed).__name__} {failed}"))
 
 
@@ -513,7 +539,7 @@ _NAMED: tuple[tuple[type[Exception], type[ZkError]], ...] = (
     (kazoo_errors.NoAuthError, ZkNoAuth),
     (kazoo_errors.NotEmptyError, ZkNotEmpty),
 )
-#: What kazoo answers without having sent anything.
+#: kazoo's errors for a request that it did not send.
 _NOT_SENT = (kazoo_errors.ConnectionClosedError,)
 _FATE_UNKNOWN = (
     kazoo_errors.ConnectionLoss,
@@ -539,7 +565,7 @@ def _translate(error: BaseException) -> ZkError:
 def _multi_results(ops: Sequence[Op], results: Sequence[Any], root: int) -> tuple[Any, ...]:
     for index, result in enumerate(results):
         if isinstance(result, (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)):
-            continue  # not the cause: operations before and after the one that failed
+            continue  # This is not the cause: it is an operation before or after the failed one.
         if isinstance(result, Exception):
             cause = _translate(result)
             path = ops[index].path if index < len(ops) else "?"
@@ -547,5 +573,5 @@ def _multi_results(ops: Sequence[Op], results: Sequence[Any], root: int) -> tupl
     if any(isinstance(result, Exception) for result in results):
         raise ZkError(f"multi of {len(ops)} operations was rolled back without a cause: {results!r}"[:500])
     if len(results) != len(ops):
-        raise ZkError(f"multi of {len(ops)} operations was answered with {len(results)} results")
+        raise ZkError(f"multi of {len(ops)} operations got {len(results)} results")
     return tuple(result[root:] if isinstance(result, str) else result for result in results)

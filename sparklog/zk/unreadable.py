@@ -1,7 +1,7 @@
-"""Nodes that hold what this sparklog cannot read: each is skipped, counted and reported, and the reader goes on.
+"""Nodes that this sparklog cannot read: each is skipped, counted and reported, and the reader continues.
 
-ZooKeeper without ACLs takes what anybody writes, and a later release may write what this one does not know. One such
-node must not keep the controller from all others.
+ZooKeeper without ACLs accepts the writes of any client, and a later release may write values that this one does not
+know. One such node must not keep the controller from all others.
 """
 
 from __future__ import annotations
@@ -10,25 +10,28 @@ import logging
 
 log = logging.getLogger(__name__)
 
-#: Nodes whose last report is remembered, so that a node is reported once and not with each reading.
+#: The number of nodes whose last report is kept, so that a node is reported once and not at each read.
 _REMEMBERED = 1000
 #: Broker ids and partition numbers are below this.
 _END = 2**31
 
 
 class Unreadable:
-    """Owner: a store, with its session's loop. ``count`` is the number of readings that skipped a node."""
+    """The skipped nodes of a store, owned by its session's loop.
+
+    ``count`` is the number of reads that skipped a node.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self._reported: dict[str, str] = {}
 
     def skip(self, path: str, why: object) -> None:
-        """Count this node, and report it unless the last report said the same."""
+        """Count this node, and report it unless the last report was the same."""
         self.count += 1
         reason = str(why) if path in str(why) else f"ZooKeeper node {path}: {why}"
         if self._reported.pop(path, None) != reason:
-            # Whoever chose the node's name must not forge lines.
+            # The creator of the node's name must not forge log lines.
             shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason)
             log.error("%s; skipping the node until it is repaired or removed", shown)
         self._reported[path] = reason
