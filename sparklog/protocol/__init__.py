@@ -1,1 +1,1 @@
-"""The wire, sans-IO: frames, messages and the two ends of a connection. No sockets, no clocks."""
+"""The wire protocol without I/O: frames, messages and the two ends of a connection."""

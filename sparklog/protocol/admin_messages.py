@@ -1,4 +1,4 @@
-"""Messages of administration: topics, replicas, leaders, brokers."""
+"""Messages of administration: topics, replicas, leaders and brokers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from sparklog.protocol.fields import (
 
 
 class CreateTopic(Message, frozen=True, tag="create_topic"):
-    """``schema`` empty: the default schema. ``assignment`` empty: placed by the broker. Waits for the leaders."""
+    """A request to create a topic, which waits for the leaders.
+
+    An empty ``schema`` is the default schema. With an empty ``assignment`` the broker places the replicas.
+    """
 
     name: str
     partitions: int
@@ -34,7 +37,7 @@ class CreateTopic(Message, frozen=True, tag="create_topic"):
 
 
 class CreateTopicReply(Message, frozen=True, tag="create_topic_reply"):
-    """``warning``: why the placement is weaker than asked (replicas on one host)."""
+    """The reply to CreateTopic. ``warning`` says why the placement is weaker than requested (replicas on one host)."""
 
     topic_id: str
     warning: str = ""
@@ -46,8 +49,13 @@ class DeleteTopic(Message, frozen=True, tag="delete_topic"):
 
 
 class CreatePartitions(Message, frozen=True, tag="create_partitions"):
-    """``partitions`` is the topic's new number. ``assignment``: replicas of the added ones; empty: placed by the
-    broker. Waits for the leaders; answered by a CreateTopicReply."""
+    """A request for more partitions, which waits for the leaders.
+
+    The reply is a CreateTopicReply.
+
+    ``partitions`` is the topic's new number. ``assignment`` has the replicas of the added partitions; if it is empty,
+    the broker places them.
+    """
 
     topic: str
     partitions: int
@@ -56,8 +64,11 @@ class CreatePartitions(Message, frozen=True, tag="create_partitions"):
 
 
 class AddColumns(Message, frozen=True, tag="add_columns"):
-    """``columns``: an Arrow IPC Schema message of nullable columns; what the topic has of them already is left as it
-    is. Answered when the broker asked knows of them."""
+    """A request to add ``columns``, an Arrow IPC Schema message of nullable columns, to a topic.
+
+    Columns that the topic has already stay unchanged. The reply follows after the requested broker knows of the
+    columns.
+    """
 
     topic: str
     columns: bytes
@@ -65,8 +76,10 @@ class AddColumns(Message, frozen=True, tag="add_columns"):
 
 
 class AlterTopic(Message, frozen=True, tag="alter_topic"):
-    """Set settings of a topic, and take others back to the cluster's defaults (``unset``); those that are not named
-    stay. Answered when the broker asked knows of it."""
+    """A request to set settings of a topic, and to reset others (``unset``) to the cluster's defaults.
+
+    Settings that are not named stay. The reply follows after the requested broker knows of the change.
+    """
 
     topic: str
     config: Settings
@@ -75,7 +88,7 @@ class AlterTopic(Message, frozen=True, tag="alter_topic"):
 
 
 class DeleteRecordsPartition(msgspec.Struct, frozen=True, array_like=True):
-    """``offset``: the log is to begin there; -1: at the high watermark."""
+    """One partition of DeleteRecords. ``offset`` is the new log start offset; -1 means the high watermark."""
 
     topic: str
     partition: int
@@ -84,8 +97,10 @@ class DeleteRecordsPartition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeleteRecords(Message, frozen=True, tag="delete_records"):
-    """To the partitions' leader. Answered when its new log starts are durable; followers hear of them with their next
-    fetch."""
+    """A request to the partitions' leader to delete records at the start of their logs.
+
+    The reply follows after the new log start offsets are durable. Followers receive them with their next fetch.
+    """
 
     partitions: Entries[DeleteRecordsPartition]
 
@@ -97,15 +112,17 @@ class DeletedRecords(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeleteRecordsReply(Message, frozen=True, tag="delete_records_reply"):
-    """One result a partition, in order."""
+    """The reply to DeleteRecords: one result per partition, in order."""
 
     results: Listed[DeletedRecords]
 
 
 class RestoreRecords(Message, frozen=True, tag="restore_records"):
-    """Batches of one partition with the offsets they had before its topic was lost, to its leader; the body is as of
-    Produce. The first begins at the log's end, each of the others where the one before it ends; they may have gaps
-    inside. Answered when all are committed."""
+    """Batches of one partition, sent to its leader with the offsets that they had before the loss of its topic.
+
+    The body is as in Produce. The first batch starts at the log end offset, each of the others at the end of the batch
+    before it; batches may have gaps inside. The reply follows after all are committed.
+    """
 
     topic: str
     partition: int
@@ -116,7 +133,7 @@ class RestoreRecords(Message, frozen=True, tag="restore_records"):
 
 
 class RestoreRecordsReply(Message, frozen=True, tag="restore_records_reply"):
-    """``log_end_offset``: with OFFSET_OUT_OF_RANGE, where the next batch has to begin."""
+    """The reply to RestoreRecords. With OFFSET_OUT_OF_RANGE, ``log_end_offset`` is where the next batch must start."""
 
     code: int
     log_end_offset: int
@@ -124,7 +141,10 @@ class RestoreRecordsReply(Message, frozen=True, tag="restore_records_reply"):
 
 
 class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
-    """``target``: the replicas wanted, preferred leader first; None takes a move under way back."""
+    """One reassignment.
+
+    ``target`` has the wanted replicas, preferred leader first; None cancels a reassignment in progress.
+    """
 
     topic: str
     partition: int
@@ -132,8 +152,11 @@ class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AlterReassignments(Message, frozen=True, tag="alter_reassignments"):
-    """Begin, change or cancel moves; does not wait for them to end. ``throttle_bytes``: bytes per second each broker
-    copies at most, 0: no limit; naming a move's target again changes its throttle."""
+    """A request to start, change or cancel reassignments, which does not wait for their end.
+
+    ``throttle_bytes`` is the maximum number of bytes per second that each broker copies; 0 means no limit. A request
+    with the same target changes only the throttle.
+    """
 
     moves: Entries[ReplicaMove]
     timeout_ms: int
@@ -141,18 +164,18 @@ class AlterReassignments(Message, frozen=True, tag="alter_reassignments"):
 
 
 class AlterReassignmentsReply(Message, frozen=True, tag="alter_reassignments_reply"):
-    """One result a move, in order. ``warning`` as in CreateTopicReply."""
+    """The reply to AlterReassignments: one result per move, in order. ``warning`` is as in CreateTopicReply."""
 
     results: Listed[PartitionResult]
     warning: str = ""
 
 
 class ListReassignments(Message, frozen=True, tag="list_reassignments"):
-    """Which moves are under way."""
+    """A request for the reassignments in progress."""
 
 
 class ReassignmentStatus(msgspec.Struct, frozen=True, array_like=True):
-    """How far each replica's copy is stands in the brokers' descriptions."""
+    """One reassignment in progress. The brokers' descriptions show the progress of each replica's copy."""
 
     topic: str
     partition: int
@@ -169,8 +192,10 @@ class ListReassignmentsReply(Message, frozen=True, tag="list_reassignments_reply
 
 
 class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
-    """``kind``: "preferred" or "unclean", as in ``codecs.ElectionRequest``. ``partitions`` None: all. Waits until the
-    controller has carried it out."""
+    """A request to elect leaders, which waits until the controller has finished it.
+
+    ``kind`` is "preferred" or "unclean", as in ``codecs.ElectionRequest``. ``partitions`` None means all.
+    """
 
     kind: str
     timeout_ms: int
@@ -178,24 +203,27 @@ class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
 
 
 class ElectLeadersReply(Message, frozen=True, tag="elect_leaders_reply"):
-    """Results of the partitions asked for; of all of them, only those that did not get the leader wanted."""
+    """The results of the requested partitions; if all were requested, only those without the wanted leader."""
 
     results: Listed[PartitionResult]
 
 
 class RestartBroker(Message, frozen=True, tag="restart_broker"):
-    """Stop in an orderly way, and be started again by the supervisor. ``incarnation``: the one that is meant (so that
-    a request told twice restarts once). Answered by an Ack when the stop begins."""
+    """A request to a broker to stop in a controlled way; its supervisor starts it again.
+
+    ``incarnation`` names the process, so that a repeated request restarts it once. The reply is an Ack at the start of
+    the stop.
+    """
 
     incarnation: int
 
 
 class Ack(Message, frozen=True, tag="ack"):
-    """Done; for requests that have nothing else to say."""
+    """The reply to requests without a result."""
 
 
 class DescribeBroker(Message, frozen=True, tag="describe_broker"):
-    """What this broker process is doing: for people, tests and counters."""
+    """A request for the state of a broker process, for operators, tests and counters."""
 
 
 class ReplicaDescription(msgspec.Struct, frozen=True, array_like=True):
@@ -220,5 +248,5 @@ class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
     state: str  #: running, stopping
     replicas: Listed[ReplicaDescription]
     counters: Annotated[dict[str, int], msgspec.Meta(max_length=MAX_LISTED)]
-    #: In force, with the topic defaults that were set.
+    #: The settings in effect, with the topic defaults that were set.
     settings: Settings = msgspec.field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""The two ends of a connection, sans-IO: correlation, version agreement, and typed answers to bad input.
+"""The two ends of a connection without I/O: correlation, version agreement, and error replies to invalid input.
 
-A client end stamps requests with correlation ids and pairs replies with them; a server end answers Hello by itself,
-hands other requests over and turns whatever cannot be understood into an ``ErrorReply``. Neither end owns a socket.
+A client end stamps requests with correlation ids and matches replies to them. A server end replies to Hello itself,
+passes other requests on, and replies to everything that it cannot decode with an ``ErrorReply``. Neither end owns a
+socket.
 """
 
 from __future__ import annotations
@@ -34,36 +35,40 @@ from sparklog.protocol.proof import Authenticator, Claim, Identity
 from sparklog.protocol.received import Frame, OversizeFrame, ReceivedReply, ReceivedRequest, cid_of
 
 DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
-#: The frame of a hello.
+#: The largest frame of a hello.
 MAX_HELLO_BYTES = 4096
-#: Details quote what the peer sent; a peer that sent a megabyte knows it.
+#: Error details quote the peer's bytes; a peer that sent a megabyte of them needs no copy.
 _MAX_DETAIL = 1000
-#: Stands for the id in a prepared frame. Nothing in front of it there, a length or the message's tag, is like it.
+#: A placeholder for the id in a prepared frame. Nothing before it there, a length or the message's tag, has the same
+#: bytes.
 _ANY_CID = 2**64 - 1
 
-#: Requests that a server end answers by itself.
+#: Requests that a server end replies to itself.
 _HANDSHAKE = (Hello, Prove)
 
 
 class ImmediateAnswer(NamedTuple):
-    """The server end answers this frame itself. ``close``: the connection ends after it has been sent."""
+    """A reply that the server end gives itself. ``close`` means that the connection ends after it."""
 
     reply: HelloReply | Ack | ErrorReply
     close: bool
 
 
 class PreparedRequest:
-    """The frame of a request that is sent again and again with another correlation id and another body of as many
-    bytes: all but these two. The id takes eight bytes, where ``encode_message`` takes as few as it can."""
+    """The frame of a request that is sent repeatedly, with another correlation id and another body each time.
+
+    All bodies have the same length. Everything else is encoded once. The id takes eight bytes; ``encode_message`` takes
+    as few as possible.
+    """
 
     def __init__(self, message: Request, body_bytes: int) -> None:
-        """``body_bytes``: not 0."""
+        """Encode the frame for bodies of ``body_bytes`` bytes, which is not 0."""
         frame = before_body(encode_message(msgspec.structs.replace(message, cid=_ANY_CID)), body_bytes)
         self.before_cid, _, self.behind_cid = frame.partition(_ANY_CID.to_bytes(8, "big"))
 
 
 class ClientEnd:
-    """Client side of one connection. Owner: the transport around it; single-threaded."""
+    """The client side of one connection, owned by the transport around it; single-threaded."""
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         self._decoder = FrameDecoder(max_frame_bytes)
@@ -71,26 +76,33 @@ class ClientEnd:
         self.get_buffer = self._decoder.get_buffer
 
     def encode(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[int, list[Buffer]]:
-        """Stamp and encode; returns the correlation id and the buffers to send. Messages are built with cid 0 by code
-        that knows no connection."""
+        """Stamp and encode a request; return the correlation id and the buffers to send.
+
+        Callers build messages with cid 0, because they know no connection.
+        """
         cid = self._next_cid
         self._next_cid = cid + 1
         return cid, encode_frame(encode_message(msgspec.structs.replace(message, cid=cid)), body)
 
     def encode_prepared(self, request: PreparedRequest, first: bytes, second: bytes) -> tuple[int, bytes]:
-        """As ``encode``, in one buffer, with a body of two parts that have as many bytes as was said."""
+        """Encode a prepared request into one buffer, with a body of two parts of the announced total length."""
         cid = self._next_cid
         self._next_cid = cid + 1
         return cid, b"".join((request.before_cid, cid.to_bytes(8, "big"), request.behind_cid, first, second))
 
     def alone(self, count: int) -> ReceivedReply | None:
-        """As ``buffer_updated`` where the bytes are one reply and nothing else, as they mostly are where latency
-        counts. None: that is to be told of them."""
+        """Return the reply if the received bytes are exactly one, as they usually are when latency counts.
+
+        If it returns None, the caller passes the bytes to ``buffer_updated``.
+        """
         frame = self._decoder.alone(count)
         return None if frame is None else ReceivedReply(_decoded(frame.header), frame.body)
 
     def buffer_updated(self, count: int) -> list[ReceivedReply]:
-        """Raises ProtocolError (fatal) when the peer does not speak this protocol."""
+        """Return the replies that the received bytes complete.
+
+        Raises a fatal ProtocolError if the peer's bytes are invalid.
+        """
         received = []
         for frame in self._decoder.buffer_updated(count):
             if isinstance(frame, OversizeFrame):
@@ -107,7 +119,7 @@ def _decoded(header: memoryview) -> Reply:
     try:
         return decode_reply(header)
     except UNDECODABLE as error:
-        raise ProtocolError(ErrorCode.MALFORMED_FRAME, f"reply not understood: {error}", fatal=True) from None
+        raise ProtocolError(ErrorCode.MALFORMED_FRAME, f"reply cannot be decoded: {error}", fatal=True) from None
 
 
 def hello(client_id: str, cluster_id: str = "") -> Hello:
@@ -115,13 +127,13 @@ def hello(client_id: str, cluster_id: str = "") -> Hello:
 
 
 def raise_for_error(reply: Reply) -> None:
-    """Raises BrokerError for an ErrorReply."""
+    """Raise BrokerError for an ErrorReply."""
     if isinstance(reply, ErrorReply):
         raise error_told(reply)
 
 
 def error_told(reply: ErrorReply) -> BrokerError:
-    """What it says, also for codes this client is too old to know."""
+    """Return the reply's error, also for codes that this client is too old to know."""
     try:
         code = ErrorCode(reply.code)
     except ValueError:
@@ -130,8 +142,10 @@ def error_told(reply: ErrorReply) -> BrokerError:
 
 
 class ServerEnd:
-    """Server side of one connection. ``describe`` gives the HelloReply for a correlation id and agreed version.
-    ``authenticator``: what the broker proves itself with; None: it proves nothing.
+    """The server side of one connection.
+
+    ``describe`` returns the HelloReply for a correlation id and an agreed version. ``authenticator`` creates the
+    broker's proof; None: it proves nothing.
     """
 
     def __init__(
@@ -145,7 +159,7 @@ class ServerEnd:
         self.describe = describe
         self._authenticator = authenticator
         self._claim: Claim | None = None
-        #: Who has opened this connection, as proved; None for a client.
+        #: The proved identity of the opener of this connection; None for a client.
         self.identity: Identity | None = None
         self.client_id = ""
         self.version = 0
@@ -153,26 +167,26 @@ class ServerEnd:
 
     @property
     def body_under_way(self) -> bool:
-        """A large request with a body is being received."""
+        """Return whether a large request with a body is being received."""
         return self._decoder.body_under_way
 
     @property
     def receiving(self) -> tuple[int, int]:
-        """As of ``FrameDecoder``."""
+        """Return the same as ``FrameDecoder.receiving``."""
         return self._decoder.receiving
 
     @property
     def may_prove(self) -> bool:
-        """The peer has offered a proof of who it is, and it has not come yet."""
+        """Return whether the peer has offered a proof of its identity and not sent it yet."""
         return self._claim is not None
 
     def alone(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
-        """As ``buffer_updated`` where the bytes are one frame and nothing else. None: that is to be told of them."""
+        """Return the event if the received bytes are exactly one frame; None: the caller calls ``buffer_updated``."""
         frame = self._decoder.alone(count)
         return None if frame is None else self._understand(frame)
 
     def buffer_updated(self, count: int) -> list[ReceivedRequest | ImmediateAnswer]:
-        """What the received bytes amount to, in order. Nothing follows an answer that closes."""
+        """Return the events of the received bytes, in order. No event follows a reply that closes."""
         try:
             frames = self._decoder.buffer_updated(count)
         except ProtocolError as error:
@@ -191,7 +205,7 @@ class ServerEnd:
         return ImmediateAnswer(reply, close=not self.version)
 
     def _oversize_header(self, header: memoryview) -> ImmediateAnswer | None:
-        """Return the answer to a header that is too large to be decoded, None for one that is not."""
+        """Return the refusal of a header that is too large to decode, or None."""
         beginning = beginning_of(header)
         proved = self.identity is not None or not self._asks_for_proof
         limit = header_limit(beginning, self._max_frame_bytes, proved=proved)
@@ -262,7 +276,7 @@ class ServerEnd:
 
 
 def encode_reply(reply: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> list[Buffer]:
-    """``body_bytes`` as ``encode_frame`` has it."""
+    """Encode a reply; ``body_bytes`` is as in ``encode_frame``."""
     if isinstance(reply, ErrorReply) and len(reply.detail) > _MAX_DETAIL:
         reply = ErrorReply(reply.cid, reply.code, f"{reply.detail[:_MAX_DETAIL]}...")
     return encode_frame(encode_message(reply), body, body_bytes)

@@ -1,4 +1,4 @@
-"""What the controller says to a broker."""
+"""Messages of the controller to a broker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sparklog.protocol.fields import Columns, Listed, Message, Settings
 
 
 class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A partition's state as the controller read or wrote it at ``version`` of the ZooKeeper node.
+    """A partition's state, as the controller read or wrote it at ``version`` of the ZooKeeper node.
 
-    ``target`` and ``original`` are empty unless the partition is being moved (see ``model.Reassignment``). ``leaving``
-    are replicas that the leader is to take out of the ISR, and not in again: the target is in sync. They stay
-    replicas, and fetch, until they are named no more.
+    ``target`` and ``original`` are empty unless the partition is being reassigned (see ``model.Reassignment``). The
+    leader must remove the replicas in ``leaving`` from the ISR and not add them again: the target is in sync. They stay
+    replicas, and fetch, until an update no longer names them.
     """
 
     topic: str
@@ -31,7 +31,7 @@ class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopicChange(msgspec.Struct, frozen=True, array_like=True):
-    """What a broker must know of a topic besides its partitions. ``order``: as in TopicMetadata."""
+    """A broker's knowledge of a topic without its partitions. ``order`` is as in TopicMetadata."""
 
     name: str
     topic_id: str
@@ -43,14 +43,14 @@ class TopicChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ControlUpdate(Message, frozen=True, tag="control_update"):
-    """One controller request for all it has to tell a broker: leadership, metadata, deletions, in that order.
+    """One controller request with all news for a broker: leadership, metadata and deletions, in that order.
 
-    ``incarnation`` is the broker's, as registered: another one refuses with STALE_BROKER_EPOCH. ``full`` says that
-    ``partitions`` and ``topics`` are all there is: replicas of this broker that are not named are not its own any
-    more. ``brokers`` None: unchanged. ``sequence`` grows from update to update of one controller epoch: a broker that
-    has taken a later one ignores what comes after all, for the controller has told it again since. ``relieved``: this
-    broker asked to be relieved, leads nothing, and no leader at work has it in its ISR; what it was told of ISRs may be
-    older.
+    ``incarnation`` is the broker's, as registered: another incarnation refuses it with STALE_BROKER_EPOCH. ``full``
+    means that ``partitions`` and ``topics`` are complete: replicas of this broker that are not named no longer belong
+    to it. ``brokers`` None means unchanged. ``sequence`` grows with each update of one controller epoch: a broker that
+    has accepted a later update ignores an earlier one that arrives after it, because the controller has sent its
+    content again. ``relieved``: this broker requested a controlled shutdown, leads nothing, and no live leader has it
+    in its ISR; the ISRs that it received may be older.
     """
 
     controller_id: str
@@ -60,13 +60,17 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
     brokers: Listed[BrokerEndpoint] | None
     topics: Listed[TopicChange]
     partitions: Listed[PartitionDecision]
-    deleted: Listed[tuple[str, str]] = ()  #: (topic, topic id) to forget and, where hosted, delete from disk
+    #: (topic, topic id) of topics to drop and, where the broker hosts them, to delete from disk
+    deleted: Listed[tuple[str, str]] = ()
     sequence: int = 0
     relieved: bool = False
 
 
 class ControlUpdateReply(Message, frozen=True, tag="control_update_reply"):
-    """``failed``: (topic, partition, code, detail) of replicas that could not follow the decision."""
+    """The reply to ControlUpdate.
+
+    ``failed``: (topic, partition, code, detail) of replicas that could not perform it.
+    """
 
     code: int
     failed: Listed[tuple[str, int, int, str]] = ()

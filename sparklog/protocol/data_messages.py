@@ -1,7 +1,7 @@
-"""Messages of the data plane: hello, metadata, produce, fetch, offsets of the log.
+"""Messages of the data plane: hello, metadata, produce, fetch and offsets of the log.
 
-Body of Produce and FetchReply: for each partition in order, ``batch_count`` batch headers (96 bytes each), then their
-bodies back to back (``body_bytes`` in all, each body padded to 8 as stored).
+The body of Produce and FetchReply has, for each partition in order, ``batch_count`` batch headers (96 bytes each), then
+their bodies without gaps (``body_bytes`` in total, each body padded to 8 as stored).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sparklog.protocol.fields import (
     Token,
 )
 
-#: ``ListOffsetsPartition.timestamp_us`` for the ends of the log. Source: Kafka ListOffsets (-1 latest, -2 earliest).
+#: Values of ``ListOffsetsPartition.timestamp_us`` for the ends of the log. Source: Kafka ListOffsets (-1 latest, -2
+#: earliest).
 LATEST = -1
 EARLIEST = -2
 
@@ -33,10 +34,13 @@ ACKS_ALL = -1
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """First message of a connection. ``cluster_id`` empty: the client takes any cluster.
+    """The first message of a connection.
 
-    The other fields are the offer of a broker or controller to prove who it is, see ``protocol.proof``: its role, its
-    number (of a broker its id) and incarnation (of a controller its epoch), and the ids of the secrets it knows."""
+    With an empty ``cluster_id`` the client accepts any cluster.
+
+    The other fields are the offer of a broker or controller to prove its identity, see ``protocol.proof``: its role,
+    its number (a broker's id) and incarnation (a controller's epoch), and the ids of the secrets that it knows.
+    """
 
     min_version: int
     max_version: int
@@ -50,11 +54,15 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class HelloReply(Message, frozen=True, tag="hello_reply"):
-    """``local_socket``: where processes of the host with this ``boot_id`` may ask for open files, see ``local_reads``;
-    empty: nowhere. ``unix_socket``: abstract name, without its leading zero, of the Unix socket over which the
-    connection may go on, of whoever has asked for ``reached_at``, which is the broker's own end of it; told there as
-    well, as proof that it is the same broker in the same life. See ``net/unix_socket``. Empty: there is none.
-    ``proof``: the broker's, with the secret ``key_id``; empty where nothing was offered, or it knows no such secret."""
+    """The reply to Hello.
+
+    ``local_socket``: the path for requests of open files by processes of the host with this ``boot_id``, see
+    ``local_reads``; empty if there is none. ``unix_socket``: the abstract name, without its leading zero, of the Unix
+    socket on which a client may continue the connection if it connected to ``reached_at``, the broker's own end of the
+    TCP connection. The reply on that socket has it as well, which proves that it is the same process. See
+    ``net/unix_socket``. Empty: there is none. ``proof``: the broker's proof with the secret ``key_id``; empty if
+    nothing was offered, or it does not know the secret.
+    """
 
     version: int
     broker_id: int
@@ -71,14 +79,16 @@ class HelloReply(Message, frozen=True, tag="hello_reply"):
 
 
 class Prove(Message, frozen=True, tag="prove"):
-    """The second message of a connection whose ``HelloReply`` has a proof: the opener's own. Answered with Ack, after
-    which the connection speaks for the broker or controller that hello named."""
+    """The second message of a connection whose ``HelloReply`` has a proof: the opener's own proof.
+
+    After the reply, an Ack, the connection belongs to the broker or controller that hello named.
+    """
 
     proof: Token
 
 
 class ErrorReply(Message, frozen=True, tag="error_reply"):
-    """The whole request failed. ``cid`` is -1 when the request could not be decoded far enough to know it."""
+    """The failure of a whole request. ``cid`` is -1 if the request could not be decoded far enough to know it."""
 
     code: int
     detail: str
@@ -88,8 +98,11 @@ class ErrorReply(Message, frozen=True, tag="error_reply"):
 
 
 class Metadata(Message, frozen=True, tag="metadata"):
-    """``topics`` None asks for all, internal ones only with ``internal``. Without ``schemas`` the topics' schema bytes
-    are left out. ``start``: the ``next`` of a reply that held only a piece."""
+    """A request for metadata.
+
+    ``topics`` None requests all topics, internal ones only with ``internal``. Without ``schemas`` the reply omits the
+    topics' schema bytes. ``start`` is the ``next`` of a reply that was only a piece.
+    """
 
     topics: Plain[str] | None = None
     schemas: bool = True
@@ -106,10 +119,12 @@ class PartitionMetadata(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """``code`` not 0: the topic is unknown or its name is bad, and only ``name`` and ``detail`` mean anything.
+    """One topic of a MetadataReply.
 
-    ``order``: of two topics of one name, with different ids, the later one has the greater; 0: unknown. Of one topic
-    it may grow."""
+    If ``code`` is not 0, the topic is unknown or its name is invalid, and only ``name`` and ``detail`` have a meaning.
+    ``order``: of two topics with one name and different ids, the later one has the greater order; 0: unknown. The order
+    of one topic may grow.
+    """
 
     code: int
     name: str
@@ -124,11 +139,14 @@ class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MetadataReply(Message, frozen=True, tag="metadata_reply"):
-    """``controller_epoch`` orders replies of different brokers only roughly; leader epochs decide per partition.
+    """The reply to Metadata.
 
-    A reply is never larger than a broker can make without being missed by others: where there is more, ``next`` is the
-    topic and the partition that the next piece begins with. Then the last topic may be cut, and goes on in that piece.
-    Source: KIP-966, the cursor of DescribeTopicPartitions."""
+    ``controller_epoch`` orders replies of different brokers only roughly; leader epochs decide per partition.
+
+    A broker limits the size of a reply, so that it does not block its event loop for long. If there is more, ``next``
+    is the topic and the partition that the next piece starts with. Then the last topic may be incomplete and continues
+    in that piece. Source: KIP-966, the cursor of DescribeTopicPartitions.
+    """
 
     cluster_id: str
     controller_epoch: int
@@ -141,7 +159,7 @@ class MetadataReply(Message, frozen=True, tag="metadata_reply"):
 
 
 class ProducePartition(msgspec.Struct, frozen=True, array_like=True):
-    """``topic_id`` empty: not checked."""
+    """One partition of Produce. An empty ``topic_id`` is not checked."""
 
     topic: str
     partition: int
@@ -151,9 +169,12 @@ class ProducePartition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Produce(Message, frozen=True, tag="produce"):
-    """``acks``: 0, 1 or ACKS_ALL. With 0 there is no reply, not even for an error. ``transaction``: the key of the
-    transaction that transactional batches belong to; the leader asks its coordinator before it takes the first batch
-    of a producer id."""
+    """A request to append batches.
+
+    ``acks`` is 0, 1 or ACKS_ALL. With 0 there is no reply, not even for an error. ``transaction`` is the key of the
+    transaction of transactional batches; the leader asks its coordinator before it accepts the first batch of a
+    producer id.
+    """
 
     acks: int
     timeout_ms: int
@@ -162,9 +183,11 @@ class Produce(Message, frozen=True, tag="produce"):
 
 
 class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
-    """``base_offset`` is the first batch's; the others follow without gaps. -1 on error.
+    """One result of Produce.
 
-    With NOT_LEADER_OR_FOLLOWER, ``leader`` and its epoch are who leads as far as the broker knows. Source: KIP-951.
+    ``base_offset`` is the first batch's; the others follow without gaps. -1 on error.
+
+    With NOT_LEADER_OR_FOLLOWER, ``leader`` and its epoch are the broker's newest knowledge. Source: KIP-951.
     """
 
     code: int
@@ -177,17 +200,20 @@ class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProduceReply(Message, frozen=True, tag="produce_reply"):
-    """Results in the order of the request's partitions."""
+    """The results in the order of the request's partitions."""
 
     results: Listed[ProduceResult]
 
 
 class FetchPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` that of its last batch
-    (-1: its history is not compared). ``columns``: only these of the topic's newest schema are sent, those that a batch
-    has; (): headers alone; None: batches as they are stored, as followers need them. ``verify``: the fetcher has found
-    that what it was sent of these columns fails its checksum; the broker is to verify what is stored. ``refuses``: the
-    follower holds committed records that this leader has said it lacks, and does not cut them."""
+    """One partition of Fetch.
+
+    ``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` is that of its last batch (-1: its
+    history is not compared). ``columns``: the broker sends only these of the topic's newest schema, as far as a batch
+    has them; (): only headers; None: batches as they are stored, as followers need them. ``verify``: the data that the
+    fetcher received for these columns failed its checksum; the broker must verify the stored data. ``refuses``: the
+    follower holds committed records that this leader has reported as missing, and does not truncate them.
+    """
 
     topic: str
     partition: int
@@ -203,11 +229,13 @@ class FetchPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Fetch(Message, frozen=True, tag="fetch"):
-    """``replica_id`` CONSUMER for clients; a follower names itself and its incarnation.
+    """A request for batches.
 
-    Sessions (Source: KIP-227): ``session_epoch`` -1 is sessionless; 0 asks for a new session with ``partitions``
-    as its content; later epochs count up by one and name only changed partitions; ``forgotten`` leave the session. A
-    consumer names ``MAX_ENTRIES`` partitions at most.
+    ``replica_id`` is CONSUMER for clients; a follower sends its id and its incarnation.
+
+    Sessions (Source: KIP-227): ``session_epoch`` -1 has no session; 0 requests a new session with ``partitions`` as its
+    content; later epochs increase by one and name only changed partitions; ``forgotten`` leave the session. A consumer
+    names at most ``MAX_ENTRIES`` partitions.
     """
 
     replica_id: int
@@ -229,9 +257,12 @@ class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end, and
-    a consumer that what it has read from there on is not in the log any more. ``stored_bytes``: what the batches take
-    in the log, where only some of their columns were sent (each is marked in its header); else 0."""
+    """One partition of FetchReply.
+
+    ``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end. It
+    tells a consumer that the records that it has read from there on are no longer in the log. ``stored_bytes``: the
+    size of the batches in the log if only some of their columns were sent (each is marked in its header); else 0.
+    """
 
     topic: str
     partition: int
@@ -249,7 +280,7 @@ class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FetchReply(Message, frozen=True, tag="fetch_reply"):
-    """``code`` is about the session. In a session, only partitions with something to say are named."""
+    """The reply to Fetch. ``code`` is about the session. In a session, only partitions with news are named."""
 
     code: int
     session_id: int
@@ -259,7 +290,7 @@ class FetchReply(Message, frozen=True, tag="fetch_reply"):
 class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
     topic: str
     partition: int
-    timestamp_us: int  #: LATEST, EARLIEST, or: first batch record at or after this time
+    timestamp_us: int  #: LATEST, EARLIEST, or a time: the first batch with a record at or after it
     leader_epoch: int = -1
 
 
@@ -269,8 +300,12 @@ class ListOffsets(Message, frozen=True, tag="list_offsets"):
 
 
 class ListedOffset(msgspec.Struct, frozen=True, array_like=True):
-    """``offset`` -1: no record at or after the asked time. A time is answered with its batch's base offset: no
-    record before it has the asked timestamp or a later one."""
+    """One result of ListOffsets.
+
+    ``offset`` -1: no record at or after the requested time.
+
+    The offset for a time is the base offset of a batch: no record before it has this timestamp or a later one.
+    """
 
     code: int
     offset: int

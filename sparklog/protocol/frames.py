@@ -26,13 +26,15 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 PREFIX = struct.Struct("<II")
 PREFIX_BYTES = PREFIX.size
-#: A frame that is too large is skipped, but a header up to this size is kept to answer with its correlation id.
+#: A frame that is too large is skipped, but its header is kept up to this size, so that the reply has its correlation
+#: id.
 OVERSIZE_HEADER_BYTES = 64 * 1024
 _SCRATCH_BYTES = 256 * 1024
-#: Frames above this are received into their own memory; below, moving a partial one costs less than a system call.
+#: Larger frames are received into memory of their own. For smaller ones a copy of a partial frame costs less than a
+#: system call.
 _OWN_MEMORY_BYTES = _SCRATCH_BYTES // 2
 _JOIN_BYTES = 32 * 1024
-#: What a header of so many bytes, modulo 8, is filled up with; the prefix itself is eight.
+#: The padding after a header of this length modulo 8; the prefix itself has eight bytes.
 _PADDING = [bytes(-length % 8) for length in range(8)]
 _NOTHING = memoryview(b"")
 
@@ -42,8 +44,10 @@ def _body_start(header_length: int) -> int:
 
 
 def encode_frame(header: bytes, body: Sequence[Buffer] = (), body_bytes: int = -1) -> list[Buffer]:
-    """Return buffers to be sent in order; large body parts are passed through without a copy. ``body_bytes``: what the
-    body's parts are together; below 0: not told."""
+    """Return the buffers to send, in order; large body parts are passed through without a copy.
+
+    ``body_bytes`` is the total size of the body's parts; a negative value means that it is unknown.
+    """
     header_bytes = len(header)
     if not body:
         return [PREFIX.pack(PREFIX_BYTES - 4 + header_bytes, header_bytes) + header]
@@ -61,22 +65,23 @@ def encode_frame(header: bytes, body: Sequence[Buffer] = (), body_bytes: int = -
 
 
 def before_body(header: bytes, body_bytes: int) -> bytes:
-    """What a frame has in front of a body of so many bytes, not 0."""
+    """Return the part of a frame before a body of ``body_bytes`` bytes, which is not 0."""
     prefix = PREFIX.pack(_body_start(len(header)) - 4 + body_bytes, len(header))
     return prefix + header + _PADDING[len(header) & 7]
 
 
 class FrameDecoder:
-    """Turns received bytes into frames. Owner: one connection. ``get_buffer`` then ``buffer_updated``, in turns, or
-    ``alone`` first.
+    """The decoder of one connection's received bytes into frames.
+
+    The owner calls ``get_buffer`` and then ``buffer_updated``, in turns, or ``alone`` before the latter.
 
     Raises from ``buffer_updated``:
-        ProtocolError: MALFORMED_FRAME, fatal: the bytes are not frames and the connection has to be closed.
-            FRAME_TOO_LARGE, fatal: the first frame is too large.
+      ProtocolError: MALFORMED_FRAME, fatal: the bytes are not frames and the connection must be closed.
+        FRAME_TOO_LARGE, fatal: the first frame is too large.
     """
 
     def __init__(self, max_frame_bytes: int, first_max_bytes: int = 0) -> None:
-        """``first_max_bytes``: of the first frame, 0: as of any other."""
+        """Allocate the receive buffer; ``first_max_bytes`` limits the first frame, 0: like all others."""
         self._limit = max_frame_bytes
         self._first_limit = first_max_bytes
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -85,32 +90,33 @@ class FrameDecoder:
         self._filled = 0
         self._skip = 0
         self._oversize: OversizeFrame | None = None
-        #: What is received next begins a frame, and nothing is left to be said of an earlier one.
+        #: Whether the next bytes start a frame and no result of an earlier frame is pending.
         self._at_start = not first_max_bytes
 
     def get_buffer(self) -> memoryview:
-        """Where the transport may write received bytes; never empty."""
+        """Return the buffer for received bytes; it is never empty."""
         if self._large is not None:
             return self._large[self._filled :]
         return self._scratch[self._end :] if self._end else self._scratch
 
     @property
     def body_under_way(self) -> bool:
-        """A large frame is being received, and it has a body."""
+        """Return whether a large frame with a body is being received."""
         if self._large is None:
             return False
         return _body_start(PREFIX.unpack_from(self._large)[1]) < len(self._large)
 
     @property
     def receiving(self) -> tuple[int, int]:
-        """Bytes of the large frame that is being received, and how many of them have come; (0, 0): there is none."""
+        """Return the size of the large frame that is being received, and the bytes received so far; (0, 0) for none."""
         return (0, 0) if self._large is None else (len(self._large), self._filled)
 
     def alone(self, count: int) -> Frame | None:
-        """As ``buffer_updated`` where the bytes are one frame and nothing else, as mostly where latency counts. None
-        for any other: then ``buffer_updated`` is to be told of them.
+        """Return the frame if the received bytes are exactly one, as they usually are when latency counts.
 
-        A header without a body has no memory of its own: it is there until more is received."""
+        If it returns None, the caller passes the bytes to ``buffer_updated``. A header without a body has no memory of
+        its own: it is valid until more bytes are received.
+        """
         if not (self._at_start and PREFIX_BYTES <= count <= self._limit):
             return None
         scratch = self._scratch
@@ -124,7 +130,7 @@ class FrameDecoder:
         return Frame(whole[PREFIX_BYTES:header_end], whole[(header_end + 7) & ~7 :])
 
     def buffer_updated(self, count: int) -> list[Frame | OversizeFrame]:
-        """Account for ``count`` bytes written into the buffer; return the frames they completed, in order."""
+        """Account for ``count`` bytes in the buffer; return the frames that they complete, in order."""
         if self._large is not None:
             self._filled += count
             if self._filled < len(self._large):
@@ -185,7 +191,7 @@ class FrameDecoder:
             else:
                 break
         if start:
-            # A bytes copy in between: the two regions of one memory may overlap.
+            # Copy to bytes in between, because the two regions of one memory may overlap.
             scratch[: end - start] = bytes(scratch[start:end])
         self._end = end - start
         self._at_start = start == end and not self._skip and self._large is None
@@ -193,8 +199,9 @@ class FrameDecoder:
 
 
 def _memory(size: int) -> memoryview:
-    """Of bytes that nobody has set, which bytearray would do."""
-    import numpy as np  # not for those whose frames are all small: it takes longer to load than all they do
+    """Return uninitialized memory; bytearray would set every byte."""
+    # Imported here because it takes long to load, and programs with only small frames do not need it.
+    import numpy as np
 
     return np.empty(size, dtype=np.uint8).data
 

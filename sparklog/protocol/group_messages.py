@@ -1,4 +1,4 @@
-"""Messages about consumer groups: who is in one and reads what, and how far they have read."""
+"""Messages about consumer groups: their members, subscriptions and committed offsets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import msgspec
 from sparklog.model import NO_EPOCH
 from sparklog.protocol.fields import Entries, Listed, Message, Name, PartitionResult, PeerEntries, Plain
 
-#: ``Heartbeat.member_epoch`` of who joins, who leaves, and who leaves but is expected back under its instance id.
+#: ``Heartbeat.member_epoch`` of a member that joins, that leaves, and that leaves but is expected back under its
+#: instance id.
 JOIN, LEAVE, LEAVE_STATIC = 0, -1, -2
 
 
 class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
-    """``offset``: the next one the group will read. ``topic_id`` and ``leader_epoch`` say of which log; empty and -1
-    when not known."""
+    """A committed offset.
+
+    ``offset`` is the next one that the group reads.
+
+    ``topic_id`` and ``leader_epoch`` identify the log; they are empty and -1 if they are unknown.
+    """
 
     topic: str
     partition: int
@@ -26,10 +31,12 @@ class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommitOffsets(Message, frozen=True, tag="commit_offsets"):
-    """Set a group's offsets. Answered when they are committed. ``transaction`` (key and decision number) when a
-    transaction's coordinator hands over what was sent with it: repeating one is doing it once. ``member_id`` and
-    ``member_epoch`` of who reads these partitions; empty: nobody may be a member then. A client names ``MAX_ENTRIES``
-    offsets at most."""
+    """A request to set a group's offsets; the reply follows after they are committed.
+
+    ``transaction`` (key and decision number) is set if a transaction's coordinator hands over the offsets that were
+    sent with it. The request is idempotent. ``member_id`` and ``member_epoch`` name the member that reads these
+    partitions; if empty, the group must not have members. A client names at most ``MAX_ENTRIES`` offsets.
+    """
 
     group: Name
     offsets: PeerEntries[GroupOffset]
@@ -43,10 +50,13 @@ class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
 
 
 class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
-    """A member has sent these offsets with the transaction of ``key``, in which ``producer_id`` takes part by now.
-    Refused as its commits are, and then the transaction must not commit. Otherwise whoever is given one of these
-    partitions is told no offset of it until the transaction has ended. Answered with Ack when that is durable. Source:
-    KIP-447."""
+    """A notice that a member has sent these offsets with a transaction.
+
+    ``key`` names the transaction, in which ``producer_id`` takes part. The hold is refused in the same cases as the
+    member's commits, and then the transaction must not commit. Otherwise a member that gets one of these partitions
+    receives no offset of it until the transaction has ended. The reply is an Ack after the hold is durable. Source:
+    KIP-447.
+    """
 
     group: Name
     key: Name
@@ -57,10 +67,15 @@ class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
 
 
 class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
-    """``partitions`` None: all the group has. A member (``member_id``, ``member_epoch``) is told of its own partitions,
-    and need not have the answer confirmed: whoever knows that they are its own knows what was committed before. While
-    transactions are open that others have sent offsets of some with, these are ``held``; of all, it is refused with
-    UNSTABLE_OFFSET_COMMIT."""
+    """A request for committed offsets.
+
+    ``partitions`` None means all of the group.
+
+    A member (``member_id``, ``member_epoch``) requests its own partitions, and the coordinator need not confirm the
+    reply: a coordinator that knows the member as their owner also knows all earlier commits. While other members' open
+    transactions have offsets of some partitions, these are ``held``. A request for all partitions is then refused with
+    UNSTABLE_OFFSET_COMMIT.
+    """
 
     group: Name
     partitions: Entries[tuple[str, int]] | None = None
@@ -69,7 +84,7 @@ class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
 
 
 class FetchOffsetsReply(Message, frozen=True, tag="fetch_offsets_reply"):
-    """Partitions without an offset are left out. ``held``: of these a member is told later."""
+    """The reply to FetchOffsets, without partitions that have no offset. A member gets those of ``held`` later."""
 
     offsets: Listed[GroupOffset]
     held: Listed[tuple[str, int]] = ()
@@ -84,13 +99,15 @@ class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """All that a member is and has; the answer says what it should have. Source: KIP-848, ConsumerGroupHeartbeat.
+    """A member's complete state; the reply has the partitions to own.
 
-    ``member_epoch``: as told last; 0 (JOIN) to begin, with nothing owned; LEAVE; LEAVE_STATIC: the instance is expected
-    back. ``sequence`` rises with each heartbeat of a member: an older one that comes late changes nothing. The
-    coordinator may keep the answer for ``heartbeat_interval_ms`` while there is nothing new; the next heartbeat of the
-    member ends that. ``pattern``: RE2, for whole names. Times in milliseconds; ``rebalance_timeout_ms``: for giving up
-    partitions.
+    Source: KIP-848, ConsumerGroupHeartbeat.
+
+    ``member_epoch`` is the last received one; 0 (JOIN) at the start, with no owned partitions; LEAVE; LEAVE_STATIC: the
+    instance is expected back. ``sequence`` rises with each heartbeat of a member: an older heartbeat that arrives late
+    changes nothing. The coordinator may delay the reply for ``heartbeat_interval_ms`` while there is no news; the next
+    heartbeat of the member ends the delay. ``pattern`` is RE2, for whole names. Times are in milliseconds;
+    ``rebalance_timeout_ms`` is the time to give up partitions.
     """
 
     group: Name
@@ -108,14 +125,20 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 
 
 class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
-    """``assigned``: what the member should have: it gives up all else, says so, and only then takes what is new."""
+    """The reply to Heartbeat.
+
+    The member gives up all partitions but ``assigned``, reports that, and only then takes new ones.
+    """
 
     member_epoch: int
     assigned: Listed[TopicPartitions] = ()
 
 
 class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
-    """``owned``: what it has, perhaps not given up yet; ``target``: what it should have."""
+    """A member.
+
+    ``owned`` partitions may include some that it has yet to give up; ``target`` are those that it should have.
+    """
 
     member_id: str
     instance_id: str
@@ -130,7 +153,7 @@ class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupDescription(msgspec.Struct, frozen=True, array_like=True):
-    """``state``: empty (offsets alone), reconciling (partitions are changing hands), stable."""
+    """A group. ``state`` is empty (only offsets), reconciling (partitions change their owners) or stable."""
 
     group: str
     state: str
@@ -143,22 +166,22 @@ class DescribeGroup(Message, frozen=True, tag="describe_group"):
 
 
 class DescribeGroupReply(Message, frozen=True, tag="describe_group_reply"):
-    """None: there is no such group."""
+    """The reply to DescribeGroup; None if there is no such group."""
 
     description: GroupDescription | None
 
 
 class DeleteGroup(Message, frozen=True, tag="delete_group"):
-    """Forget its offsets. Refused while it has members. Answered with Ack."""
+    """A request to delete a group's offsets. It is refused while the group has members. The reply is an Ack."""
 
     group: Name
 
 
 class ListGroups(Message, frozen=True, tag="list_groups"):
-    """Groups that this broker coordinates."""
+    """A request for the groups that this broker coordinates."""
 
 
 class ListGroupsReply(Message, frozen=True, tag="list_groups_reply"):
     groups: Listed[str]
-    #: Of each: its state, and how many members.
+    #: For each group its state and its number of members.
     states: Listed[tuple[str, int]] = ()

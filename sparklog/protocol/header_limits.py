@@ -1,9 +1,9 @@
-"""The largest header that a request may have, told from the first bytes of the header.
+"""The largest header that a request may have, derived from the first bytes of the header.
 
-Decoding holds the broker's only thread from the first byte of a header to its last, so the size of a header bounds how
-long that takes: 2 MB of the smallest possible entries take some 0.05 s. What brokers and controllers send grows with
-the cluster and has larger bounds, on connections that have proved to be theirs. The bound is checked before the header
-is decoded, so the tag, the correlation id and the field after it are read here by hand.
+Decoding a header occupies the broker's only thread, so the size of a header bounds that time: 2 MB of the smallest
+possible entries take about 0.05 s. Requests of brokers and controllers grow with the cluster and have larger bounds, on
+connections that have proved their identity. The bound is checked before the header is decoded, so this module reads the
+tag, the correlation id and the field after it from the bytes.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 from sparklog.protocol.messages import CONSUMER
 
 MIB = 1024 * 1024
-#: Of any request of a client: 5,000 partitions with the longest topic names.
+#: For any request of a client: 5,000 partitions with the longest topic names.
 MAX_HEADER_BYTES = 2 * MIB
-#: Of what a broker sends that has proved itself: a fetch of 100,000 partitions with the longest topic names, the
-#: markers of a transaction of thousands of producers, the offsets that one hands over.
+#: For requests of a broker that has proved its identity: a fetch of 100,000 partitions with the longest topic names,
+#: the markers of a transaction of thousands of producers, the offsets that a transaction hands over.
 MAX_PEER_HEADER_BYTES = 32 * MIB
-#: Of a follower's fetch on a connection that has proved nothing, as those of release 0.1.0: any client can send it.
+#: For a follower's fetch on a connection without a proof, as in release 0.1.0: any client can send it.
 MAX_UNPROVEN_FETCH_BYTES = 4 * MIB
 _OF_BROKERS = frozenset({"write_markers", "commit_offsets", "list_participants"})
 
-#: Bytes of an array's marker, where it is not the one byte of a short array.
+#: The size of an array's marker, unless it is the one byte of a short array.
 _ARRAY_BYTES = {0xDC: 3, 0xDD: 5}
-#: Bytes and sign of an integer, by its marker.
+#: The size and signedness of an integer, by its marker.
 _INTEGERS = {
     0xCC: (1, False),
     0xCD: (2, False),
@@ -38,7 +38,10 @@ _INTEGERS = {
 
 
 class Beginning(NamedTuple):
-    """The first elements of a message. ``third`` is the field after the correlation id, None if it is no integer."""
+    """The first elements of a message.
+
+    ``third`` is the field after the correlation id, or None if it is not an integer.
+    """
 
     tag: str
     cid: int
@@ -49,8 +52,10 @@ UNKNOWN = Beginning("", -1, None)
 
 
 def header_limit(beginning: Beginning, max_frame_bytes: int, *, proved: bool) -> int:
-    """Return how many bytes the header of the request that begins so may have. ``proved``: the connection is of a
-    broker or a controller, or there is no secret that it could prove."""
+    """Return the maximum header size in bytes of the request with this beginning.
+
+    ``proved`` means that the connection belongs to a broker or a controller, or that there is no secret to prove.
+    """
     limit = MAX_HEADER_BYTES
     if beginning.tag == "fetch":
         if beginning.third not in {None, CONSUMER}:
@@ -63,7 +68,7 @@ def header_limit(beginning: Beginning, max_frame_bytes: int, *, proved: bool) ->
 
 
 def beginning_of(header: bytes | memoryview) -> Beginning:
-    """Return the first elements of the message, ``UNKNOWN`` for bytes that do not begin as a message does."""
+    """Return the first elements of the message, or ``UNKNOWN`` for bytes that do not start like a message."""
     first = bytes(header[:320])
     try:
         at = _ARRAY_BYTES.get(first[0], 1)
@@ -82,7 +87,7 @@ def beginning_of(header: bytes | memoryview) -> Beginning:
 
 
 def _integer(source: bytes, at: int) -> tuple[int | None, int]:
-    """Return the integer at this place, None for anything else, and where the next element begins."""
+    """Return the integer at this position, or None for anything else, and the position of the next element."""
     marker = source[at]
     if marker < 0x80:
         return marker, at + 1

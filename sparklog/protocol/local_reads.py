@@ -1,7 +1,7 @@
-"""What a reader and a broker of the same host say to each other over the Unix socket for local reads.
+"""The messages between a reader and a broker of the same host on the Unix socket for local reads.
 
-One request, one answer, each a packet of MessagePack. With a good answer come two descriptors, open for reading: the
-segment's data file and its index. Structs may grow at the end with defaults, as the other messages.
+There is one request and one reply, each a packet of MessagePack. A successful reply carries two descriptors, open for
+reading: the segment's data file and its index. Structs may grow at the end with defaults, like the other messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FORMAT_VERSION = 1
 
 
 class OpenSegment(msgspec.Struct, frozen=True, array_like=True):
-    """Wants the segment that holds ``offset``. The fields are as in ``FetchPartition`` and ``Fetch``."""
+    """A request for the segment that contains ``offset``. The fields are as in ``FetchPartition`` and ``Fetch``."""
 
     version: int
     topic: str
@@ -29,9 +29,12 @@ class OpenSegment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenedSegment(msgspec.Struct, frozen=True, array_like=True):
-    """Batches ``[first_batch, first_batch + batch_count)`` of the index may be read, and ``data_bytes`` of the data be
-    mapped: all of it is committed, and below what ``isolation`` allows. No batches and no descriptors: there is nothing
-    to read at the offset yet. ``code`` and ``detail`` as in ``FetchedPartition``, and so ``diverging`` and ``aborted``.
+    """The reply to OpenSegment.
+
+    The reader may read the batches ``[first_batch, first_batch + batch_count)`` of the index, and map ``data_bytes`` of
+    the data: all of it is committed, and below the bound of ``isolation``. Without batches and descriptors there is
+    nothing to read at the offset yet. ``code``, ``detail``, ``diverging`` and ``aborted`` are as in
+    ``FetchedPartition``.
     """
 
     version: int
@@ -57,7 +60,7 @@ _decode_reply = msgspec.msgpack.Decoder(OpenedSegment).decode
 
 
 def decode_request(packet: bytes) -> OpenSegment:
-    """Raises BrokerError: INVALID_REQUEST, UNSUPPORTED_VERSION."""
+    """Decode a request. Raises BrokerError: INVALID_REQUEST, UNSUPPORTED_VERSION."""
     try:
         request = _decode_request(packet)
     except msgspec.MsgspecError as error:
@@ -67,11 +70,11 @@ def decode_request(packet: bytes) -> OpenSegment:
 
 
 def decode_reply(packet: bytes) -> OpenedSegment:
-    """Raises BrokerError: INVALID_REQUEST, UNSUPPORTED_VERSION."""
+    """Decode a reply. Raises BrokerError: INVALID_REQUEST, UNSUPPORTED_VERSION."""
     try:
         reply = _decode_reply(packet)
     except msgspec.MsgspecError as error:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"not an answer about a segment: {error}") from None
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"not a reply about a segment: {error}") from None
     _check_version(reply.version)
     return reply
 

@@ -1,10 +1,10 @@
-"""Every message of the wire, as typed structs in MessagePack: the unions of requests and replies, and their codec.
+"""All messages of the wire, as typed structs in MessagePack: the unions of requests and replies, and their codec.
 
-A message is the header of a frame; batches travel in the frame's body and are described here only by counts and
-lengths, so that nothing on the way parses them. Structs are array-like and may grow at the end with defaults: an old
-peer ignores what it does not know.
+A message is the header of a frame. Batches are in the frame's body; the message has only their counts and lengths, so
+no component on the way parses them. Structs are array-like and may grow at the end with defaults: an older peer ignores
+fields that it does not know.
 
-The structs stand by topic in modules beside this one; everybody else imports them from here.
+The structs are in modules by topic beside this one; all other code imports them from here.
 """
 
 from __future__ import annotations
@@ -341,24 +341,24 @@ Reply = (
     | ControlUpdateReply
 )
 
-#: What decoding raises for bytes that are no message of ours: msgspec's own errors, and for text that is not UTF-8 and
-#: for nesting without end (in fields this version skips) Python's.
+#: The errors of decoding bytes that are no message: msgspec's own, and Python's for text that is not UTF-8 and for
+#: unbounded nesting (in fields that this version skips).
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder()
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
-# The methods themselves, where they are there from the start: each message goes through them.
+# These are the bound methods themselves, because each message goes through them.
 encode_message: Callable[[Request | Reply], bytes] = _encoder.encode
-#: Raises one of ``UNDECODABLE``; ``connection`` turns them into typed answers.
+#: Raises one of ``UNDECODABLE``; ``connection`` turns them into error replies.
 decode_reply: Callable[[bytes | memoryview], Reply] = _reply_decoder.decode
 
 
 def decode_request(header: bytes | memoryview) -> Request:
-    """Raises as ``decode_reply``."""
+    """Decode a request. Raises as ``decode_reply``."""
     return _request_decoder().decode(header)
 
 
-@functools.cache  # not before somebody needs it: clients do not, and to make it takes 3 ms
+@functools.cache  # Created at the first use: clients do not need it, and its creation takes 3 ms.
 def _request_decoder() -> msgspec.msgpack.Decoder[Request]:
     return msgspec.msgpack.Decoder(Request)

@@ -1,13 +1,15 @@
-"""How two processes of one cluster prove to each other that they know its secret: the values in hello. Pure.
+"""The mutual proof of two processes of one cluster that they know its secret: the values in hello.
 
-A broker or controller that opens a connection names itself in ``Hello`` and adds a nonce and the ids of the secrets it
-knows. A broker that knows one of them answers with a nonce of its own and its proof. The opener checks that proof
-first, and only then sends ``Prove`` with its own. Each proof is an HMAC over both nonces, both identities (role,
-number, incarnation), the cluster's id and the name of the broker's Unix socket, under a label that tells the two
-directions apart. So a proof serves one connection and one direction: it can be neither replayed nor reflected.
+Pure.
 
-The secret itself is never sent. The proofs do not encrypt the connection: a relay between two processes that both know
-the secret is a matter of TLS. Source: RFC 2104 (HMAC); ISO/IEC 9798-4, mutual three-pass authentication.
+A broker or controller that opens a connection names itself in ``Hello`` and adds a nonce and the ids of the secrets
+that it knows. A broker that knows one of them replies with a nonce of its own and its proof. The opener checks that
+proof first, and only then sends ``Prove`` with its own. Each proof is an HMAC over both nonces, both identities (role,
+number, incarnation), the cluster's id and the name of the broker's Unix socket, with a label for each direction. So a
+proof is valid for one connection and one direction: it can be neither replayed nor reflected.
+
+The secret itself is never sent. The proofs do not encrypt the connection: only TLS prevents a relay between two
+processes that both know the secret. Source: RFC 2104 (HMAC); ISO/IEC 9798-4, mutual three-pass authentication.
 """
 
 from __future__ import annotations
@@ -28,24 +30,26 @@ _SERVER, _CLIENT = b"sparklog hello, server\0", b"sparklog hello, client\0"
 
 
 class Secret:
-    """The secret of one cluster: ``SECRET_BYTES`` random bytes. Its ``repr`` shows its id only, so that no log line,
-    error or dump of a value that holds it can leak it."""
+    """The secret of one cluster: ``SECRET_BYTES`` random bytes.
+
+    Its ``repr`` shows only its id, so that no log line, error or dump of a value that holds it can leak it.
+    """
 
     __slots__ = ("_key",)
 
     def __init__(self, key: bytes) -> None:
-        """Raises ConfigError when ``key`` has another length."""
+        """Keep the key. Raises ConfigError if ``key`` has another length."""
         if len(key) != SECRET_BYTES:
             raise ConfigError(f"a cluster secret has {SECRET_BYTES} bytes, {len(key)} found")
         self._key = key
 
     def derive(self, purpose: str) -> bytes:
-        """Return the key for one purpose: none of them tells another one, or the secret."""
+        """Return the key for one purpose. It reveals neither another purpose's key nor the secret."""
         return hmac.digest(self._key, f"sparklog {purpose}".encode(), "sha256")
 
     @property
     def key_id(self) -> str:
-        """A name for the secret that tells nothing of it."""
+        """Return a name for the secret that reveals nothing of it."""
         return self.derive("key id")[:8].hex()
 
     def hex(self) -> str:
@@ -54,7 +58,7 @@ class Secret:
 
     @classmethod
     def from_hex(cls, text: str) -> Secret:
-        """Raises ConfigError, which does not quote the text."""
+        """Return the secret from the form of a secret file. Raises ConfigError, which does not quote the text."""
         try:
             return cls(bytes.fromhex(text))
         except ValueError:
@@ -71,10 +75,10 @@ class Secret:
 
 
 class KeyRing:
-    """The secrets that one process knows, the newest first, at most ``_KEPT``. Owner: that process.
+    """The secrets that one process knows, the newest first, at most ``_KEPT``; owned by that process.
 
-    There are two while a driver that has lost the secret gives out a new one: a broker that has it and one that does
-    not yet still prove themselves to each other by the one before.
+    There are two while a driver that has lost the secret distributes a new one. A broker with the new one and a broker
+    without it can then still prove themselves to each other by the old one.
     """
 
     _KEPT = 2
@@ -96,8 +100,10 @@ class KeyRing:
 
 
 class Identity(NamedTuple):
-    """Who has opened a connection: a broker by id and incarnation, or the controller of an epoch, whose ``number`` is
-    -1 and whose ``incarnation`` is the controller epoch."""
+    """The identity of the opener of a connection: a broker's id and incarnation, or the controller of an epoch.
+
+    A controller's ``number`` is -1, and its ``incarnation`` is the controller epoch.
+    """
 
     role: Sender
     number: int
@@ -105,23 +111,23 @@ class Identity(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """An identity that is proved once the peer has sent ``proof``."""
+    """An identity that counts as proved after the peer has sent ``proof``."""
 
     identity: Identity
     proof: bytes
 
 
 class Authenticator(Protocol):
-    """What a broker proves itself with: its secrets, and ``answer`` with a nonce of its own for each hello."""
+    """A broker's means of authentication: its secrets, and ``answer`` with a nonce of its own for each hello."""
 
     keys: KeyRing
 
     def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, Claim | None]:
-        """Return the reply with the broker's proof, and what the peer has to prove. Raises BrokerError."""
+        """Return the reply with the broker's proof, and the claim that the peer has to prove. Raises BrokerError."""
 
 
 def offer(hello: Hello, keys: KeyRing, identity: Identity, nonce: bytes) -> Hello:
-    """Return ``hello`` with an offer to prove ``identity``; without a secret, as it is."""
+    """Return ``hello`` with an offer to prove ``identity``, or unchanged without a secret."""
     if not keys:
         return hello
     return msgspec.structs.replace(
@@ -135,11 +141,12 @@ def offer(hello: Hello, keys: KeyRing, identity: Identity, nonce: bytes) -> Hell
 
 
 def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tuple[HelloReply, Claim | None]:
-    """Return the broker's reply with its proof, and what the peer has to prove; without an offer that this broker can
-    answer, the reply as it is.
+    """Return the broker's reply with its proof, and the claim that the peer has to prove.
+
+    Without an offer that this broker can check, the reply is unchanged.
 
     Raises:
-        BrokerError: INVALID_REQUEST, the offer names no role that can be proved, or this very broker.
+      BrokerError: INVALID_REQUEST, the offer names no role that can be proved, or this very broker.
     """
     secret = keys.find(hello.key_ids) if len(hello.nonce) == NONCE_BYTES else None
     if secret is None:
@@ -157,16 +164,16 @@ def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tupl
 
 
 def check(hello: Hello, reply: HelloReply, keys: KeyRing, *, expected: int | None, required: bool) -> bytes:
-    """Return the proof to send in ``Prove`` after the broker's own has been checked; empty when the broker has none.
+    """Check the broker's proof; return the proof to send in ``Prove``, which is empty if the broker has none.
 
-    ``expected``: the id of the broker that is to answer. ``required``: refuse a broker that proves nothing.
+    ``expected`` is the id of the broker that should reply. ``required`` refuses a broker that proves nothing.
 
     Raises:
-        BrokerError: CLUSTER_AUTHORIZATION_FAILED, the broker's proof is missing or wrong; BROKER_NOT_AVAILABLE, another
-            broker answered.
+      BrokerError: CLUSTER_AUTHORIZATION_FAILED, the broker's proof is missing or wrong; BROKER_NOT_AVAILABLE, another
+        broker replied.
     """
     if expected is not None and reply.broker_id != expected:
-        detail = f"broker {expected} expected, broker {reply.broker_id} answered"
+        detail = f"broker {expected} expected, broker {reply.broker_id} replied"
         raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
     secret = keys.find((reply.key_id,)) if reply.key_id in hello.key_ids else None
     if secret is None or not reply.proof:
@@ -182,8 +189,10 @@ def check(hello: Hello, reply: HelloReply, keys: KeyRing, *, expected: int | Non
 
 
 def _said(hello: Hello, reply: HelloReply) -> bytes:
-    """What both sides have said and both proofs vouch for. Only fields that releases agree on: one that a later release
-    adds is unknown to the other side."""
+    """Return the values of both messages that both proofs cover.
+
+    They are only fields that all releases have: the other side does not know a field that a later release adds.
+    """
     return msgspec.msgpack.encode(
         (
             (hello.min_version, hello.max_version, hello.cluster_id, hello.client_id),

@@ -1,7 +1,7 @@
-"""What arrives on a connection, as far as it has been understood.
+"""Received frames, requests and replies.
 
-Apart from those who work with it because of what a compiler of Python makes of it: a field that is a view, or that
-msgspec decodes by its annotation, has to be declared in a module that is not compiled (``setup.py``).
+They are apart from the modules that use them because of the Python compiler: a field that is a view, or that msgspec
+decodes by its annotation, must be declared in a module that is not compiled (``setup.py``).
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from sparklog.protocol.messages import UNDECODABLE, Reply, Request
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One received frame; both views keep the frame's memory alive and are never written to again, but for what
-    ``FrameDecoder.alone`` says."""
+    """A received frame.
+
+    Both views keep the frame's memory alive, and it is never written again, except as ``FrameDecoder.alone`` says.
+    """
 
     header: memoryview
     body: memoryview
 
 
 class OversizeFrame(NamedTuple):
-    """A frame over the limit, skipped. ``header`` is empty if that was too large itself."""
+    """A frame over the limit, which was skipped. ``header`` is empty if it was too large itself."""
 
     header: bytes
     frame_bytes: int
@@ -51,7 +53,7 @@ _stamp_decoder = msgspec.msgpack.Decoder(_Stamp)
 
 
 def cid_of(header: bytes | memoryview) -> int:
-    """Correlation id of a header that could not be decoded as a whole, or -1."""
+    """Return the correlation id of a header that could not be decoded as a whole, or -1."""
     try:
         return _stamp_decoder.decode(header).cid
     except UNDECODABLE:

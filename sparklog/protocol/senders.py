@@ -1,8 +1,10 @@
-"""Who may send which request: one table over all requests of the wire. Pure.
+"""The permitted senders of each request of the wire, in one table.
 
-A client request may come by any connection. A request of a broker or of the controller decides what is acknowledged,
-who leads and what is deleted, so a broker takes it only from a connection that has proved its sender
-(``protocol.proof``). Two requests have two kinds of senders, and their content says which: ``sender_of``.
+Pure.
+
+A client request may arrive on any connection. A request of a broker or of the controller decides which records are
+acknowledged, which replica leads and what is deleted, so a broker accepts it only on a connection that has proved its
+sender (``protocol.proof``). Two requests have two kinds of senders, and ``sender_of`` distinguishes them by content.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class Sender(Enum):
     CONTROLLER = "controller"
 
 
-#: The sender that a request needs at least. A request of CLIENT may come from brokers and controllers as well.
+#: The minimum sender of a request. Brokers and controllers may send a request of CLIENT as well.
 SENDERS: dict[type, Sender] = {
     Hello: Sender.CLIENT,
     Prove: Sender.CLIENT,

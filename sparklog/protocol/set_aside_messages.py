@@ -1,5 +1,8 @@
-"""Messages about logs that brokers keep without serving them. A broker of 0.1.0 does not know them: one that does has
-``log.set.aside.retention.ms`` among the settings of its DescribeBrokerReply."""
+"""Messages about logs that brokers keep without serving them.
+
+A broker of 0.1.0 does not know them. A broker that does has ``log.set.aside.retention.ms`` among the settings of its
+DescribeBrokerReply.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,22 @@ import msgspec
 
 from sparklog.protocol.fields import Entries, Listed, Message, Name
 
-#: The setting by which a broker shows that it knows these messages.
+#: The setting that shows that a broker knows these messages.
 KNOWN_BY = "log.set.aside.retention.ms"
 
 
 class ListSetAside(Message, frozen=True, tag="list_set_aside"):
-    """The set-aside logs of the broker asked. ``details`` are for the broker that restores a topic."""
+    """A request for the set-aside logs of the receiving broker. A broker that restores a topic requests ``details``."""
 
     details: bool = False
 
 
 class SetAsideLog(msgspec.Struct, frozen=True, array_like=True):
-    """One set-aside log. ``intact``: it could be opened when it was set aside, and its offsets are known. ``copy``:
-    with details, a ``LogCopy`` as JSON."""
+    """One set-aside log.
+
+    ``intact`` means that it could be opened when it was set aside, and its offsets are known. ``copy`` is, with
+    details, a ``LogCopy`` as JSON.
+    """
 
     name: str
     topic: str
@@ -37,7 +43,7 @@ class SetAsideLog(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListSetAsideReply(Message, frozen=True, tag="list_set_aside_reply"):
-    """``notes``: with details, what the broker was told of the topics of these logs, ``TopicNote``s as JSON."""
+    """The reply to ListSetAside. ``notes``: with details, the broker's notes on the topics of these logs, as JSON."""
 
     broker_id: int
     logs: Listed[SetAsideLog]
@@ -45,14 +51,17 @@ class ListSetAsideReply(Message, frozen=True, tag="list_set_aside_reply"):
 
 
 class RestoreSetAside(Message, frozen=True, tag="restore_set_aside"):
-    """Make the topic of this id again, out of the logs that brokers have set aside. Waits for the leaders."""
+    """A request to recreate the topic with this id from the logs that brokers have set aside.
+
+    It waits for the leaders.
+    """
 
     topic_id: Name
     timeout_ms: int
 
 
 class RestoreSetAsideReply(Message, frozen=True, tag="restore_set_aside_reply"):
-    """``findings``: what an operator should know of the topic as it is now."""
+    """The reply to RestoreSetAside. ``findings`` are sentences for the operator about the restored topic."""
 
     topic: str
     partitions: int
@@ -60,6 +69,6 @@ class RestoreSetAsideReply(Message, frozen=True, tag="restore_set_aside_reply"):
 
 
 class RemoveSetAside(Message, frozen=True, tag="remove_set_aside"):
-    """Delete these set-aside logs of the broker asked, for good. A name that is not there is fine."""
+    """A request to delete these set-aside logs of the receiving broker permanently. Unknown names are ignored."""
 
     names: Entries[Name]

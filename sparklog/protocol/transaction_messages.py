@@ -10,33 +10,42 @@ from sparklog.protocol.group_messages import GroupOffset
 
 
 class FindCoordinator(Message, frozen=True, tag="find_coordinator"):
-    """Which broker coordinates this transaction or group. ``kind``: "transaction" or "group". Any broker answers; the
-    internal topic is made on first use."""
+    """A request for the coordinator of a transaction or group, which any broker serves.
+
+    ``kind`` is "transaction" or "group". The internal topic is created on first use.
+    """
 
     kind: str
     key: Name
 
 
 class FindCoordinatorReply(Message, frozen=True, tag="find_coordinator_reply"):
-    """``partition``: of the kind's internal topic; its leader is the coordinator."""
+    """The reply to FindCoordinator.
+
+    ``partition`` belongs to the kind's internal topic; its leader is the coordinator.
+    """
 
     broker: BrokerEndpoint
     partition: int
 
 
 class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
-    """Begin, or join, the transaction of ``key`` as run ``run_id``; each call gives a producer id of its own.
+    """A request to begin, or join, the transaction of ``key`` as run ``run_id``.
 
-    ``version`` -1: a producer's, ``run_id`` names one life of it; a begin ends what it has open. ``version`` >= 0: a
-    sink's (batch id, or txnVersion); many tasks of one run join; a version at or below the last committed one is a
-    replay and only told so. A run id not seen before fences all earlier ones of the key, and aborts what they have
-    open; a fenced run gets INVALID_PRODUCER_EPOCH.
-    ``timeout_ms``: without a sign of life for so long the transaction is aborted.
-    ``turn``: which transaction of its run a producer means, counted up from 0; of a sink 0, the version says it. Key,
-    run, version and turn name one transaction in all requests about it: one that comes late, when another is open,
-    is refused with INVALID_TXN_STATE.
-    ``by_topic``: versions count for each topic that the transaction writes to, by the topic's id. No begin is a replay
-    then; which topics have the version already is asked with SettleVersion.
+    Each call returns a producer id of its own.
+
+    - ``version`` -1 is a producer's transaction, and ``run_id`` names one life of the producer; a begin ends its open
+      transaction.
+    - ``version`` >= 0 is a sink's (batch id, or txnVersion), and many tasks of one run join. A version at or below the
+      last committed one is a replay: the reply only reports that.
+    - A run id that was not seen before fences all earlier ones of the key, and aborts their open transactions; a fenced
+      run gets INVALID_PRODUCER_EPOCH.
+    - ``timeout_ms``: without a request of its run for this time the transaction is aborted.
+    - ``turn``: the number of a producer's transaction in its run, from 0; 0 for a sink, which has the version. Key,
+      run, version and turn name one transaction in all requests about it: a late request, after another transaction was
+      begun, is refused with INVALID_TXN_STATE.
+    - ``by_topic``: versions count for each topic that the transaction writes to, by the topic's id. Then no begin is a
+      replay; SettleVersion returns the version of each topic.
     """
 
     key: Name
@@ -48,8 +57,11 @@ class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
 
 
 class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply"):
-    """``committed``: this version, or a later one, is committed already: nothing is to be written (ids are -1).
-    ``run``: number of the run, counted by key in order of appearance."""
+    """The reply to BeginTransaction.
+
+    ``committed`` means that this version, or a later one, is already committed: nothing has to be written (ids are -1).
+    ``run`` is the number of the run, counted by key in order of appearance.
+    """
 
     committed: bool
     last_version: int
@@ -59,11 +71,11 @@ class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply")
 
 
 class SettleVersion(Message, frozen=True, tag="settle_version"):
-    """Which version of ``key`` is committed, of those that count for the topic ``topic_id`` if that is not empty?
+    """A request for the committed version of ``key``, or of those that count for ``topic_id`` if that is not empty.
 
-    Asked by run ``run_id`` of this key, or of another one that is not to be committed beside it: what any other run has
-    open under ``key`` is aborted and that run fenced, and what is decided is waited for, so that nothing is committed
-    after the answer but by a run that began after it. A fenced run gets INVALID_PRODUCER_EPOCH.
+    The sender is run ``run_id`` of this key, or of another key that must not commit beside this one. The open
+    transaction of any other run of ``key`` is aborted and that run fenced, and the reply waits for decided
+    transactions. So after the reply only a run that begins later can commit. A fenced run gets INVALID_PRODUCER_EPOCH.
     """
 
     key: Name
@@ -72,14 +84,17 @@ class SettleVersion(Message, frozen=True, tag="settle_version"):
 
 
 class SettleVersionReply(Message, frozen=True, tag="settle_version_reply"):
-    """``last_version`` -1: none."""
+    """The reply to SettleVersion. ``last_version`` -1 means none."""
 
     last_version: int
 
 
 class AddToTransaction(Message, frozen=True, tag="add_to_transaction"):
-    """Register before use: partitions that ``producer_id`` will append to, and offsets that ``group`` gets when the
-    transaction commits. Durable when answered with an Ack. A sign of life."""
+    """A registration before use, which also keeps the transaction alive.
+
+    It names partitions that ``producer_id`` will append to, and offsets that ``group`` gets when the transaction
+    commits. It is durable at its reply, an Ack.
+    """
 
     key: Name
     run_id: Name
@@ -93,7 +108,7 @@ class AddToTransaction(Message, frozen=True, tag="add_to_transaction"):
 
 
 class TouchTransaction(Message, frozen=True, tag="touch_transaction"):
-    """A sign of life; answered by an Ack, or by what the transaction has become."""
+    """A request that keeps the transaction alive. The reply is an Ack, or an error with the transaction's end."""
 
     key: Name
     run_id: Name
@@ -102,10 +117,13 @@ class TouchTransaction(Message, frozen=True, tag="touch_transaction"):
 
 
 class EndTransaction(Message, frozen=True, tag="end_transaction"):
-    """Decide. With ``commit`` the ``winners`` (producer ids; of a producer: its own) are committed and every other
-    registered one is aborted. The first durable decision about a version counts: repeating it succeeds, another run's
-    gets INVALID_PRODUCER_EPOCH. Answered when all markers are written, or after ``timeout_ms`` when the decision is
-    durable and they are still on their way."""
+    """A decision about a transaction.
+
+    With ``commit`` the ``winners`` (producer ids; a producer's own) are committed and every other registered one is
+    aborted. The first durable decision about a version counts: its repetition succeeds, and another run's decision gets
+    INVALID_PRODUCER_EPOCH. The reply follows after all markers are written, or after ``timeout_ms`` if the decision is
+    durable and some markers are not.
+    """
 
     key: Name
     run_id: Name
@@ -117,19 +135,27 @@ class EndTransaction(Message, frozen=True, tag="end_transaction"):
 
 
 class EndTransactionReply(Message, frozen=True, tag="end_transaction_reply"):
-    """``complete``: the markers are in every partition. ``replayed``: the version had been committed before."""
+    """The reply to EndTransaction.
+
+    ``complete`` means that every partition has its marker. ``replayed`` means that the version had been committed
+    before.
+    """
 
     complete: bool
     replayed: bool = False
 
 
 class ListTransactions(Message, frozen=True, tag="list_transactions"):
-    """Transactions that this broker coordinates, and keys whose last committed version is kept."""
+    """A request for the transactions that this broker coordinates, and for keys with a committed version."""
 
 
 class TransactionDescription(msgspec.Struct, frozen=True, array_like=True):
-    """``state``: empty, open, committing, aborting. Times in ms since the epoch. ``participants``: producer id, epoch
-    and partitions."""
+    """A transaction.
+
+    ``state`` is empty, open, committing or aborting.
+
+    Times are in ms since the Unix epoch. ``participants`` have producer id, epoch and partitions.
+    """
 
     key: str
     state: str
@@ -147,13 +173,16 @@ class ListTransactionsReply(Message, frozen=True, tag="list_transactions_reply")
 
 
 class AbortTransaction(Message, frozen=True, tag="abort_transaction"):
-    """An operator ends an open transaction; its run is fenced."""
+    """An operator's request to abort an open transaction; its run is fenced."""
 
     key: Name
 
 
 class VerifyTransaction(Message, frozen=True, tag="verify_transaction"):
-    """A leader asks: may this producer append to this partition for this transaction? Source: KIP-890."""
+    """A leader's request to verify that a producer may append to this partition in this transaction.
+
+    Source: KIP-890.
+    """
 
     key: Name
     producer_id: int
@@ -164,18 +193,21 @@ class VerifyTransaction(Message, frozen=True, tag="verify_transaction"):
 
 
 class VerifyTransactionReply(Message, frozen=True, tag="verify_transaction_reply"):
-    """It may, says the coordinator of this epoch: of the leader of its partition of the internal topic. Who knows of a
-    later one does not believe it."""
+    """The permission of the coordinator with this epoch, the leader epoch of its partition of the internal topic.
+
+    A leader that knows a later epoch ignores it.
+    """
 
     coordinator_epoch: Int31
 
 
 class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
-    """The end of one transaction in one partition: (producer id, epoch) of those committed and those aborted. Ids
-    that have nothing open there are only fenced.
+    """The end of one transaction in one partition: (producer id, epoch) of those committed and those aborted.
 
-    ``topic_id``: of the topic that was written to; empty: whatever has this name. ``coordinator``: who says so, the
-    partition of the internal topic and its leader epoch; -1: nobody.
+    Ids without an open transaction there are only fenced.
+
+    ``topic_id`` is that of the written topic; empty means any topic with this name. ``coordinator`` is the sender: the
+    partition of the internal topic, with its leader epoch; -1 means none.
     """
 
     topic: str
@@ -188,40 +220,49 @@ class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WriteMarkers(Message, frozen=True, tag="write_markers"):
-    """A coordinator tells a leader durable decisions. Writing one twice is writing it once."""
+    """A coordinator's durable decisions for a leader. The request is idempotent."""
 
     markers: PeerEntries[TransactionMarker]
 
 
 class WriteMarkersReply(Message, frozen=True, tag="write_markers_reply"):
-    """NONE: the marker is committed."""
+    """The reply to WriteMarkers. NONE means that the marker is committed."""
 
     results: Listed[PartitionResult]
 
 
 class ListParticipants(Message, frozen=True, tag="list_participants"):
-    """Which of these producer ids take part in transactions that this broker coordinates?"""
+    """A request for those of these producer ids that take part in transactions that this broker coordinates."""
 
     producer_ids: Plain[int]
 
 
 class ListParticipantsReply(Message, frozen=True, tag="list_participants_reply"):
-    """``coordinators``: (partition of the internal topic, leader epoch) of all that were looked at. ``participants``:
-    producer id and key; their transactions are open, or being ended."""
+    """The reply to ListParticipants.
+
+    ``coordinators`` are (partition of the internal topic, leader epoch) of all that were examined. ``participants`` are
+    producer id and key of open or ending transactions.
+    """
 
     coordinators: Listed[tuple[int, int]]
     participants: Listed[tuple[int, str]]
 
 
 class FindHanging(Message, frozen=True, tag="find_hanging"):
-    """Transactions open in partitions that this broker leads, for ``open_ms`` or longer, which no coordinator knows:
-    nobody will end them, and readers of committed records wait below them."""
+    """A request for hanging transactions of partitions that this broker leads, open for at least ``open_ms``.
+
+    No coordinator knows them, so they never end, and read_committed consumers wait below them.
+    """
 
     open_ms: int
 
 
 class HangingTransaction(msgspec.Struct, frozen=True, array_like=True):
-    """``first_offset`` and ``began_ms`` (of the log's append times, ms since the epoch): of its first batch here."""
+    """A hanging transaction.
+
+    ``first_offset`` and ``began_ms`` (by the log's append times, ms since the Unix epoch) are those of its first batch
+    here.
+    """
 
     topic: str
     partition: int
@@ -236,8 +277,11 @@ class FindHangingReply(Message, frozen=True, tag="find_hanging_reply"):
 
 
 class AbortHanging(Message, frozen=True, tag="abort_hanging"):
-    """To the partition's leader: end what this producer id has open there. Refused with INVALID_TXN_STATE when a
-    coordinator knows it: that one ends it. Answered by an Ack when the marker is committed."""
+    """A request to the partition's leader to end the transaction that this producer id has open there.
+
+    It is refused with INVALID_TXN_STATE if a coordinator knows the transaction, because that one ends it. The reply is
+    an Ack after the marker is committed.
+    """
 
     topic: str
     partition: int
