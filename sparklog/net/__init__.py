@@ -1,1 +1,1 @@
-"""Sockets and event loops, only here: the asyncio server and client, and the blocking client."""
+"""Sockets and event loops, only in this package: the asyncio server and client, and the blocking client."""

@@ -1,4 +1,4 @@
-"""A pipelining client connection on an asyncio loop: used by replica fetchers, the controller and producers."""
+"""A pipelining client connection on an asyncio loop, which replica fetchers, the controller and producers use."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from sparklog.protocol.messages import ErrorReply, HelloReply, Prove, Reply, Req
 from sparklog.protocol.received import ReceivedReply
 
 Answer = tuple[Reply, memoryview]
-#: Told what came of one request: the answer, or why there is none.
+#: A function that is called with the outcome of one request: the reply, or the error.
 Told = Callable[[Answer | BrokerError], None]
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """One connection, opened with ``open``. Every method is called on its loop.
+    """One connection, opened with ``open``.
 
-    Requests may be pipelined; replies find whoever waits by correlation id, in whatever order they come: a future, or,
-    where every turn of the loop counts, a function that is called in the very turn in which the answer was read.
+    Every method is called on its loop.
+
+    Requests may be pipelined. Replies, in any order, are matched to their callers by correlation id: a future, or, if
+    every turn of the loop counts, a function that is called in the same turn in which the reply was read.
     """
 
     def __init__(self, address: str, max_frame_bytes: int) -> None:
@@ -46,9 +48,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._reason = "closed"
         self._poll: select.poll | None = None
         self._socket_number = -1
-        #: Somebody is being told of an answer, which nobody has any more where that is interrupted.
+        #: Whether a callback is running with a reply, which is lost if the callback is interrupted.
         self.telling = False
-        #: When the peer was last heard, or was asked something with nothing else under way; monotonic time.
+        #: The time of the peer's last bytes, or of a request with no other in flight; monotonic time.
         self._heard_s = 0.0
 
     @classmethod
@@ -65,13 +67,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         broker_id: int | None = None,
         proof_required: bool = False,
     ) -> AsyncConnection:
-        """Connect and agree on a version; with ``credentials``, prove them and have the broker prove itself, see
-        ``Greeting``.
+        """Connect and agree on a version; with ``credentials``, perform the mutual proof, see ``Greeting``.
 
         Raises:
-            BrokerError: NETWORK_EXCEPTION when there is no answer in time, UNSUPPORTED_VERSION, or INVALID_REQUEST
-                when the broker belongs to another cluster; CLUSTER_AUTHORIZATION_FAILED when the broker has not
-                proved that it knows the secret; BROKER_NOT_AVAILABLE when another broker than ``broker_id`` answers.
+          BrokerError: NETWORK_EXCEPTION without a reply in time, UNSUPPORTED_VERSION, or INVALID_REQUEST
+            if the broker belongs to another cluster; CLUSTER_AUTHORIZATION_FAILED if the broker has not
+            proved that it knows the secret; BROKER_NOT_AVAILABLE if another broker than ``broker_id`` replies.
         """
         address = host_and_port(host, port)
         loop = asyncio.get_running_loop()
@@ -98,21 +99,25 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 return connection
             nearer = make()
             try:
-                # To its end, also where this is cancelled: some releases of uvloop close the socket twice otherwise.
+                # The shield lets this finish after a cancellation: some releases of uvloop would otherwise close the
+                # socket twice.
                 await asyncio.shield(loop.create_unix_connection(lambda: nearer, sock=by_unix))
                 again = await asyncio.wait_for(nearer._greet(greeting), unix_socket.greeting_s(connect_timeout_s))
                 if unix_socket.is_same(greeted, again):
                     return nearer
-            except (OSError, asyncio.TimeoutError, BrokerError):  # it has room for no more, say; or has ended
+            # The broker may have no free connection, or have ended.
+            except (OSError, asyncio.TimeoutError, BrokerError):
                 if connection.closed:
                     raise
             return connection
 
-        chosen: list[AsyncConnection] = []  # or one; of a variable that is None at first compiled code believes no None
+        # A list of at most one: for a variable that starts as None, compiled code does not accept None later.
+        chosen: list[AsyncConnection] = []
         try:
             chosen.append(await asyncio.wait_for(greet(), connect_timeout_s))
-        except (OSError, UnicodeError, asyncio.TimeoutError) as error:  # UnicodeError: no name that a host can have
-            detail = f"{address}: {str(error) or 'no answer'} (within {connect_timeout_s} s)"
+        # UnicodeError means that no host can have this name.
+        except (OSError, UnicodeError, asyncio.TimeoutError) as error:
+            detail = f"{address}: {str(error) or 'no response'} (within {connect_timeout_s} s)"
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
         finally:
             for connection in made:
@@ -122,7 +127,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def peer(self) -> object:
-        """The other end's name, as the socket has it."""
+        """Return the other end's name, as the socket has it."""
         return None if self._transport is None else self._transport.get_extra_info("peername")
 
     async def _greet(self, greeting: Greeting) -> HelloReply:
@@ -133,8 +138,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self.hello
 
     def request(self, message: Request, body: Sequence[Buffer] = ()) -> asyncio.Future[Answer]:
-        """Send; the future gives (reply, body). It raises BrokerError for an ErrorReply, and NETWORK_EXCEPTION when
-        the connection ends before the answer."""
+        """Send a request; the future returns (reply, body).
+
+        It raises BrokerError for an ErrorReply, and NETWORK_EXCEPTION if the connection ends before the reply.
+        """
         future: asyncio.Future[Answer] = self._loop.create_future()
 
         def told(answer: Answer | BrokerError) -> None:
@@ -149,8 +156,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return future
 
     def ask(self, message: Request, body: Sequence[Buffer], told: Told) -> None:
-        """Send; ``told`` is called once, with what ``request`` gives or raises: with an answer in the turn in which it
-        is read, with an error in a turn of its own, and never before this returns."""
+        """Send a request; call ``told`` once with the outcome, as ``request`` returns or raises it.
+
+        A reply arrives in the turn in which it is read, an error in a turn of its own, and neither before this returns.
+        """
         if self.closed:
             self._loop.call_soon(told, self._lost_error())
             return
@@ -159,7 +168,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._waiting[self._write(message, body)] = told
 
     def ask_prepared(self, request: PreparedRequest, first: bytes, second: bytes, told: Told) -> None:
-        """As ``ask``, of a connection that is open, with a body of two parts."""
+        """Send a prepared request with a body of two parts on an open connection; otherwise like ``ask``."""
         assert self._transport is not None
         if not self._waiting:
             self._heard_s = time.monotonic()
@@ -168,39 +177,43 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._waiting[cid] = told
 
     def send_only(self, message: Request, body: Sequence[Buffer] = ()) -> None:
-        """Send a request that gets no reply (acks=0). Raises BrokerError when the connection is closed."""
+        """Send a request that gets no reply (acks=0). Raises BrokerError if the connection is closed."""
         if self.closed:
             raise self._lost_error()
         self._write(message, body)
 
     @property
     def silent_s(self) -> float:
-        """For how long the peer has said nothing at all though it was asked something; seconds."""
+        """Return the seconds since the peer's last bytes while a request waits for a reply, otherwise 0."""
         return time.monotonic() - self._heard_s if self._waiting else 0.0
 
     @property
     def writable(self) -> bool:
-        """False while the peer takes less than is written; ``drained`` waits for the end of that."""
+        """Return False while the peer reads less than is written; ``drained`` waits for the end of that."""
         return self._writable.is_set()
 
     async def drained(self) -> None:
-        """Wait until the peer has taken enough of what was written; returns at once when closed."""
+        """Wait until the peer has read enough of the written bytes; return at once if the connection is closed."""
         await self._writable.wait()
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written and only a loop that turns will send."""
+        """Return the number of written bytes that only a running loop will send."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
-    # --- for a thread that acts for a loop that nobody runs ---
+    # --- for a thread that replaces the loop's own -----------------------------------------------------------------
 
     def wait_readable(self, timeout_s: float, awake_s: float = 0.0) -> bool:
-        """Wait for bytes, or for the connection's end. False: nothing came in time. For the first ``awake_s`` it asks
-        again and again instead of sleeping."""
+        """Wait for bytes, or for the connection's end.
+
+        Returns False if neither came in time.
+
+        For the first ``awake_s`` seconds it polls repeatedly instead of sleeping.
+        """
         if self._poll is None:
             poll = select.poll()
             poll.register(self._socket_number, select.POLLIN)
-            self._poll = poll  # last: an interrupt may come at any time
+            self._poll = poll  # Assign it last, because an interrupt may come at any time.
         if awake_s > 0:
             awake_s = min(awake_s, timeout_s)
             until = time.monotonic() + awake_s
@@ -211,7 +224,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return bool(self._poll.poll(timeout_s * 1000))
 
     def read_now(self) -> bool:
-        """Take the bytes that are there as the loop would. False: only the loop can find out why there are none."""
+        """Read the available bytes as the loop would.
+
+        Returns False if only the loop can find out why there are none.
+        """
         try:
             count = os.readv(self._socket_number, [self._end.get_buffer()])
         except OSError:
@@ -229,7 +245,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._fail_waiting()
 
     def abort(self) -> None:
-        """Close without sending what is still buffered."""
+        """Close the connection without sending buffered bytes."""
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
@@ -275,8 +291,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 told(answer)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and not self._loop.is_running():
-                    raise  # of a thread that acts for the loop: meant for that thread
-                # Not this connection's fault, which would be ended for it: a turn of its own, for the loop's handler.
+                    raise  # The interrupt is meant for this thread, which replaces the loop's own.
+                # The error is not the connection's and must not end it: a turn of its own gives it to the loop's
+                # handler.
                 self._loop.call_soon(_raise, error)
         self.telling = False
 
@@ -290,8 +307,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         was_closed, self.closed = self.closed, True
         if exc is not None:
             self._reason = str(exc)
-            # Over a Unix socket the first write behind the other end's close fails, though its last answers are here:
-            # who is not told that a request was carried out sends it again.
+            # On a Unix socket the first write after the other end's close fails, although its last replies are here. A
+            # caller without the reply to a performed request would send it again.
             while not was_closed and self.read_now():
                 pass
         self._writable.set()
@@ -311,7 +328,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _fail_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for told in waiting.values():
-            # Whoever closes is in the middle of something; who waits would be told in there.
+            # The caller of close may be in the middle of a change, so the callbacks run in a later turn.
             self._loop.call_soon(told, self._lost_error())
 
     def _lost_error(self) -> BrokerError:

@@ -1,4 +1,4 @@
-"""A client connection over a plain blocking socket: for Spark workers and the command line, no loop and no thread."""
+"""A client connection on a plain blocking socket for Spark workers and the command line, without loop and thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IOV_MAX = 512
 
 
 class BlockingConnection:
-    """One connection, used by one thread. Not reusable after an error: NETWORK_EXCEPTION closes it."""
+    """One connection, used by one thread. It is not reusable after an error: NETWORK_EXCEPTION closes it."""
 
     def __init__(
         self,
@@ -38,12 +38,13 @@ class BlockingConnection:
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
         credentials: Credentials | None = None,
     ) -> None:
-        """Connect and agree on a version; ``timeout_s`` bounds every later wait for bytes. With ``credentials``, prove
-        them, as a broker or the controller does.
+        """Connect and agree on a version; ``timeout_s`` limits every later wait for bytes.
+
+        With ``credentials``, prove them, as a broker or the controller does.
 
         Raises:
-            BrokerError: NETWORK_EXCEPTION, UNSUPPORTED_VERSION or INVALID_REQUEST (another cluster);
-                CLUSTER_AUTHORIZATION_FAILED where credentials are given and the broker does not know their secret.
+          BrokerError: NETWORK_EXCEPTION, UNSUPPORTED_VERSION or INVALID_REQUEST (another cluster);
+            CLUSTER_AUTHORIZATION_FAILED if credentials are given and the broker does not know their secret.
         """
         self._prove: Prove | None = None
         self.address = host_and_port(host, port)
@@ -52,7 +53,7 @@ class BlockingConnection:
         self.closed = False
         try:
             self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
-        except (OSError, UnicodeError) as error:  # UnicodeError: no name that a host can have
+        except (OSError, UnicodeError) as error:  # UnicodeError means that no host can have this name.
             self.closed = True
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {error}") from None
         greeting = Greeting(client_id, cluster_id, credentials=credentials, proof_required=credentials is not None)
@@ -65,7 +66,7 @@ class BlockingConnection:
                 self._change_to(by_unix, greeting, ClientEnd(max_frame_bytes))
             self._prove_itself()
             self._socket.settimeout(timeout_s)
-        except OSError as error:  # of a connection that has been reset meanwhile there is not even a peer's name
+        except OSError as error:  # A connection that was reset meanwhile does not even have a peer's name.
             raise self._fail(error) from None
         except BaseException:
             self.close()
@@ -83,7 +84,7 @@ class BlockingConnection:
             self.request(self._prove)
 
     def _change_to(self, by_unix: socket.socket, greeting: Greeting, end: ClientEnd) -> None:
-        """Go on there, unless the broker does not want that; it has room for no more, say."""
+        """Continue on the Unix socket, unless the broker refuses that, for example for lack of a free connection."""
         before, prove = (self._socket, self._end), self._prove
         self._socket, self._end = by_unix, end
         try:
@@ -105,10 +106,10 @@ class BlockingConnection:
             self.closed = False
 
     def request(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[Reply, memoryview]:
-        """Send one request and wait for its answer; no other may be under way.
+        """Send one request and wait for its reply; no other may be in flight.
 
         Raises:
-            BrokerError: what the broker answered, or NETWORK_EXCEPTION.
+          BrokerError: the broker's error, or NETWORK_EXCEPTION.
         """
         cid = self.send(message, body)
         while True:
@@ -118,7 +119,7 @@ class BlockingConnection:
                 return received.reply, received.body
 
     def send(self, message: Request, body: Sequence[Buffer] = ()) -> int:
-        """Send without waiting; returns the correlation id that ``receive``'s reply will carry."""
+        """Send without waiting; return the correlation id of the reply that ``receive`` will return."""
         if self.closed:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: connection is closed")
         cid, buffers = self._end.encode(message, body)
@@ -129,13 +130,13 @@ class BlockingConnection:
         return cid
 
     def receive(self) -> tuple[Reply, memoryview]:
-        """The next reply in order of arrival. Raises as ``request``."""
+        """Return the next reply in order of arrival. Raises as ``request``."""
         received = self._next()
         raise_for_error(received.reply)
         return received.reply, received.body
 
     def fileno(self) -> int:
-        """For ``select``: readable when a reply has begun to arrive."""
+        """Return the descriptor for ``select``: readable when a reply has started to arrive."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -173,5 +174,5 @@ class BlockingConnection:
 
     def _fail(self, error: Exception) -> BrokerError:
         self.close()
-        reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+        reason = "no response in time" if isinstance(error, TimeoutError) else str(error)
         return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {reason}")

@@ -1,9 +1,9 @@
-"""Places for connections: how many a server accepts, of whom, and how long one may be silent.
+"""The connection slots of a server: their number by kind of peer, and the time for which a connection may be silent.
 
 A connection is *unknown* until its hello, and until the proof that its hello offers. Then it is a client's or a peer's.
-A peer is a broker of the cluster or its controller. Clients leave some places free for peers. Where all are taken, the
-unknown connection that has waited longest gives its place to the next one. Unknown connections are closed after a
-short time, and a client's that is idle after a long one, unless it waits for an answer.
+A peer is a broker of the cluster or its controller. Clients leave some slots free for peers. If all are taken, the
+unknown connection that has waited longest loses its slot to the next one. Unknown connections are closed after a short
+time, and a client's idle connection after a long one, unless it waits for a reply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionStanding(Enum):
-    """Whose a connection is, as far as is known. ``UNKNOWN``: no hello came, or the proof that it offers did not."""
+    """The kind of a connection, as far as is known.
+
+    ``UNKNOWN``: its hello, or the proof that it offers, has not arrived.
+    """
 
     UNKNOWN = "unknown"
     CLIENT = "client"
@@ -25,9 +28,9 @@ class ConnectionStanding(Enum):
 
 
 class Connected(Protocol):
-    """A connection that has a place."""
+    """A connection with a slot."""
 
-    #: Monotonic time: when it was accepted, then when its last request came.
+    #: The time of its acceptance, then of its last request; monotonic time.
     used_s: float
 
     @property
@@ -37,33 +40,35 @@ class Connected(Protocol):
     def awaits_answers(self) -> bool: ...
 
     def abort(self) -> None:
-        """Close it without a word: its peer says nothing."""
+        """Close the connection at once, without an error reply."""
 
     def close(self) -> None: ...
 
 
 class ConnectionSlots:
-    """Owner: the server, on its event loop."""
+    """The slots of a server, on its event loop."""
 
     def __init__(self, limit: int, *, kept: int = 0, hello_s: float = 10.0, idle_s: float = 600.0) -> None:
-        """``limit``: of all connections. ``kept``: of these, for peers."""
+        """Keep the ``limit`` of all connections; ``kept`` of them are for peers."""
         self.limit = limit
         self.client_limit = limit - kept
         self._hello_s = hello_s
         self._idle_s = idle_s
         self.connections: set[Connected] = set()
-        #: The oldest first.
+        #: The unknown connections, the oldest first.
         self._unknown: dict[Connected, None] = {}
         self._clients: set[Connected] = set()
-        #: Between two looks.
+        #: The time between two checks.
         self.interval_s = max(0.05, min(5.0, hello_s / 4, idle_s / 4))
 
     def __len__(self) -> int:
         return len(self.connections)
 
     def accept(self, connection: Connected, *, spare: int = 0) -> bool:
-        """Give the connection a place, if need be that of the unknown one that has said nothing for longest. ``spare``:
-        places that are to be left free."""
+        """Give the connection a slot, if necessary that of the unknown one that has been silent for longest.
+
+        ``spare`` slots must stay free.
+        """
         while len(self.connections) >= self.limit - spare and self._unknown and not spare:
             oldest = next(iter(self._unknown))
             self.leave(oldest)
@@ -75,7 +80,7 @@ class ConnectionSlots:
         return True
 
     def greeted(self, connection: Connected) -> bool:
-        """Note whose the connection is, after hello and after a proof. Returns whether there is a place for it."""
+        """Note the kind of the connection, after hello and after a proof. Returns whether there is a slot for it."""
         match connection.standing:
             case ConnectionStanding.UNKNOWN:
                 return True
@@ -93,7 +98,7 @@ class ConnectionSlots:
         self._clients.discard(connection)
 
     def look(self, now_s: float) -> None:
-        """Close those that have been silent for too long."""
+        """Close connections that have been silent for too long."""
         silent = [one for one in self._unknown if now_s - one.used_s >= self._hello_s]
         for connection in silent:
             self.leave(connection)

@@ -1,8 +1,7 @@
-"""Open files handed from a process to another one of the same host and user: one packet each way over a Unix socket.
+"""Open files handed from one process to another of the same host and user: one packet each way on a Unix socket.
 
-Packets keep their bounds (SOCK_SEQPACKET), so there is no framing; the descriptors travel beside the answer
-(SCM_RIGHTS). The serving side never waits: a peer that does not take its answer is dropped.
-Source: unix(7).
+Packets keep their boundaries (SOCK_SEQPACKET), so there is no framing. The descriptors travel with the reply
+(SCM_RIGHTS). The server never waits: it drops a peer that does not read its reply. Source: unix(7).
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from sparklog.net.unix_socket import peer_process
 
 _log = logging.getLogger(__name__)
 
-#: Longest path a Unix socket address holds, without the closing zero. Source: unix(7), sun_path.
+#: The longest path of a Unix socket address, without the final zero. Source: unix(7), sun_path.
 _MAX_PATH_BYTES = 107
-#: Bytes of a packet; the kernel's buffer for one is a little over 200 kB.
+#: The size of a packet; the kernel's buffer for one is a little over 200 kB.
 MAX_PACKET_BYTES = 96 * 1024
 _MAX_DESCRIPTORS = 8
 _MAX_CONNECTIONS = 256
 
-#: From a request to the answer and the descriptors that go with it; these are closed once they are sent.
+#: A function from a request to the reply and its descriptors, which are closed after they are sent.
 Answer = Callable[[bytes], "tuple[bytes, list[int]]"]
 
 
 class DescriptorServer:
-    """Owner: an event loop. ``answer`` is called on it and must not raise."""
+    """A server of descriptors, owned by an event loop. ``answer`` is called on it and must not raise."""
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self._path = path
@@ -44,13 +43,13 @@ class DescriptorServer:
         self._connections: set[socket.socket] = set()
 
     def open(self) -> None:
-        """Listen. Raises OSError where the system has no such sockets or the path is too long."""
+        """Listen. Raises OSError if the system has no such sockets or the path is too long."""
         if len(os.fsencode(self._path)) > _MAX_PATH_BYTES:
             raise OSError(f"{self._path}: at most {_MAX_PATH_BYTES} bytes fit a socket's address")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             listener.setblocking(False)
-            # Whoever bound this path before had the log directory's lock, and is dead.
+            # The process that bound this path before had the log directory's lock, and is dead.
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
             listener.bind(str(self._path))
@@ -113,7 +112,7 @@ class DescriptorClient:
     """One connection to a ``DescriptorServer``, used by one thread."""
 
     def __init__(self, path: str, *, timeout_s: float) -> None:
-        """Raises OSError: nobody listens there, or this process may not go there."""
+        """Connect. Raises OSError if no process listens there, or this process may not connect."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.settimeout(timeout_s)
@@ -123,11 +122,11 @@ class DescriptorClient:
             raise
 
     def request(self, payload: bytes) -> tuple[bytes, list[int]]:
-        """The answer and its descriptors, which are the caller's to close.
+        """Return the reply and its descriptors, which the caller must close.
 
         Raises:
-            BrokerError: NETWORK_EXCEPTION when the connection ended, or the answer was cut short.
-            OSError: it failed otherwise, or took too long.
+          BrokerError: NETWORK_EXCEPTION if the connection ended, or the reply was truncated.
+          OSError: it failed otherwise, or took too long.
         """
         self._socket.sendall(payload)
         found, ancillary, flags, _ = self._socket.recvmsg(MAX_PACKET_BYTES, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4))
@@ -155,7 +154,7 @@ class DescriptorClient:
 
 @functools.cache
 def boot_id() -> str:
-    """What tells this host, since it was started, from all others; empty where the system does not say."""
+    """Return the id of this host's current boot; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -164,7 +163,7 @@ def boot_id() -> str:
 
 @functools.lru_cache(maxsize=1024)
 def is_this_host(name: str) -> bool:
-    """Whether a host name or address belongs to this host: a socket can be bound to it."""
+    """Return whether a host name or address belongs to this host, that is, whether a socket can be bound to it."""
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
     except OSError:

@@ -1,15 +1,15 @@
 """The budget of bytes for large frames that a server is receiving, over all its connections.
 
-A frame says how long it is before it comes, and its memory is filled as it comes: a dozen frames of which half has come
-would hold gigabytes. So a large frame is received when there is room for all of it; until then its connection is not
-read. While others wait for room, a connection that does not send gives its room up, with the frame and itself.
+A frame announces its length before its content, and its memory fills gradually: a dozen half-received frames would hold
+gigabytes. So a large frame is received only if there is room for all of it; until then its connection is not read.
+While others wait for room, a connection that does not send is closed, which frees its room.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-#: Bytes per second that a peer has to send of a large frame while others wait for its room.
+#: The minimum rate in bytes per second at which a peer must send a large frame while others wait for its room.
 SLOWEST = 64 * 1024
 
 
@@ -19,25 +19,25 @@ class Receiver(Protocol):
     def go_on(self) -> None: ...
 
     def received_since_last_look(self) -> int:
-        """Bytes of the frame that have come since this was asked last; below 0: the connection was not read."""
+        """Return the bytes of the frame received since the last call; negative if the connection was not read."""
 
     def give_up(self, reason: str) -> None:
         """Close the connection."""
 
 
 class Receiving:
-    """Owner: the server, on its event loop."""
+    """The budget of a server, on its event loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.used = 0
-        #: Bytes of the frame, by connection.
+        #: The size of each admitted frame, by connection.
         self._admitted: dict[Receiver, int] = {}
-        #: In the order in which they came.
+        #: The waiting connections in the order of their arrival.
         self._waiting: dict[Receiver, int] = {}
 
     def begin(self, connection: Receiver, size: int) -> None:
-        """A frame of so many bytes begins. ``may_receive`` says whether it has room."""
+        """Note the start of a frame of ``size`` bytes. ``may_receive`` returns whether it has room."""
         if not self._waiting and self._fits(size):
             self._admit(connection, size)
         else:
@@ -47,7 +47,7 @@ class Receiving:
         return connection not in self._waiting
 
     def end(self, connection: Receiver) -> None:
-        """The frame has come, or the connection is lost. Idempotent."""
+        """Release the room after the frame has arrived or the connection is lost. Idempotent."""
         if self._waiting.pop(connection, None) is None:
             self.used -= self._admitted.pop(connection, 0)
         while self._waiting:
@@ -66,7 +66,7 @@ class Receiving:
                 connection.give_up(f"less than {SLOWEST} bytes/s of a frame received, and others wait for its room")
 
     def _fits(self, size: int) -> bool:
-        """One frame has room in any case."""
+        """Return whether the frame fits; a single frame always does."""
         return not self._admitted or self.used + size <= self._limit
 
     def _admit(self, connection: Receiver, size: int) -> None:

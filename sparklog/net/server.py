@@ -1,11 +1,12 @@
-"""The broker's side of the network: connections in, decoded requests out, bounded in every direction.
+"""The broker's side of the network: it accepts connections and decodes requests, within bounds.
 
-Back-pressure is by not reading: a connection with ``max_in_flight`` unanswered requests, a client that does not read
-its replies, or a broker with ``queued_max_bytes`` of requests in hand stops the reading of sockets until that has
-changed. The last holds up bodies only: it is the followers' fetches, which have none, that the writes in hand wait for.
-Nothing is dropped and nothing grows without a bound; ``receiving`` bounds frames that have not come yet as a whole.
-Connections beyond ``max_connections`` are told so and closed: each takes a file descriptor, and a broker that has none
-left for its log has lost its log directory. ``places`` says who has a place, and closes the silent ones.
+Back-pressure works by not reading. The server stops reading sockets for a connection with ``max_in_flight`` requests
+without a reply, for a client that does not read its replies, and for all while ``queued_max_bytes`` of requests are in
+progress. The last bound delays only bodies: the followers' fetches have none, and the writes in progress wait for them.
+Nothing is dropped and nothing grows without a bound; ``receiving`` bounds frames that have not arrived completely.
+Connections beyond ``max_connections`` get an error reply and are closed: each takes a file descriptor, and a broker
+without free descriptors for its log loses its log directory. ``places`` assigns the slots and closes silent
+connections.
 """
 
 from __future__ import annotations
@@ -39,35 +40,36 @@ from sparklog.protocol.received import ReceivedRequest
 
 _log = logging.getLogger(__name__)
 
-#: Turns of the loop after which the transport of an accepted socket has told of its connection, and has closed it.
+#: The turns of the loop after which the transport of an accepted socket has reported its connection and closed it.
 _TURNS_TO_CLOSE = 2
 _BACKLOG = 1024
-#: Places that are left to those who come by TCP: who goes on over the Unix socket has two until the first is closed.
+#: The slots that stay free for TCP connections: a client that continues on the Unix socket has two until it closes the
+#: first.
 _SPARE = 100
-#: How brokers and controllers name themselves.
+#: The client ids of brokers and controllers start with these.
 _PEERS = ("broker ", "replica-", "controller-")
 
 
 class Handler(Protocol):
-    """What the broker makes for each connection."""
+    """The broker's handler of one connection."""
 
     def request_received(self, request: Request, body: memoryview) -> None:
-        """Each request is answered once with ``connection.reply``, or ended with ``connection.done``."""
+        """Handle a request; it ends once, with ``connection.reply`` or ``connection.done``."""
 
     def connection_lost(self) -> None:
-        """The peer is gone; replies to it are discarded."""
+        """Handle the end of the connection; later replies are discarded."""
 
 
 HandlerFactory = Callable[["ServerConnection"], Handler]
 
 
 class _Budget:
-    """Request bytes in hand of one server, and the connections that wait for them to be answered."""
+    """The bytes of requests in progress of one server, and the connections that wait for them to end."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        #: The most that ``used`` has been.
+        #: The highest value of ``used`` so far.
         self.peak = 0
         self.exhausted = limit <= 0
         self.waiting: set[ServerConnection] = set()
@@ -88,7 +90,7 @@ class _Budget:
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """One client's connection. Lives on the server's event loop; every method is called there."""
+    """One client's connection. It lives on the server's event loop, where every method is called."""
 
     def __init__(
         self, factory: HandlerFactory, describe: Callable[[int, int], HelloReply], *, limits: Limits, budget: _Budget
@@ -105,14 +107,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._reading = True
         self._going_on = False
         self._held = False
-        #: A large frame is being received, or waits for room; what had come of it when that was looked at last.
+        #: Whether a large frame is being received or waits for room, and its bytes at the last check.
         self._receives = False
         self._seen_bytes = 0
         self.used_s = 0.0
         self._transport: asyncio.Transport | None = None
         self._handler: Handler | None = None
         self.peer = ""
-        #: It has come by the Unix socket.
+        #: Whether it uses the Unix socket.
         self.within_host = False
         self.closed = False
 
@@ -122,32 +124,32 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def standing(self) -> ConnectionStanding:
-        """Whose it is, as far as can be told."""
+        """Return the kind of the connection, as far as it is known."""
         end = self._end
         if not end.version or end.may_prove:
             return ConnectionStanding.UNKNOWN
-        # Without a secret the name is all there is to go by.
+        # Without a secret, only the name shows the kind.
         by_name = not self._limits.has_secret and end.client_id.startswith(_PEERS)
         return ConnectionStanding.PEER if by_name or end.identity is not None else ConnectionStanding.CLIENT
 
     @property
     def awaits_answers(self) -> bool:
-        """Requests are in hand, or are being received."""
+        """Return whether requests are in progress or being received."""
         return bool(self._in_hand or self._queue or self._receives)
 
     @property
     def identity(self) -> Identity | None:
-        """The broker or controller that has opened this connection and proved it; None for any other peer."""
+        """Return the broker or controller that opened this connection and proved it, or None."""
         return self._end.identity
 
     @property
     def writable(self) -> bool:
-        """False while the peer leaves more unread than is held for it; what is answered then stays in memory."""
+        """Return False while the peer leaves too many bytes unread; further replies then stay in memory."""
         return self._writable
 
     @property
     def server_queue(self) -> tuple[int, int]:
-        """Request bytes in hand of the whole server, and the most there have been."""
+        """Return the bytes of requests in progress of the whole server, and their highest value so far."""
         return self._budget.used, self._budget.peak
 
     # --- asyncio's side ---
@@ -157,7 +159,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         tune(transport)
         accepted = transport.get_extra_info("socket")
         self.within_host = accepted.family == socket.AF_UNIX
-        # Of a connection that its client has reset meanwhile the system does not say who it was.
+        # If the client has reset the connection meanwhile, the system does not report its address.
         host, port = ip_address(transport.get_extra_info("peername"))
         self.peer = f"local:{peer_process(accepted)[0]}" if self.within_host else host_and_port(host, port)
         reached_at = ip_address(transport.get_extra_info("sockname"))
@@ -187,7 +189,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         else:
             self._take(event)
             if self._reading and not (self._budget.exhausted or self._is_full()):
-                return  # there is nothing to go on with
+                return  # There is nothing to continue with.
         self.go_on()
 
     def pause_writing(self) -> None:
@@ -208,12 +210,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         in_hand, self._in_hand = self._in_hand, {}
         if self._handler is not None:
             self._handler.connection_lost()
-            # It refers to this: each closed connection would keep its receive buffer until the collector comes by.
+            # It refers to this connection, whose receive buffer would otherwise stay until the next garbage collection.
             self._handler = None
         self._budget.release(sum(in_hand.values()))
 
     def _look_at_large(self) -> None:
-        """Note that a large frame begins, or has come as a whole. Frames of brokers always have room."""
+        """Note that a large frame has started or has arrived completely. Frames of brokers always have room."""
         total, _ = self._end.receiving
         if bool(total) is not self._receives:
             self._receives, self._seen_bytes = bool(total), 0
@@ -223,7 +225,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._limits.receiving.begin(self, total)
 
     def received_since_last_look(self) -> int:
-        """As ``Receiver`` has it."""
+        """Return the bytes as ``Receiver`` defines them."""
         _, come = self._end.receiving
         before, self._seen_bytes = self._seen_bytes, come
         return come - before if self._reading else -1
@@ -233,7 +235,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.abort()
 
     def _turn_away(self, cid: int, limit: int) -> None:
-        if not self.within_host:  # who has a connection by TCP, and goes on with that
+        if not self.within_host:  # A peer on the Unix socket also has a TCP connection and continues there.
             _log.warning("refused a connection of %s: %d are open, the maximum is %d", self.peer, limit, limit)
         detail = f"{limit} connections are open, at most {limit} accepted"
         reply = ErrorReply(cid, ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
@@ -241,11 +243,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport.writelines(encode_reply(reply))
         self._transport.close()
 
-    # --- the broker's side ---
+    # --- the broker's side -----------------------------------------------------------------------------------------
 
     def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
-        """Answer the request with the message's ``cid``. Body buffers must not change until they are sent;
-        ``body_bytes``: what they are together, where that is known."""
+        """Send the reply to the request with the message's ``cid``.
+
+        Body buffers must not change until they are sent; ``body_bytes`` is their total size, if it is known.
+        """
         transport = self._transport
         if self.closed or transport is None:
             return
@@ -257,18 +261,20 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.done(message.cid)
 
     def done(self, cid: int) -> None:
-        """The request is dealt with; for requests that get no reply (acks=0)."""
+        """Note the end of a request, also of one without a reply (acks=0)."""
         size = self._in_hand.pop(cid, 0)
         if size:
             self._budget.release(size)
-        # A request answered at once comes here from within go_on, whose loop then sees the room by itself, or from
-        # within buffer_updated, which looks afterwards; calling go_on again would nest once per queued request.
+        # A request that gets its reply at once comes here from within go_on, whose loop then sees the room, or from
+        # within buffer_updated, which checks afterwards; a call of go_on would nest once per queued request.
         if not self._going_on and (self._queue or not self._reading):
             self.go_on()
 
     def hold(self) -> None:
-        """Take no further request of this connection before ``release``: one is dealt with in several turns of the
-        loop, and what comes after it must not overtake it."""
+        """Handle no further request of this connection before ``release``.
+
+        The current request takes several turns of the loop, and later ones must not overtake it.
+        """
         self._held = True
 
     def release(self) -> None:
@@ -277,7 +283,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.go_on()
 
     def close(self) -> None:
-        """Send what is written, then close."""
+        """Send the written bytes, then close."""
         if self._transport is not None:
             self._transport.close()
 
@@ -287,7 +293,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def go_on(self) -> None:
-        """Handle queued requests as far as the bounds allow; read the socket only when none is left waiting."""
+        """Handle queued requests as far as the bounds allow; read the socket only if none is left waiting."""
         if self._transport is None or self._handler is None:
             return
         queue, turn = self._queue, self._turn
@@ -298,11 +304,11 @@ class ServerConnection(asyncio.BufferedProtocol):
             event = queue[0]
             if isinstance(event, ReceivedRequest):
                 if not self._may_take(event):
-                    break  # until it may; ``_may_read`` notes who waits for the budget
+                    break  # Stop until there is budget; ``_may_read`` notes that this connection waits for it.
                 queue.popleft()
                 self._take(event)
             else:
-                # A greeting costs no budget: a client that must wait shall know that it waits for a living broker.
+                # A hello needs no budget: a client that must wait shall know that the broker is alive.
                 if not self._writable:
                     break
                 queue.popleft()
@@ -326,7 +332,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         cid = request.cid
         if cid in self._in_hand:
             assert self._transport is not None
-            # Two under one number would be counted as one: neither bound would hold any more.
+            # Two requests with one id would count as one, and neither bound would hold any more.
             detail = f"correlation id {cid} found, its earlier request is not answered yet"
             self._transport.writelines(encode_reply(ErrorReply(cid, ErrorCode.INVALID_REQUEST, detail)))
             return
@@ -342,7 +348,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._note(began_s)
 
     def _note(self, began_s: float) -> None:
-        """Add what has been done since to what this turn of the loop has taken, if it counts."""
+        """Add the time since ``began_s`` to this turn of the loop, if it is long enough to count."""
         took_s = time.monotonic() - began_s
         if took_s >= NOTED_S:
             self._turn.use(took_s)
@@ -353,13 +359,16 @@ class ServerConnection(asyncio.BufferedProtocol):
         )
 
     def _may_read(self) -> bool:
-        """What has a body is not read to its end, and nothing behind it, while there is no budget for it."""
+        """Return whether the socket may be read.
+
+        A request with a body is not read to its end, and nothing after it, while there is no budget for it.
+        """
         if self._budget.exhausted and (self._queue or self._end.body_under_way):
             self._budget.waiting.add(self)
             return False
         if self._receives and not self._limits.receiving.may_receive(self):
             return False
-        # What waits for the next turn of the loop is handled before more is read.
+        # Requests that wait for the next turn of the loop are handled before more is read.
         return not (self._is_full() or (self._queue and self._turn.is_spent))
 
     def _is_full(self) -> bool:
@@ -390,11 +399,11 @@ class Limits:
         self.max_in_flight = max_in_flight
         self.places = places
         self.receiving = receiving
-        #: What requests have taken of the present turn of the loop.
+        #: The time that requests have used of the current turn of the loop.
         self.turn = Turn()
-        #: The server closes: what it has accepted just before is closed as soon as it is a connection.
+        #: Whether the server is closing: a connection that it accepted just before is closed as soon as it is made.
         self.closing = False
-        #: Told to whoever connects, also there, where it says that it is the same server; empty: nothing is.
+        #: The name of the Unix socket, in the reply to each hello, also to those on that socket; empty: there is none.
         self.unix_socket = ""
         #: Adds the broker's proof to its hello; None: it knows no secret.
         self.authenticator: Authenticator | None = None
@@ -405,7 +414,7 @@ class Limits:
 
 
 class Server:
-    """A listening server; made by ``serve``."""
+    """A listening server, created by ``serve``."""
 
     def __init__(
         self, server: asyncio.Server, limits: Limits, budget: _Budget, *, within_host: asyncio.Server | None
@@ -416,7 +425,7 @@ class Server:
         self._budget = budget
         self._looked_s = time.monotonic()
         self._looking = asyncio.get_running_loop().call_later(limits.places.interval_s, self._look)
-        # Of any kind: the tuple that asyncio's servers have is a list where uvloop runs.
+        # asyncio's servers have a tuple of sockets, uvloop's a list.
         self.port: int = cast(Any, server).sockets[0].getsockname()[1]
 
     @property
@@ -425,12 +434,12 @@ class Server:
 
     @property
     def receiving_bytes(self) -> int:
-        """Bytes of the large frames that have room and have not come as a whole."""
+        """Return the bytes of the large frames that have room and have not arrived completely."""
         return self._limits.receiving.used
 
     @property
     def unix_socket(self) -> str:
-        """What is told of it; empty: there is none."""
+        """Return the advertised name of the Unix socket; empty if there is none."""
         return self._limits.unix_socket
 
     @property
@@ -445,7 +454,7 @@ class Server:
         self._looking = asyncio.get_running_loop().call_later(self._limits.places.interval_s, self._look)
 
     async def close(self) -> None:
-        """Stop listening and close every connection once its written replies are sent."""
+        """Stop listening and close every connection after its written replies are sent."""
         self._limits.closing = True
         self._looking.cancel()
         loop = asyncio.get_running_loop()
@@ -479,10 +488,12 @@ async def serve(
     idle_s: float = 600.0,
     hello_s: float = 10.0,
 ) -> Server:
-    """Listen on ``host:port`` (port 0: any free one), and with ``within_host`` on a Unix socket for those of the same
-    host. ``credentials``: what this broker proves itself with. ``kept_connections``: of ``max_connections``, for
-    brokers and the controller. ``idle_s``: a client's connection without requests is closed after this time, and one
-    without hello after ``hello_s``. Raises OSError when the address is taken."""
+    """Listen on ``host:port`` (port 0: any free one), and with ``within_host`` on a Unix socket for the same host.
+
+    ``credentials`` are this broker's for its proof. ``kept_connections`` of ``max_connections`` are reserved for
+    brokers and the controller. A client's connection without requests is closed after ``idle_s`` seconds, and one
+    without hello after ``hello_s``. Raises OSError if the address is taken.
+    """
     limits = Limits(
         max_frame_bytes=max_frame_bytes,
         max_in_flight=max_in_flight,
@@ -497,7 +508,7 @@ async def serve(
     def make() -> ServerConnection:
         return ServerConnection(factory, describe, limits=limits, budget=budget)
 
-    # First what whoever comes by TCP is told of: nobody asks a second time.
+    # Bind the Unix socket first: clients on TCP learn its name only from their first hello.
     by_unix = None
     if within_host:
         try:

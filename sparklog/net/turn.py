@@ -1,9 +1,9 @@
-"""How much of one turn of the event loop requests may use, all connections of a server together.
+"""The time of one turn of the event loop that the requests of all connections of a server may use.
 
-A client may have many requests on their way, and thousands of clients may send one at the same time. Each request alone
-is short; handled one after the other, within one turn of the loop, they would keep it from turning. So requests that
-take long are added up, and beyond the bound every connection waits for the next turn. Requests that take less than
-``_NOTED_S`` are not counted: most turns have no other.
+A client may have many requests in flight, and thousands of clients may send one at the same time. Each request alone is
+short. Handled one after the other, within one turn of the loop, they would block the loop. So the times of long
+requests are added up, and beyond the bound every connection waits for the next turn. Requests that take less than
+``NOTED_S`` are not counted: most turns have no others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-#: Of requests in one turn, to within one request.
+#: The time for requests in one turn; the last request may exceed it.
 _TURN_S = 0.03
 #: A request that takes less than this is not counted.
 NOTED_S = 0.001
@@ -24,24 +24,24 @@ class Waiting(Protocol):
 
 
 class Turn:
-    """Owner: the server, on its event loop."""
+    """The turn of a server, on its event loop."""
 
     def __init__(self) -> None:
-        #: No further request is handled in this turn.
+        #: Whether no further request is handled in this turn.
         self.is_spent = False
         self._spent_s = 0.0
-        #: In the order in which they began to wait.
+        #: The waiting connections in the order in which they began to wait.
         self._waiting: dict[Waiting, None] = {}
 
     def use(self, seconds: float) -> None:
-        """A request has taken so long, ``NOTED_S`` or more."""
+        """Add the time of a request, which is at least ``NOTED_S``."""
         if not self._spent_s:
             asyncio.get_running_loop().call_soon(self._next)
         self._spent_s += seconds
         self.is_spent = self._spent_s >= _TURN_S
 
     def wait(self, connection: Waiting) -> None:
-        """Have the connection go on in the next turn, or in a later one."""
+        """Let the connection continue in the next turn, or in a later one."""
         self._waiting[connection] = None
 
     def leave(self, connection: Waiting) -> None:
@@ -52,7 +52,7 @@ class Turn:
         for connection in list(self._waiting):
             if self.is_spent:
                 break
-            if connection in self._waiting:  # it has not left meanwhile
+            if connection in self._waiting:  # The connection has not left meanwhile.
                 del self._waiting[connection]
                 connection.go_on()
         if self._waiting and not self._spent_s:

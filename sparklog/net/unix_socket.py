@@ -1,12 +1,12 @@
-"""Connections within a host: whoever has reached a broker by TCP goes on over a Unix socket, if he can.
+"""Connections within a host: a client that has reached a broker by TCP continues on a Unix socket, if it can.
 
-Messages take less of a processor's time there (docs/adr/0013). The socket's name is abstract: it is no file, it is gone
-with the broker, and it is known in the broker's network namespace only, so that being able to connect to it is the
-proof of being there. It is random, and told in the answer to the hello: nobody can have taken it before the broker.
+Messages take less processor time there (docs/adr/0013). The socket's name is abstract: it is not a file, it ends with
+the broker, and it is visible only in the broker's network namespace, so a successful connect proves that the client is
+there. The name is random and part of the reply to the hello: no other process can have taken it before the broker.
 
-Who came another way, through a proxy, an address translation or a tunnel, was meant to: the broker tells at which
-address of its own it was reached, and whoever asked for another one stays with TCP.
-Source: unix(7).
+A client that connects through a proxy, an address translation or a tunnel does so on purpose: the broker reports the
+address of its own at which it was reached, and a client that connected to another address stays with TCP. Source:
+unix(7).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 
 from sparklog.protocol.messages import HelloReply
 
-#: Abstract names are Linux's.
+#: Only Linux has abstract names.
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
 _CREDENTIALS = struct.Struct("3i")
 _GREETING_S = 1.0
 
 
 def bind() -> tuple[str, socket.socket | None]:
-    """A name to be told, and the socket that is to listen there; nothing where the system has none."""
+    """Return the name to advertise and the bound socket; an empty name and None if the system has no such sockets."""
     if not _HAS_ABSTRACT_NAMES:
         return "", None
     name = f"sparklog-{secrets.token_hex(16)}"
@@ -42,8 +42,10 @@ def bind() -> tuple[str, socket.socket | None]:
 
 
 def peer_process(connection: Any) -> tuple[int, int]:
-    """Process and effective user of the other end of a Unix socket when it connected; (-1, -1) where the system does
-    not say."""
+    """Return the process and the effective user of the other end of a Unix socket at its connect.
+
+    Returns (-1, -1) if the system does not report them.
+    """
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return -1, -1
@@ -52,14 +54,18 @@ def peer_process(connection: Any) -> tuple[int, int]:
 
 
 def greeting_s(connect_timeout_s: float) -> float:
-    """For so long the broker may take to greet whoever has come by its Unix socket. It has just done so by TCP, where
-    whoever has waited for longer goes on."""
+    """Return the time for the broker's greeting on its Unix socket, in seconds.
+
+    The broker has just greeted by TCP, where the client continues after this time.
+    """
     return min(_GREETING_S, connect_timeout_s / 2)
 
 
 def is_same(first: HelloReply, second: HelloReply) -> bool:
-    """Whether one broker has given both greetings, in one life, which the name of its Unix socket stands for. Its
-    incarnation does not: a broker may be registered, or registered again, between the two."""
+    """Return whether one broker process gave both greetings, which the name of its Unix socket shows.
+
+    Its incarnation does not show it: a broker may register, or register again, between the two.
+    """
     return (first.cluster_id, first.broker_id, first.unix_socket) == (
         second.cluster_id,
         second.broker_id,
@@ -68,13 +74,15 @@ def is_same(first: HelloReply, second: HelloReply) -> bool:
 
 
 def ip_address(name: Any) -> tuple[str, int]:
-    """Of what a socket has as its own name or its peer's; ("", 0) where it is not of TCP."""
+    """Return the host and port of a socket's own or peer's name; ("", 0) if it is not a TCP socket."""
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else ("", 0)
 
 
 def connect(greeted: HelloReply, peer: Any) -> socket.socket | None:
-    """To the broker that has said so, by a connection to ``peer``, as that one's socket names it. None: there is no
-    such way, now or at all. A connection is made at once or not at all; nothing is waited for."""
+    """Connect to the Unix socket that the broker advertised to a connection to ``peer``; None if that is impossible.
+
+    The connect succeeds at once or not at all; it never waits.
+    """
     if not greeted.unix_socket or not _HAS_ABSTRACT_NAMES or ip_address(peer) != greeted.reached_at:
         return None
     connection = socket.socket(socket.AF_UNIX)

@@ -277,7 +277,7 @@ def test_unanswered_requests_stop_the_reading(echo: Echo) -> None:
             connection.send(DescribeBroker(0))
         connection.send(produce(), [b"x"])
         connection._socket.settimeout(0.3)
-        with pytest.raises(BrokerError, match="no answer in time"):
+        with pytest.raises(BrokerError, match="no response in time"):
             connection.receive()
     assert [type(r) for r in echo.received] == [DescribeBroker] * MAX_IN_FLIGHT
     echo.answer_held()
@@ -299,7 +299,7 @@ def test_the_servers_byte_budget_holds_and_is_released_by_answers(echo: Echo) ->
         with connect(echo) as late:
             late.send(produce(), [b"x"])
             late._socket.settimeout(0.3)
-            with pytest.raises(BrokerError, match="no answer in time"):
+            with pytest.raises(BrokerError, match="no response in time"):
                 late.receive()
         assert echo.on_loop(lambda: echo.server.queued_bytes) < QUEUED + MAX_FRAME
     echo.answer_held()
@@ -318,7 +318,7 @@ def test_requests_without_a_body_are_answered_despite_a_full_budget(echo: Echo) 
         connected.send(produce(), [bytes(MAX_FRAME // 2)])
         connected.send(Metadata(0))
         connected._socket.settimeout(0.3)
-        with pytest.raises(BrokerError, match="no answer in time"):
+        with pytest.raises(BrokerError, match="no response in time"):
             connected.receive()
     echo.answer_held()
     wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) == 0)
