@@ -34,20 +34,15 @@ DIALECT = re.compile(
 LIMITS: dict[str, int] = {
     ".": 1,
     "bench": 133,
-    "docs": 77,
+    "docs": 69,
     "docs/adr": 46,
     "sparklog": 3,
     "sparklog/broker": 4,
     "sparklog/cluster": 23,
-    "sparklog/controller": 118,
-    "sparklog/coordinator": 56,
     "sparklog/delta": 1,
     "sparklog/demo": 7,
-    "sparklog/net": 35,
-    "sparklog/protocol": 26,
     "sparklog/spark": 2,
     "sparklog/testing": 84,
-    "sparklog/zk": 44,
     "tests": 504,
 }
 
