@@ -29,8 +29,8 @@ def test_the_replica_that_has_the_records_leads() -> None:
     assert world.trace() == ["2/1[2]"]
     assert world.state().lossy_epoch == NO_LOSS, "nothing is given up"
     assert words(world) == [
-        "t-0: broker 1 leads and lacks committed records from offset 10 to 30, which broker 2 holds and does not truncate: "
-        "broker 2 leads now"
+        "t-0: broker 1 leads and lacks committed records from offset 10 to 30, which broker 2 holds and does not "
+        "truncate: broker 2 leads now"
     ]
     world.feed(RefusalsRead(()))
     assert world.trace() == ["2/1[2]"]
