@@ -11,7 +11,7 @@ import uuid
 from functools import lru_cache
 
 from sparklog.broker.lifecycle.broker_load import load
-from sparklog.broker.requests.delayed_replies import answer_later, until_told
+from sparklog.broker.requests.delayed_replies import reply_later, wait_for_metadata
 from sparklog.broker.state import BrokerState
 from sparklog.config import MIB
 from sparklog.controller.placement import place
@@ -82,12 +82,12 @@ def handle_find_coordinator(
         raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
     if not request.key:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"{request.kind}: the name is empty")
-    answer_later(broker, connection, request, _find(broker, request, topic))
+    reply_later(broker, connection, request, _find(broker, request, topic))
 
 
 async def _find(broker: BrokerState, request: FindCoordinator, topic: str) -> Reply:
     await make_topic(broker, topic)
-    await until_told(broker, lambda: coordinator_of(broker, topic, request.key) is not None, _WAIT_MS)
+    await wait_for_metadata(broker, lambda: coordinator_of(broker, topic, request.key) is not None, _WAIT_MS)
     leader, tp = coordinator_of(broker, topic, request.key), partition_of(broker, topic, request.key)
     endpoint = broker.cache.endpoint(leader) if leader is not None else None
     if endpoint is None or tp is None:
@@ -111,7 +111,7 @@ async def make_topic(broker: BrokerState, name: str) -> None:
         return
     async with broker.internal_topics_turn:
         # A broker that has just started knows neither topics nor brokers.
-        if not await until_told(broker, lambda: bool(broker.cache.brokers), _WAIT_MS):
+        if not await wait_for_metadata(broker, lambda: bool(broker.cache.brokers), _WAIT_MS):
             detail = f"broker {broker.broker_id} waits for its first update from the controller"
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         if broker.cache.topic(name) is not None:
@@ -128,7 +128,7 @@ async def make_topic(broker: BrokerState, name: str) -> None:
         except BrokerError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise
-        if not await until_told(broker, lambda: broker.cache.topic(name) is not None, _WAIT_MS):
+        if not await wait_for_metadata(broker, lambda: broker.cache.topic(name) is not None, _WAIT_MS):
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"topic {name} was created, but is not ready yet")
 
 

@@ -185,7 +185,7 @@ class MetadataCache:
             if known is not None and known.change.topic_id == topic_id:
                 self._forget(known)
                 del self._topics[name]
-        self._forget_moves()
+        self._drop_moves()
 
     def state_written(self, tp: TopicPartition, state: LeaderAndIsr, *, version: int, topic_id: str) -> None:
         """Apply an ISR that this broker wrote as leader, or a newer state that it read from ZooKeeper."""
@@ -229,7 +229,7 @@ class MetadataCache:
         known = topic.partitions.get(decision.partition)
         if known is not None and decision.version < known.version:
             decision = msgspec.structs.replace(decision, state=known.state, version=known.version)
-        elif known is not None and _masked(decision.state, known.state):
+        elif known is not None and _hides_leader(decision.state, known.state):
             led = msgspec.structs.replace(decision.state, leader=known.state.leader)
             decision = msgspec.structs.replace(decision, state=led)
         if decision != known:
@@ -245,7 +245,7 @@ class MetadataCache:
             return
         self.moves_seen += 1
 
-    def _forget_moves(self) -> None:
+    def _drop_moves(self) -> None:
         """Drop the moves of partitions that no longer exist."""
         gone = [tp for tp, decision in self.moving.items() if self.partition(tp) is not decision]
         for tp in gone:
@@ -253,7 +253,7 @@ class MetadataCache:
         self.moves_seen += bool(gone)
 
 
-def _masked(told: LeaderAndIsr, known: LeaderAndIsr) -> bool:
+def _hides_leader(told: LeaderAndIsr, known: LeaderAndIsr) -> bool:
     """Return whether an update hides the leader of a known state.
 
     A broker that has registered again gets no leader for partitions that its earlier incarnation led. It leads on until

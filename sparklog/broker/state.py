@@ -47,7 +47,7 @@ class BrokerState:
     fetches: Fetches
     coordinators: Coordinators
     coordinator_epochs: CoordinatorEpochs
-    deliveries: MarkerSender
+    marker_sender: MarkerSender
     markers: MarkerAppend
     verifications: TransactionVerification
     hanging: HangingTransactions
@@ -78,7 +78,7 @@ class BrokerState:
         #: running, stopping
         self.state = "running"
         #: Leaderships are moving to other brokers: acks=1 now waits until all in-sync replicas have a record.
-        self.hands_over = False
+        self.moves_leaderships = False
         #: The broker accepts no new writes: the cluster is stopping, and followers must reach the leaders' ends.
         self.quiesced = False
         #: ISR changes that were postponed while quiesced, performed if this broker serves on after all.
@@ -87,9 +87,9 @@ class BrokerState:
         #: Called with the first error of the log directory, by the partition that finds it.
         self.log_failed = on_log_failed
         #: Called with each applied update of a controller.
-        self.update_taken: Callable[[ControlUpdate], None] = lambda update: None
+        self.on_update: Callable[[ControlUpdate], None] = lambda update: None
         #: Called after a log was set aside.
-        self.log_set_aside: Callable[[], None] = lambda: None
+        self.on_log_set_aside: Callable[[], None] = lambda: None
         #: Called when a broker elsewhere is registered under this one's id, and stays.
         self.id_taken = on_id_taken
         #: Begins a controlled shutdown after which the supervisor starts the broker again. Raises BrokerError.

@@ -70,7 +70,7 @@ class Hosted:
         if self.fails is not None:
             raise self.fails
         self.appended.append(pending)
-        pending.answered(Answer(ErrorCode.NONE, 0, 0, ""))
+        pending.on_result(Answer(ErrorCode.NONE, 0, 0, ""))
 
 
 class Hosting(dict[TopicPartition, Hosted]):
@@ -87,7 +87,7 @@ class Hosting(dict[TopicPartition, Hosted]):
         return iter(self.values())
 
     @property
-    def due_work(self) -> Hosting:
+    def maintenance_index(self) -> Hosting:
         return self
 
     def in_transaction(self) -> list[Hosted]:
@@ -127,9 +127,9 @@ class Stage:
         broker.coordinator_epochs = CoordinatorEpochs(broker.cache)
         broker.markers = MarkerAppend(broker)
         broker.verifications = TransactionVerification(broker)
-        broker.deliveries = MarkerSender(broker)
+        broker.marker_sender = MarkerSender(broker)
         broker.hanging = HangingTransactions(broker)
-        for part in (broker.verifications, broker.deliveries, broker.hanging):
+        for part in (broker.verifications, broker.marker_sender, broker.hanging):
             part._peers = cast(Any, InterBrokerClient(ask or _nobody))
         self.tell(coordinator=coordinator)
 

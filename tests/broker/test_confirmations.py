@@ -27,7 +27,7 @@ class Led(Hosted):
 
     def answer(self, answer: Answer) -> None:
         """Of the last write."""
-        self.appended[-1].answered(answer)
+        self.appended[-1].on_result(answer)
 
 
 class Coordinator:

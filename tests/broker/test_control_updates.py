@@ -119,7 +119,7 @@ class Topic(Hosted):
     def drop(self, replica: Replica) -> None:
         self.dropped.append(replica)
 
-    def retune(self, replica: Replica, topic: object) -> bool:
+    def apply_topic_config(self, replica: Replica, topic: object) -> bool:
         self.tuned.append(replica)
         return False
 

@@ -219,7 +219,7 @@ def test_a_response_covers_more_of_the_log_without_verification(directory: LogDi
     assert max(batches("text")) == 3  # what is sent counts as well
     # One that is not kept is verified as long as there is room for it as a whole.
     key = BatchKey(TOPIC_ID, 0, log.read(2, max_bytes=1, end_offset=4).headers)
-    kept.forget(key)
+    kept.drop(key)
     assert ask(log, 0, "number", kept=kept, max_bytes=KEPT_COST_BYTES + stored - 1).records.batch_count == 1
     assert kept.get(key) is None
     assert ask(log, 0, "number", kept=kept, max_bytes=KEPT_COST_BYTES + stored).records.batch_count == 2
@@ -272,8 +272,8 @@ def test_the_most_recently_used_crcs_are_kept(log: Log) -> None:
     kept.put(keys[0], array("I", bytes(4 * 2 * one)))  # more than there is room for
     assert (len(kept), kept.size_bytes) == (0, 0)
     assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a", "b", "b", "c", "c"]
-    kept.forget(keys[0])
-    kept.forget(keys[0])
+    kept.drop(keys[0])
+    kept.drop(keys[0])
     assert kept.size_bytes == len(kept) * one
 
 

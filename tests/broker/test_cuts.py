@@ -40,7 +40,7 @@ class _Noting:
         self.jobs: list[TruncationJob] = []
         self.fetching: list[tuple[int, int]] = []
         #: who carries the jobs out, and what the leader answers whenever it is asked
-        self.upkeep: LogMaintenance | None = None
+        self.log_maintenance: LogMaintenance | None = None
         self.answer: Callable[[], None] | None = None
 
     def now_ms(self) -> int:
@@ -48,8 +48,8 @@ class _Noting:
 
     def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
         self.jobs.append(job)
-        if self.upkeep is not None:
-            self.upkeep.prepare_cut(partition, job)
+        if self.log_maintenance is not None:
+            self.log_maintenance.prepare_cut(partition, job)
 
     def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None:
         self.fetching.append((leader, leader_epoch))
@@ -81,7 +81,7 @@ class _Follower:
             log = self.directory.create(TP, "anew", schemas=SCHEMAS, config=config())
         rules = AppendRules(SCHEMA, 0, 1 << 20, None)
         around = cast(PartitionHost, self.around)
-        return Partition(TP, TOPIC_ID, log=log, replica=Replica(1, log), rules=rules, surroundings=around)
+        return Partition(TP, TOPIC_ID, log=log, replica=Replica(1, log), rules=rules, host=around)
 
     def decided(self, *, leader: int, epoch: int) -> None:
         state = LeaderAndIsr(leader, epoch, (1, 2, 3), 1)
@@ -91,25 +91,25 @@ class _Follower:
         """The answer of a leader whose own records of epoch 1 end there."""
         log, epoch = self.partition.log, self.partition.replica.leader_epoch
         answer = LeaderAnswered(epoch, log.log_end_offset, ErrorCode.NONE, 0, 0, at, (1, at), 0, log.last_epoch)
-        self.partition.leader_answered(answer, memoryview(b""), memoryview(b""))
+        self.partition.on_leader_response(answer, memoryview(b""), memoryview(b""))
 
     def committed(self) -> None:
         """The answer of a leader that has no more than this, and says that all of it counts."""
         log, epoch = self.partition.log, self.partition.replica.leader_epoch
         end = log.log_end_offset
         answer = LeaderAnswered(epoch, end, ErrorCode.NONE, end, 0, end, None, 0, log.last_epoch)
-        self.partition.leader_answered(answer, memoryview(b""), memoryview(b""))
+        self.partition.on_leader_response(answer, memoryview(b""), memoryview(b""))
 
     def out_of_range(self, log_start: int) -> None:
         """The answer of a leader that has let go of all that is here."""
         log, epoch, code = self.partition.log, self.partition.replica.leader_epoch, ErrorCode.OFFSET_OUT_OF_RANGE
         answer = LeaderAnswered(epoch, log.log_end_offset, code, 0, log_start, log_start, None, 0, log.last_epoch)
-        self.partition.leader_answered(answer, memoryview(b""), memoryview(b""))
+        self.partition.on_leader_response(answer, memoryview(b""), memoryview(b""))
 
     def work(self, at_work: LogMaintenance, answer: Callable[[], None]) -> None:
         """Prepare what is ordered, from now on; the leader is there, too."""
         self.around.fetching.clear()
-        self.around.upkeep, self.around.answer = at_work, answer
+        self.around.log_maintenance, self.around.answer = at_work, answer
         at_work.prepare_cut(self.partition, self.around.jobs[-1])
 
     def prepare(self, job: TruncationJob) -> None:

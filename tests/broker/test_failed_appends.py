@@ -40,9 +40,7 @@ def _leading(disk: SimDisk, isr: tuple[int, ...] = (1,)) -> Partition:
     log = open_directory(disk=disk, hot_bytes=0).create(TP, TOPIC_ID, schemas=schemas, config=config())
     replica = Replica(1, log)
     rules = AppendRules(DEFAULT_SCHEMA, 0, 1 << 20, "timestamp")
-    partition = Partition(
-        TP, TOPIC_ID, log=log, replica=replica, rules=rules, surroundings=cast(PartitionHost, _Alone())
-    )
+    partition = Partition(TP, TOPIC_ID, log=log, replica=replica, rules=rules, host=cast(PartitionHost, _Alone()))
     partition.step(Decided(LeaderAndIsr(1, 1, isr, 1), 1, (1, 2), {1: 1, 2: 1}, min_isr=1))
     answers: list[Answer] = []
     _produce(partition, answers.append)

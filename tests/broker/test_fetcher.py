@@ -124,7 +124,7 @@ def test_an_unreadable_response_closes_its_connection_but_not_the_fetcher(
         assert broker.counters["fetcher.connections.failed"] >= 2
         assert not taken
 
-    followed = partition(leader_answered=lambda *answer: taken.append(answer))
+    followed = partition(on_leader_response=lambda *answer: taken.append(answer))
     run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 0, 0, 0, 1, 1, 0)), followed, scenario)
 
 
@@ -135,7 +135,7 @@ def test_a_late_response_of_a_deposed_leader_moves_no_log_start(
     """After an unclean election it may have begun where its successor still holds committed records."""
     moved: list[int] = []
     replica = _replica(leader_epoch=1, lagging=False)
-    followed = partition(replica=replica, leader_answered=lambda *_: None, advance_log_start=moved.append)
+    followed = partition(replica=replica, on_leader_response=lambda *_: None, advance_log_start=moved.append)
 
     async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
         await until(lambda: leader.requests > 2)
@@ -150,7 +150,7 @@ def test_a_late_response_of_a_deposed_leader_moves_no_log_start(
 def test_the_fetcher_drops_a_partition_it_no_longer_follows(tmp_path: Path) -> None:
     """Connections last for months, and topics come and go."""
     replica = _replica()
-    followed = partition(replica=replica, leader_answered=lambda *_: None)
+    followed = partition(replica=replica, on_leader_response=lambda *_: None)
 
     async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
         fetcher = followed.fetchers._by_leader[LEADER]
@@ -164,7 +164,7 @@ def test_the_fetcher_drops_a_partition_it_no_longer_follows(tmp_path: Path) -> N
 def test_a_response_for_an_unfollowed_partition_leaves_no_state(
     tmp_path: Path,
 ) -> None:
-    followed = partition(replica=_replica(), leader_answered=lambda *_: None)
+    followed = partition(replica=_replica(), on_leader_response=lambda *_: None)
 
     async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
         leader.hold = True
@@ -172,7 +172,7 @@ def test_a_response_for_an_unfollowed_partition_leaves_no_state(
         await until(lambda: bool(leader.held))
         followed.fetchers.unfollow(followed)
         leader.answer_what_is_held()
-        await until(lambda: not fetcher._under_way)
+        await until(lambda: not fetcher._in_flight)
         assert not fetcher._positions
 
     run(tmp_path, (FetchedPartition("t", 0, 0, 0, 0, 0, 0),), followed, scenario)
@@ -191,7 +191,7 @@ def test_a_response_for_an_earlier_topic_of_that_name_is_ignored(
         return partition(
             topic_id,
             replica=_replica(),
-            leader_answered=lambda event, *_: applied.append((topic_id, event.high_watermark)),
+            on_leader_response=lambda event, *_: applied.append((topic_id, event.high_watermark)),
         )
 
     def answers(mark: int) -> tuple[FetchedPartition, ...]:
@@ -240,7 +240,7 @@ def test_a_partition_is_not_fetched_while_its_log_is_truncated(
         await until(lambda: len(leader.held) == 3)
         assert [(wanted.topic, wanted.fetch_offset) for wanted in leader.last.partitions] == [("t", 0)]
 
-    followed = partition(replica=_replica(), leader_answered=ordered)
+    followed = partition(replica=_replica(), on_leader_response=ordered)
     run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 0, 0, 0, 0, diverging=(0, 0))), followed, scenario)
 
 
@@ -256,5 +256,5 @@ def test_a_follower_registered_again_does_not_wait_for_its_long_poll(tmp_path: P
         await until(lambda: leader.held == [4, 5])
         assert len(leader.connections) == 1
 
-    followed = partition(replica=_replica(), leader_answered=lambda *_: None)
+    followed = partition(replica=_replica(), on_leader_response=lambda *_: None)
     run(tmp_path, (FetchedPartition("t", 0, 0, 0, 0, 0, 0),), followed, scenario)

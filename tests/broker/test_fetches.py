@@ -18,7 +18,7 @@ from sparklog.broker.replication.partition_effects import PartitionEffects
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests import fetch
 from sparklog.broker.requests.fetch import Fetches, handle_fetch
-from sparklog.broker.requests.fetch_read import follower_has_all, look_for_follower
+from sparklog.broker.requests.fetch_read import follower_has_all, read_for_follower
 from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
@@ -87,7 +87,7 @@ def led(
     broker = broker_state(1, tmp_path)
     broker.partitions = Partitions(broker, directory)
     broker.fetches = Fetches(broker, SessionCache(slots=10))
-    broker.partitions.wiring = cast(PartitionEffects, Served(broker))
+    broker.partitions.effects = cast(PartitionEffects, Served(broker))
     broker.registry = cast(ZkRegistration, SimpleNamespace(vouch=lambda: None))
 
     async def go() -> None:
@@ -180,10 +180,10 @@ def test_a_timer_that_fires_slightly_early_is_not_set_again(tmp_path: Path, monk
         assert 1 in line.answers, "a new session"
         ask(broker, line, 2, session=line.answers[1][0].session_id, epoch=1, offset=0, wait_ms=500)
         for now_s in (1000.4, 1000.497):  # noqa: B007 - the clock
-            broker.fetches._answer_due()
+            broker.fetches._reply_due()
             assert 2 not in line.answers
         now_s = 1000.4985
-        broker.fetches._answer_due()
+        broker.fetches._reply_due()
         assert 2 in line.answers
 
     led(tmp_path, scenario)
@@ -272,7 +272,7 @@ def test_the_time_of_each_event_is_measured_separately(tmp_path: Path, monkeypat
 
     async def scenario(broker: BrokerState, partition: Partition) -> None:
         line, now, appended = Line(), [broker.now_ms()], []
-        monkeypatch.setattr(partition._surroundings, "now_ms", lambda: now[0])
+        monkeypatch.setattr(partition._host, "now_ms", lambda: now[0])
         session = opened(broker, line)
         append = Log.append_as_leader
 
@@ -310,7 +310,7 @@ def test_a_caught_up_follower_would_find_nothing_to_send(tmp_path: Path) -> None
                                                      (1, "id", ())):  # fmt: skip
                         wanted = FetchPartition("t", 0, topic_id, epoch, offset, 1000, last_epoch, columns=columns)
                         has_all = follower_has_all(partition, wanted)
-                        look = look_for_follower(broker.partitions, wanted, verdict=None, max_bytes=1000, isolation=0)
+                        look = read_for_follower(broker.partitions, wanted, verdict=None, max_bytes=1000, isolation=0)
                         assert not has_all or not (look.body or look.urgent), wanted
                         seen.add((has_all, look.urgent, bool(look.body)))
             produce(partition, 2)

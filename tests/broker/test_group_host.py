@@ -219,8 +219,8 @@ def test_a_waiting_group_learns_that_a_transaction_is_over(known: dict[int, str]
         host.unready = ""
         holds = host.groups.holds("g", "m2", [("t", 0)])
         assert holds == [("tx", value)] and not host.groups.holds("g", "m1", [("t", 0)])
-        host.look_at_holds("g", holds)
-        host.look_at_holds("g", holds)
+        host.check_holds("g", holds)
+        host.check_holds("g", holds)
         await until(lambda: asked and not host._asking)
         assert (asked, host.groups.holds("g", "m2", [("t", 0)])) == (1, [] if ends else holds)
         host.end()

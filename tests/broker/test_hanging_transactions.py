@@ -106,7 +106,7 @@ def test_a_coordinator_elected_during_the_search_is_asked_too() -> None:
     async def story() -> None:
         coordinators = Coordinators({})
         stage = staged(coordinators)
-        coordinators.meanwhile = lambda: stage.broker.coordinator_epochs.heard(0, 6)
+        coordinators.meanwhile = lambda: stage.broker.coordinator_epochs.record(0, 6)
         with pytest.raises(BrokerError, match="leader epoch 6"):
             await stage.broker.hanging.find(0)
 

@@ -205,7 +205,7 @@ def test_long_lived_objects_are_frozen_for_the_garbage_collector(
         broker.partitions[:] = [cast(Partition, None)] * partitions
         directory.on_disk = on_disk
         done.clear()
-        subject._spare_collector()
+        subject._freeze_objects()
         return list(done)
 
     try:

@@ -49,10 +49,10 @@ _INTERVALS = {
 class _Around:
     """Surroundings that tell of roles, and of what is committed."""
 
-    def __init__(self, broker: BrokerState, upkeep: LogMaintenance) -> None:
+    def __init__(self, broker: BrokerState, log_maintenance: LogMaintenance) -> None:
         self.now_ms = broker.now_ms
         self.role_changed = broker.partitions.role_changed
-        self.high_watermark_moved = upkeep.committed
+        self.high_watermark_moved = log_maintenance.committed
 
     def __getattr__(self, order: str) -> Callable[..., None]:
         return lambda *_: None
@@ -81,9 +81,9 @@ class _Stage:
         self.broker.partitions = self.partitions = Partitions(self.broker, directory)
         self.broker.fetches = Fetches(self.broker, SessionCache(slots=10))
         self.broker.hanging = HangingTransactions(self.broker)
-        self.upkeep = LogMaintenance(self.broker, directory)
+        self.log_maintenance = LogMaintenance(self.broker, directory)
         self.cleaner = Cleaner(self.broker)
-        self.partitions.wiring = cast(PartitionEffects, _Around(self.broker, self.upkeep))
+        self.partitions.effects = cast(PartitionEffects, _Around(self.broker, self.log_maintenance))
         self._told = 0
 
     async def tell(self, count: int, config: dict[str, str], *, leader: int = 1, with_schema: bool = True) -> None:
@@ -117,13 +117,13 @@ def _staged(tmp_path: Path, story: Callable[[_Stage], Coroutine[Any, Any, None]]
 
     async def go() -> None:
         stage = _Stage(directory, tmp_path)
-        stage.upkeep.start()
+        stage.log_maintenance.start()
         stage.cleaner.start()
         try:
             await story(stage)
         finally:
             stage.cleaner.close()
-            stage.upkeep.close()
+            stage.log_maintenance.close()
             stage.partitions.stop_timer()
             await stage.broker.end_tasks()
 
@@ -257,7 +257,7 @@ def test_new_settings_and_a_new_role_count_at_once(tmp_path: Path) -> None:
         await stage.looked_after()
         await stage.tell(1, {"retention.ms": "1000"}, leader=2)
         await stage.looked_after()
-        assert stage.partitions.due_work.due(2**62) == [], "its leader ends it"
+        assert stage.partitions.maintenance_index.due(2**62) == [], "its leader ends it"
         await stage.tell(1, {"retention.ms": "1000"})
         await until(lambda: stage.hosted().log.log_start_offset == 1)
 
@@ -295,7 +295,7 @@ def test_a_compacted_log_is_checked_again_when_its_segments_are_old_enough(tmp_p
     async def story(stage: _Stage) -> None:
         lag = {"min.compaction.lag.ms": "1500", "segment.bytes": "1024"}
         await stage.tell(1, {**_COMPACTED, **lag})
-        log, work = stage.hosted().log, stage.partitions.due_work
+        log, work = stage.hosted().log, stage.partitions.maintenance_index
         for _ in range(20):
             _produce(stage.hosted())
         await until(lambda: len(log.segments) > 1 and not log.durability.is_behind)
@@ -329,12 +329,12 @@ def test_a_dropped_partition_leaves_the_index(tmp_path: Path) -> None:
         await stage.tell(2, {})
         for number in range(2):
             _produce(stage.hosted(number), producer=7)
-        work = stage.partitions.due_work
+        work = stage.partitions.maintenance_index
         assert set(work.due(2**62)) == set(work.in_transaction()) == set(stage.partitions)
         gone, stays = stage.hosted(0), stage.hosted(1)
         _produce(gone)
         stage.partitions.drop(gone)
-        assert work.due(2**62) == work.in_transaction() == [stays] and gone not in work._to_look
+        assert work.due(2**62) == work.in_transaction() == [stays] and gone not in work._changed
 
     _staged(tmp_path, story)
 
@@ -342,7 +342,7 @@ def test_a_dropped_partition_leaves_the_index(tmp_path: Path) -> None:
 def test_open_transactions_are_known_from_append_to_end(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         await stage.tell(3, {})
-        work, partition = stage.partitions.due_work, stage.hosted(1)
+        work, partition = stage.partitions.maintenance_index, stage.hosted(1)
         assert work.in_transaction() == []
         _produce(partition, producer=7)
         assert work.in_transaction() == [partition]

@@ -60,7 +60,7 @@ class Zookeeper:
 
 
 def send(stage: Stage, host: Coordinator, *markers: TransactionMarker) -> None:
-    stage.broker.deliveries.send_markers(cast(Any, host), SendMarkers("k", 1, markers))
+    stage.broker.marker_sender.send_markers(cast(Any, host), SendMarkers("k", 1, markers))
 
 
 def marker(number: int = 0, topic_id: str = TOPIC_ID) -> TransactionMarker:
@@ -171,7 +171,7 @@ def test_offsets_are_handed_over_despite_failures(monkeypatch: pytest.MonkeyPatc
         stage = Stage(ask)
         host = SimpleNamespace(ended=False, step=told.append)
         offsets = SendOffsets("k", 1, "g", (GroupOffset("t", 0, 5),))
-        stage.broker.deliveries.send_offsets(cast(Any, host), offsets)
+        stage.broker.marker_sender.send_offsets(cast(Any, host), offsets)
         await until(lambda: told)
         assert told == [OffsetsWritten("k", 1, "g")]
         assert stage.broker.counters["transactions.offsets.failed"] == 1

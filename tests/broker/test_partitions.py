@@ -111,7 +111,7 @@ def test_a_stopping_replica_counts_until_the_controller_decides(tmp_path: Path, 
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     broker = broker_state(1, tmp_path)
     broker.partitions = partitions = Partitions(broker, directory)
-    partitions.wiring = cast(PartitionEffects, Still())
+    partitions.effects = cast(PartitionEffects, Still())
     answers: list[ControlUpdateReply] = []
     connection = cast(ServerConnection, SimpleNamespace(reply=answers.append))
     broker.registry = cast(ZkRegistration, SimpleNamespace(vouch=lambda: None))
@@ -142,7 +142,7 @@ def test_a_newly_compacted_topic_is_scheduled_for_cleaning_at_once(tmp_path: Pat
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     broker = broker_state(1, tmp_path)
     broker.partitions = partitions = Partitions(broker, directory)
-    partitions.wiring = cast(PartitionEffects, Still())
+    partitions.effects = cast(PartitionEffects, Still())
     broker.registry = cast(ZkRegistration, SimpleNamespace(vouch=lambda: None))
     connection = cast(ServerConnection, SimpleNamespace(reply=lambda _: None))
 
@@ -151,7 +151,7 @@ def test_a_newly_compacted_topic_is_scheduled_for_cleaning_at_once(tmp_path: Pat
         topics = (msgspec.structs.replace(update.topics[0], config={"cleanup.policy": policy}),)
         update = msgspec.structs.replace(update, topics=topics)
         handle_control_update(broker, connection, update, memoryview(b""))
-        return [partition.tp.partition for partition in partitions.due_work.to_clean(0)]
+        return [partition.tp.partition for partition in partitions.maintenance_index.to_clean(0)]
 
     try:
         broker.incarnation = 1
@@ -163,6 +163,6 @@ def test_a_newly_compacted_topic_is_scheduled_for_cleaning_at_once(tmp_path: Pat
         ]
         [partition] = partitions
         partitions.drop(partition)
-        assert partitions.due_work.to_clean(2**62) == []
+        assert partitions.maintenance_index.to_clean(2**62) == []
     finally:
         directory.close()

@@ -139,8 +139,8 @@ def _answers(script: list[tuple[str, Any]], taken: Counter[str], *, short: bool)
 
 #: The short ways, and what each says where it is not to be gone.
 _WAYS: list[tuple[type, str, Any]] = [
-    (OpenFetch, "waits_at_end", False),
-    (OpenFetch, "_answers_alone", False),
+    (OpenFetch, "park_at_end", False),
+    (OpenFetch, "_reply_single_partition", False),
     (SessionCache, "_gone_on", None),
     (Replica, "append_epoch", NO_EPOCH),
 ]

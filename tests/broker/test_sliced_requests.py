@@ -60,9 +60,9 @@ class Connection:
 @pytest.fixture(autouse=True)
 def one_entry_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_TURN_S", 0.0)
-    monkeypatch.setattr(open_fetch, "_LOOKS_S", 0.0)
-    monkeypatch.setattr(open_fetch, "_LOOKS_AT_CLOCK", 1)
-    monkeypatch.setattr(fetch, "_LOOKS_S", 0.0)
+    monkeypatch.setattr(open_fetch, "_READS_S", 0.0)
+    monkeypatch.setattr(open_fetch, "_READS_AT_CLOCK", 1)
+    monkeypatch.setattr(fetch, "_READS_S", 0.0)
 
 
 async def turns_until(true: Callable[[], object]) -> int:
@@ -148,18 +148,18 @@ def test_fetches_woken_by_an_append_are_read_in_turns(monkeypatch: pytest.Monkey
         fetches = stage.broker.fetches
 
         class Waiting:
-            of_follower = is_to_look = done = False
+            of_follower = is_due_to_read = done = False
 
             def __init__(self, number: int) -> None:
                 self.number = number
 
-            def look_again(self) -> None:
-                self.is_to_look = False
+            def read_again(self) -> None:
+                self.is_due_to_read = False
                 looked.append(self.number)
 
         waiting = [Waiting(number) for number in range(COUNT)]
         for one in waiting:
-            fetches.look_soon(cast(Any, one))
+            fetches.read_soon(cast(Any, one))
         assert await turns_until(lambda: len(looked) == COUNT) >= COUNT
         assert looked == list(range(COUNT))
 
@@ -173,19 +173,19 @@ def test_followers_are_served_before_waiting_consumers() -> None:
         fetches = staged().broker.fetches
 
         class Waiting:
-            is_to_look = done = False
+            is_due_to_read = done = False
 
             def __init__(self, name: str, of_follower: bool) -> None:
                 self.name = name
                 self.of_follower = of_follower
 
-            def look_again(self) -> None:
+            def read_again(self) -> None:
                 looked.append(self.name)
 
         for name in ("first", "second", "third"):
-            fetches.look_soon(cast(Any, Waiting(name, False)))
+            fetches.read_soon(cast(Any, Waiting(name, False)))
         await turns_until(lambda: looked)
-        fetches.look_soon(cast(Any, Waiting("follower", True)))
+        fetches.read_soon(cast(Any, Waiting("follower", True)))
         await turns_until(lambda: len(looked) == 4)
         assert looked == ["first", "follower", "second", "third"]
 
@@ -200,7 +200,7 @@ def _nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(partitions: Any, one: FetchPartition, **_: Any) -> PartitionRead:
         return PartitionRead(FetchedPartition(one.topic, one.partition, 0, 0, 0, 0, 0), (), 0, urgent=False)
 
-    monkeypatch.setattr(open_fetch, "look_for_consumer", look)
+    monkeypatch.setattr(open_fetch, "read_for_consumer", look)
 
 
 def test_a_connection_has_few_fetches_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:

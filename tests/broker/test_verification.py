@@ -36,7 +36,7 @@ class Asked:
             acks=ACKS_ALL,
             deadline_ms=stage.broker.now_ms() + timeout_ms,
             append=self._append,
-            answered=self._answered,
+            on_result=self._answered,
         )
 
     def _append(self) -> None:
@@ -95,7 +95,7 @@ def test_a_deposed_coordinator_is_not_believed(heard: str) -> None:
             marker = TransactionMarker("t", 0, (), ((1, 0),), TOPIC_ID, coordinator=0, coordinator_epoch=6)
             stage.broker.markers.write(marker, lambda _: None)
         else:
-            stage.broker.coordinator_epochs.heard(0, 6)
+            stage.broker.coordinator_epochs.record(0, 6)
         batch = Asked(stage)
         await until(lambda: stage.broker.counters["verifications.retried"])
         assert not batch.over, "a deposed coordinator was believed"

@@ -36,12 +36,12 @@ class GroupHost(CoordinatorRuntime):
     def __init__(self, broker: BrokerState, partition: Partition) -> None:
         self.groups = Groups(_settings(broker.config))
         #: The last deleted topic at the last check.
-        self._forgotten = ""
-        self._looking: asyncio.TimerHandle | None = None
-        self._look_after_s = _TOGETHER_S
+        self._newest_deleted = ""
+        self._update_timer: asyncio.TimerHandle | None = None
+        self._update_after_s = _TOGETHER_S
         #: Topics (name, id) that ZooKeeper is being asked about, and the number of the last check that asked.
         self._in_question: dict[tuple[str, str], int] = {}
-        self._looks = 0
+        self._checks = 0
         #: Holds that are being checked: group, and key of the transaction.
         self._asking: set[tuple[str, str]] = set()
         super().__init__(broker, partition, self.groups)
@@ -52,19 +52,19 @@ class GroupHost(CoordinatorRuntime):
     async def load(self) -> None:
         await super().load()
         if not self.unready:
-            self._see_topics()
+            self._update_topics()
             self._drop_deleted()
             self.broker.metadata_listeners.append(self._metadata_changed)
 
     def end(self) -> None:
         super().end()
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        if self._update_timer is not None:
+            self._update_timer.cancel()
+            self._update_timer = None
         if self._metadata_changed in self.broker.metadata_listeners:
             self.broker.metadata_listeners.remove(self._metadata_changed)
 
-    def look_at_holds(self, group: str, holds: Iterable[tuple[str, Hold]]) -> None:
+    def check_holds(self, group: str, holds: Iterable[tuple[str, Hold]]) -> None:
         """Check whether these holds have ended without a message, for a member that waits for them.
 
         Aborted transactions send nothing to groups.
@@ -72,9 +72,9 @@ class GroupHost(CoordinatorRuntime):
         for key, hold in holds:
             if (group, key) not in self._asking:
                 self._asking.add((group, key))
-                self.broker.spawn(self._look_at_hold(group, key, hold), f"transaction {key}, waited for by {group}")
+                self.broker.spawn(self._check_hold(group, key, hold), f"transaction {key}, waited for by {group}")
 
-    async def _look_at_hold(self, group: str, key: str, hold: Hold) -> None:
+    async def _check_hold(self, group: str, key: str, hold: Hold) -> None:
         try:
             takes_part, epoch = await self.broker.hanging.takes_part(key, hold.producer_id)
             # A coordinator of an earlier epoch may not know the transaction; a later one has read its records.
@@ -87,17 +87,17 @@ class GroupHost(CoordinatorRuntime):
 
     def _metadata_changed(self) -> None:
         newest = next(reversed(self.broker.cache.forgotten), "")
-        if newest != self._forgotten:
+        if newest != self._newest_deleted:
             self._drop_deleted()
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().call_later(self._look_after_s, self._see_topics)
+        if self._update_timer is None:
+            self._update_timer = asyncio.get_running_loop().call_later(self._update_after_s, self._update_topics)
 
-    def _see_topics(self) -> None:
-        self._looking = None
+    def _update_topics(self) -> None:
+        self._update_timer = None
         if not self.unready:
             began = time.monotonic()
             self.step(TopicsSeen(_views(self.broker)))
-            self._look_after_s = max(_TOGETHER_S, _SMALL_PART * (time.monotonic() - began))
+            self._update_after_s = max(_TOGETHER_S, _SMALL_PART * (time.monotonic() - began))
 
     def _drop_deleted(self) -> None:
         """Drop the offsets of topics that were deleted or recreated, by the controller's update or by ZooKeeper.
@@ -105,7 +105,7 @@ class GroupHost(CoordinatorRuntime):
         ZooKeeper is asked because this broker may be the last to learn of a new topic.
         """
         forgotten = self.broker.cache.forgotten
-        self._forgotten = next(reversed(forgotten), "")
+        self._newest_deleted = next(reversed(forgotten), "")
         unknown = []
         # In each check the topics without an id come first: while they wait, their name may come to mean another topic.
         for topic, topic_id in sorted(self.groups.topics(), key=lambda one: (one[1], one[0])):
@@ -118,12 +118,12 @@ class GroupHost(CoordinatorRuntime):
         asked = [one for one in unknown if one[1] not in forgotten]
         if asked:
             begun = bool(self._in_question)
-            self._looks += 1
-            self._in_question.update(dict.fromkeys(asked, self._looks))
+            self._checks += 1
+            self._in_question.update(dict.fromkeys(asked, self._checks))
             if not begun:
-                self.broker.spawn(self._drop_those_gone(), f"topics of {self.partition.tp}")
+                self.broker.spawn(self._drop_deleted_topics(), f"topics of {self.partition.tp}")
 
-    async def _drop_those_gone(self) -> None:
+    async def _drop_deleted_topics(self) -> None:
         """Ask ZooKeeper until it has responded for each topic in question, and drop the offsets of deleted ones.
 
         Without this the next check would come with the next deletion or coordinator, maybe much later.
@@ -131,7 +131,7 @@ class GroupHost(CoordinatorRuntime):
         pause_s = PAUSE_S
         try:
             while self._in_question and not self.ended:
-                gone, error = await self._look_for_gone()
+                gone, error = await self._find_deleted()
                 if gone:
                     self.step(TopicsGone(tuple(gone)))
                 if error is None:
@@ -143,10 +143,10 @@ class GroupHost(CoordinatorRuntime):
         finally:
             self._in_question.clear()  # after any error the next deletion checks again
 
-    async def _look_for_gone(self) -> tuple[list[tuple[str, str]], Exception | None]:
+    async def _find_deleted(self) -> tuple[list[tuple[str, str]], Exception | None]:
         """Return the deleted ones of the topics in question, and the error that ended the questions early."""
         gone: list[tuple[str, str]] = []
-        for one, look in list(self._in_question.items()):
+        for one, check in list(self._in_question.items()):
             try:
                 lives = await self.broker.registry.topic_lives(*one)
             except (BrokerError, ClusterError) as error:
@@ -158,7 +158,7 @@ class GroupHost(CoordinatorRuntime):
                 self.step(TopicsGone((one,)))
             elif not lives:
                 gone.append(one)
-            elif self._in_question[one] != look:
+            elif self._in_question[one] != check:
                 continue  # a later check asked for this topic again: it may be deleted since
             del self._in_question[one]
         return gone, None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Set
 import msgspec
 
 from sparklog.broker.groups.group_host import GroupHost
-from sparklog.broker.requests.delayed_replies import answer_later
+from sparklog.broker.requests.delayed_replies import reply_later
 from sparklog.broker.requests.slices import Steps, answer_failure, answer_in_slices
 from sparklog.broker.state import BrokerState
 from sparklog.config import BrokerConfig
@@ -75,7 +75,7 @@ def _commit(broker: BrokerState, connection: ServerConnection, request: CommitOf
         else:
             taken.append(offset)
 
-    def answered(error: BrokerError | None) -> None:
+    def on_result(error: BrokerError | None) -> None:
         if error is not None:
             connection.reply(ErrorReply(request.cid, error.code, error.detail))
             return
@@ -85,14 +85,14 @@ def _commit(broker: BrokerState, connection: ServerConnection, request: CommitOf
         )
         connection.reply(CommitOffsetsReply(request.cid, results))
 
-    commit_offsets(broker, request, tuple(taken), answered)
+    commit_offsets(broker, request, tuple(taken), on_result)
 
 
 def commit_offsets(
     broker: BrokerState,
     request: CommitOffsets,
     offsets: tuple[GroupOffset, ...],
-    answered: Callable[[BrokerError | None], None],
+    on_result: Callable[[BrokerError | None], None],
 ) -> None:
     """Commit ``offsets`` for the request's group. Raise BrokerError if this broker does not coordinate the group."""
     host = broker.coordinators.groups.of(request.group)
@@ -100,10 +100,10 @@ def commit_offsets(
 
     def outcome(result: Outcome) -> None:
         if isinstance(result, Refused):
-            answered(BrokerError(result.code, result.detail))
+            on_result(BrokerError(result.code, result.detail))
         else:
             assert isinstance(result, Done)
-            answered(None)
+            on_result(None)
 
     member = (request.member_id, request.member_epoch)
     host.ask(lambda ticket: CommitRequested(ticket, request.group, named, request.transaction, *member), outcome)
@@ -159,7 +159,7 @@ def handle_fetch_offsets(
         if detail:
             raise BrokerError(ErrorCode.STALE_MEMBER_EPOCH, detail)
         holds = groups.holds(request.group, request.member_id, wanted)
-        host.look_at_holds(request.group, holds)
+        host.check_holds(request.group, holds)
         held = groups.held(request.group, request.member_id, wanted) if holds else frozenset()
         if held and len(held) == len(wanted):
             name = holds[0][0]
@@ -176,7 +176,7 @@ def handle_hold_offsets(
     if not request.member_id:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
     broker.coordinators.groups.of(request.group)
-    answer_later(broker, connection, request, _hold(broker, request))
+    reply_later(broker, connection, request, _hold(broker, request))
 
 
 async def _hold(broker: BrokerState, request: HoldOffsets) -> Reply:
@@ -186,13 +186,13 @@ async def _hold(broker: BrokerState, request: HoldOffsets) -> Reply:
         raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
     done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
-    def answered(result: Outcome) -> None:
+    def on_result(result: Outcome) -> None:
         if not done.done():
             done.set_result(result)
 
     hold = (request.group, request.key, request.producer_id, epoch)
     member = (request.offsets, request.member_id, request.member_epoch)
-    broker.coordinators.groups.of(request.group).ask(lambda ticket: HoldRequested(ticket, *hold, *member), answered)
+    broker.coordinators.groups.of(request.group).ask(lambda ticket: HoldRequested(ticket, *hold, *member), on_result)
     result = await done
     if isinstance(result, Refused):
         raise BrokerError(result.code, result.detail)
@@ -225,7 +225,7 @@ def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request:
         _host_of(broker, connection),
     )
 
-    def answered(result: Outcome) -> None:
+    def on_result(result: Outcome) -> None:
         if isinstance(result, Refused):
             connection.reply(ErrorReply(request.cid, result.code, result.detail))
         else:
@@ -233,7 +233,7 @@ def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request:
             connection.reply(HeartbeatReply(request.cid, result.member_epoch, result.assigned))
 
     member = (request.group, request.member_id, request.member_epoch, request.sequence, request.owned, about)
-    broker.coordinators.groups.of(request.group).ask(lambda ticket: HeartbeatRequested(ticket, *member), answered)
+    broker.coordinators.groups.of(request.group).ask(lambda ticket: HeartbeatRequested(ticket, *member), on_result)
 
 
 def _check_sizes(request: Heartbeat) -> None:
@@ -272,14 +272,14 @@ def handle_describe_group(
 def handle_delete_group(
     broker: BrokerState, connection: ServerConnection, request: DeleteGroup, body: memoryview
 ) -> None:
-    def answered(result: Outcome) -> None:
+    def on_result(result: Outcome) -> None:
         if isinstance(result, Refused):
             connection.reply(ErrorReply(request.cid, result.code, result.detail))
         else:
             connection.reply(Ack(request.cid))
 
     host = broker.coordinators.groups.of(request.group)
-    host.ask(lambda ticket: DeleteRequested(ticket, request.group), answered)
+    host.ask(lambda ticket: DeleteRequested(ticket, request.group), on_result)
 
 
 def handle_list_groups(

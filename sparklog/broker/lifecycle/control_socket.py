@@ -64,10 +64,10 @@ class ControlSocket:
     ``open`` runs before the broker serves, ``close`` at the very end.
     """
 
-    def __init__(self, path: str, lease: SupervisorLease, steering: SupervisorCommands) -> None:
+    def __init__(self, path: str, lease: SupervisorLease, commands: SupervisorCommands) -> None:
         self._path = path
         self._lease = lease
-        self._steering = steering
+        self._commands = commands
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,15 +131,15 @@ class ControlSocket:
             return self._superseded(), held
         actions: dict[str, Callable[[], None]] = {
             "status": lambda: None,
-            "stop": lambda: self._steering.stop(controlled=command.controlled),
-            "quiesce": self._steering.quiesce,
-            "finish": self._steering.finish,
+            "stop": lambda: self._commands.stop(controlled=command.controlled),
+            "quiesce": self._commands.quiesce,
+            "finish": self._commands.finish,
         }
         action = actions.get(command.op)
         if action is None:
             return {"ok": False, "error": f"op {command.op!r} found, expected hello, {', '.join(actions)}"}, held
         action()
-        return {"ok": True, **self._steering.status()}, held
+        return {"ok": True, **self._commands.status()}, held
 
     def _hello(self, command: Command, held: LeaseName | None) -> tuple[dict[str, Any], LeaseName | None]:
         name = LeaseName(command.driver_epoch, command.generation)
@@ -149,12 +149,12 @@ class ControlSocket:
         if not self._lease.admit(name):
             return self._superseded(), None
         try:
-            self._steering.learn(tuple(map(Secret.from_hex, command.secrets)))
+            self._commands.learn(tuple(map(Secret.from_hex, command.secrets)))
         except ConfigError as error:
             return {"ok": False, "error": str(error)}, None
         if name > before:
-            self._steering.adopted()
-        return {"ok": True, **self._steering.status()}, name
+            self._commands.adopted()
+        return {"ok": True, **self._commands.status()}, name
 
     def _superseded(self) -> dict[str, Any]:
         return {"ok": False, "superseded_by": list(self._lease.highest)}

@@ -25,7 +25,7 @@ _LOOK_S = 0.005
 _SHARE_TO_CATCH_UP = 0.5
 
 
-async def hand_over(broker: BrokerState, *, goes_on: Callable[[], bool]) -> None:
+async def hand_over(broker: BrokerState, *, may_continue: Callable[[], bool]) -> None:
     """Wait until no partition needs this broker, the time is up, or the process must end in another way.
 
     Leaderships move first, then the ISRs shrink: if the broker ended while leaders had it in their ISR, their writes
@@ -43,9 +43,9 @@ async def hand_over(broker: BrokerState, *, goes_on: Callable[[], bool]) -> None
         return not broker.cache.relieved and counted_on.any()
 
     async def relieved() -> None:
-        await followers_caught_up(broker, timeout_s * _SHARE_TO_CATCH_UP, goes_on=goes_on)
+        await followers_caught_up(broker, timeout_s * _SHARE_TO_CATCH_UP, may_continue=may_continue)
         await broker.registry.announce_stopping()
-        while needed() and goes_on():
+        while needed() and may_continue():
             news = {broker.next_role_change(), broker.next_metadata()}
             await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
             if not broker.cache.relieved:
@@ -60,10 +60,10 @@ async def hand_over(broker: BrokerState, *, goes_on: Callable[[], bool]) -> None
         _log.warning("stopping while %s: %s", left, detail)
 
 
-async def followers_caught_up(broker: BrokerState, timeout_s: float, *, goes_on: Callable[[], bool]) -> None:
+async def followers_caught_up(broker: BrokerState, timeout_s: float, *, may_continue: Callable[[], bool]) -> None:
     """Wait until in-sync followers have the leaders' present records, for at most ``timeout_s``.
 
-    Records that come meanwhile wait for followers before their response: see ``BrokerState.hands_over``.
+    Records that come meanwhile wait for followers before their response: see ``BrokerState.moves_leaderships``.
     """
     partitions = broker.partitions
     ends = {partition: partition.log.log_end_offset for partition in partitions.leading()}
@@ -72,7 +72,7 @@ async def followers_caught_up(broker: BrokerState, timeout_s: float, *, goes_on:
         lambda partition: partition.replica.replicated_end < ends[partition] and partitions.movable(partition),
     )
     ends_at_ms = broker.now_ms() + int(timeout_s * 1000)
-    while behind.any() and goes_on():
+    while behind.any() and may_continue():
         if broker.now_ms() >= ends_at_ms:
             _log.warning("followers of %d partitions did not catch up within %g s", behind.count(), timeout_s)
             return

@@ -91,13 +91,13 @@ class LineFormatter(logging.Formatter):
         return escaped(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  logging's name
-        return _behind_bars(super().formatException(ei))
+        return _prefixed(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802  logging's name
-        return _behind_bars(super().formatStack(stack_info))
+        return _prefixed(super().formatStack(stack_info))
 
 
-def _behind_bars(text: str) -> str:
+def _prefixed(text: str) -> str:
     return "\n".join(f"| {escaped(line)}" for line in text.split("\n"))
 
 

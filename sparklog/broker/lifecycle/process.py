@@ -122,7 +122,7 @@ class BrokerProcess:
         self._registry: ZkRegistration | None = None
         self._server: Server | None = None
         self._fetchers: Fetchers | None = None
-        self._upkeep: LogMaintenance | None = None
+        self._log_maintenance: LogMaintenance | None = None
         self._cleaner: Cleaner | None = None
         self._set_aside: SetAsideLogs | None = None
         self._topic_notes: TopicNotes | None = None
@@ -175,18 +175,20 @@ class BrokerProcess:
                 _log.warning("%s: %s", log.tp, finding)
         broker.coordinator_epochs = CoordinatorEpochs(broker.cache)
         broker.coordinators = Coordinators(broker)
-        broker.deliveries = MarkerSender(broker)
+        broker.marker_sender = MarkerSender(broker)
         broker.markers = MarkerAppend(broker)
         broker.verifications = TransactionVerification(broker)
         broker.hanging = HangingTransactions(broker)
         self._fetchers = Fetchers(broker)
-        self._upkeep = LogMaintenance(broker, self._directory)
+        self._log_maintenance = LogMaintenance(broker, self._directory)
         self._cleaner = Cleaner(broker)
         self._set_aside = broker.set_aside = SetAsideLogs(broker, self._directory)
         broker.partitions = Partitions(broker, self._directory)
         self._topic_notes = TopicNotes(broker, self._directory)
-        broker.update_taken = self._update_taken
-        broker.partitions.wiring = PartitionEffects(broker, fetchers=self._fetchers, upkeep=self._upkeep)
+        broker.on_update = self._update_taken
+        broker.partitions.effects = PartitionEffects(
+            broker, fetchers=self._fetchers, log_maintenance=self._log_maintenance
+        )
         # Session ids of an earlier process must differ from this one's.
         first_id = int.from_bytes(os.urandom(4), "big")
         broker.fetches = Fetches(broker, SessionCache(slots=broker.config.fetch_session_slots, first_id=first_id))
@@ -196,7 +198,7 @@ class BrokerProcess:
         self._server = await self._listen()
         self._registry = broker.registry = await ZkRegistration.open(broker, config.zookeeper, self._registration())
         self._watchdog.start()
-        self._upkeep.start()
+        self._log_maintenance.start()
         self._cleaner.start()
         self._set_aside.start()
         self._topic_notes.start()
@@ -221,7 +223,7 @@ class BrokerProcess:
     def _update_taken(self, update: ControlUpdate) -> None:
         """Store, in a thread, a controller epoch that is higher than all before."""
         assert self._directory is not None and self._topic_notes is not None
-        self._topic_notes.told(update)
+        self._topic_notes.on_update(update)
         file, epoch, controller_id = self._directory.seen_file, update.controller_epoch, update.controller_id
 
         async def note() -> None:
@@ -459,7 +461,7 @@ class BrokerProcess:
         broker = self._broker
         if broker.state == "running":
             broker.state = "stopping"
-        broker.hands_over = True
+        broker.moves_leaderships = True
         _log.info("broker %d is stopping (%s)", broker.broker_id, self._ending.value if self._ending else "?")
         began_ms = broker.now_ms()
         self._watchdog.stop()
@@ -470,7 +472,7 @@ class BrokerProcess:
         if self._registry is not None and self._ending is StopMode.CONTROLLED:
             if self._directory is not None and self._log_error is None:
                 ahead = ShutdownFlush(broker, self._directory)
-            await hand_over(broker, goes_on=lambda: self._ending is StopMode.CONTROLLED)
+            await hand_over(broker, may_continue=lambda: self._ending is StopMode.CONTROLLED)
         relieved_ms = broker.now_ms()
         if doubting is not None:
             await doubting
@@ -510,8 +512,8 @@ class BrokerProcess:
         """Respond to waiting requests, close connections, and end the ZooKeeper session."""
         broker = self._broker
         broker.quiesced = True
-        if self._upkeep is not None:
-            self._upkeep.close()
+        if self._log_maintenance is not None:
+            self._log_maintenance.close()
         if self._cleaner is not None:
             self._cleaner.close()
         if self._set_aside is not None:
@@ -527,7 +529,7 @@ class BrokerProcess:
             await self._server.close()
         await broker.end_tasks()
         if self._fetchers is not None:
-            broker.deliveries.close()
+            broker.marker_sender.close()
             broker.verifications.close()
             broker.hanging.close()
         if self._registry is not None:
@@ -538,9 +540,9 @@ class BrokerProcess:
         assert self._directory is not None
         try:
             if self._log_error is None and self._registry is not None:
-                if self._upkeep is not None:
-                    self._upkeep.ended()
-                if self._topic_notes is not None and self._topic_notes.look():
+                if self._log_maintenance is not None:
+                    self._log_maintenance.ended()
+                if self._topic_notes is not None and self._topic_notes.collect():
                     self._topic_notes.write()
                 self._directory.write_clean_marker()
         except SparklogError as error:

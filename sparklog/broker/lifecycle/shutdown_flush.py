@@ -1,8 +1,8 @@
 """Flushes during the controlled shutdown, so that the end of the stop has less to flush.
 
-There are two flushes: one at once, because the load has left much to write, and one when all leaderships have moved,
-after which only the records of a few moments can follow. Each ends with a checkpoint, so that the last checkpoint is
-small.
+There are two flushes. The first runs at once, because the load has left much to write. The second runs when all
+leaderships have moved: only the records of a few moments can follow. Each ends with a checkpoint, so that the last
+checkpoint is small.
 """
 
 from __future__ import annotations

@@ -310,8 +310,8 @@ class ZkRegistration:
     async def topic_lives(self, name: str, topic_id: str) -> bool:
         """Return whether ZooKeeper has this topic; with an empty id, any topic of this name.
 
-        The result includes all writes before the call. An impossible name or id is no topic's; ZooKeeper is not asked,
-        because a client's path of a megabyte would break its connection. Raises ZkUnreachable.
+        The result includes all writes before the call. An impossible name or id is no topic's; ZooKeeper is not asked
+        about it, because a client could name a path of a megabyte. Raises ZkUnreachable.
         """
         if check_topic_name(name) or (topic_id and check_topic_name(topic_id)):
             return False

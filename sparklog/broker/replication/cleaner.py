@@ -25,7 +25,7 @@ from sparklog.storage.disk import is_full
 _log = logging.getLogger(__name__)
 
 #: Partitions that are checked in one turn of the event loop: a check may read some headers.
-_LOOKS = 50
+_CHECKS_A_TURN = 50
 _Result = TypeVar("_Result")
 
 
@@ -44,7 +44,7 @@ class Cleaner:
 
     def start(self) -> None:
         if self._broker.config.cleaner_enable:
-            self._broker.spawn(self._clean_again_and_again(), "cleaner")
+            self._broker.spawn(self._run(), "cleaner")
 
     def close(self) -> None:
         """Start no new work, and cancel the cleaning in progress."""
@@ -56,7 +56,7 @@ class Cleaner:
                 _log.error("could not finish a log cleaning: %s", error)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _clean_again_and_again(self) -> None:
+    async def _run(self) -> None:
         while not self._closed:
             await asyncio.sleep(self._broker.config.cleaner_backoff_ms / 1000)
             self._put_off.clear()
@@ -65,17 +65,17 @@ class Cleaner:
 
     async def _dirtiest(self) -> Partition | None:
         found, most = None, -1.0
-        due_work = self._broker.partitions.due_work
+        maintenance_index = self._broker.partitions.maintenance_index
         now_us = time.time_ns() // 1000
-        for number, partition in enumerate(due_work.to_clean(now_us)):
-            if number % _LOOKS == _LOOKS - 1:
+        for number, partition in enumerate(maintenance_index.to_clean(now_us)):
+            if number % _CHECKS_A_TURN == _CHECKS_A_TURN - 1:
                 await asyncio.sleep(0)
             if not self._may_clean(partition):
                 continue
             try:
                 ratio = partition.log.cleaning.dirty_ratio(now_us)
                 if ratio is None:
-                    due_work.clean_later(partition, partition.log.cleaning.due_again_us(now_us))
+                    maintenance_index.clean_later(partition, partition.log.cleaning.due_again_us(now_us))
             except StorageError as error:
                 self._broker.log_failed(partition, error)
                 continue

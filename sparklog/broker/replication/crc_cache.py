@@ -49,14 +49,14 @@ class CrcCache:
 
     def put(self, key: BatchKey, running: RunningCrcs) -> None:
         """Store the CRCs of a batch, and drop the least recently used entries above the limit."""
-        self.forget(key)
+        self.drop(key)
         self._entries[key] = running
         self.size_bytes += _bytes_of(running)
         while self.size_bytes > self.limit_bytes:
             _, oldest = self._entries.popitem(last=False)
             self.size_bytes -= _bytes_of(oldest)
 
-    def forget(self, key: BatchKey) -> None:
+    def drop(self, key: BatchKey) -> None:
         """Drop the CRCs of a batch, so that its next read verifies it. A missing entry is no error."""
         found = self._entries.pop(key, None)
         if found is not None:

@@ -58,7 +58,7 @@ class Followed(NamedTuple):
     leader_epoch: int
 
 
-class _UnderWay(msgspec.Struct, frozen=True):
+class _InFlight(msgspec.Struct, frozen=True):
     """A request without a response so far. ``session_id`` is the session's at the time of the request."""
 
     session_id: int
@@ -83,9 +83,9 @@ class LeaderFetcher:
         #: The position of each partition in the requests whose responses were applied so far, including the current
         #: one.
         self._positions: dict[Key, FetchPartition] = {}
-        self._under_way: deque[_UnderWay] = deque()
+        self._in_flight: deque[_InFlight] = deque()
         #: The rest of the responses to apply.
-        self._answers: deque[Iterator[None]] = deque()
+        self._responses: deque[Iterator[None]] = deque()
         self._next_turn: asyncio.Handle | None = None
         #: Completes with an error when the connection must be closed.
         self._ended: asyncio.Future[None] | None = None
@@ -98,9 +98,9 @@ class LeaderFetcher:
         followed = self._followed[key] = Followed(partition, leader_epoch)
         self._wanted.set()
         if self._throttle.limit(partition.tp) and self._throttle.exhausted:
-            self._hold(key, followed)
+            self._defer(key, followed)
             return
-        self._want(key)
+        self._request(key)
         self._nudge_soon()
 
     def unfollow(self, key: Key) -> None:
@@ -109,7 +109,7 @@ class LeaderFetcher:
             # otherwise a connection of months would keep the positions of all deleted topics
             self._positions.pop(key, None)
 
-    def registered_again(self) -> None:
+    def on_registered(self) -> None:
         """Send a request at once after a new registration of this broker.
 
         A leader that sees the new incarnation discards the positions of the one before, and commits nothing until this
@@ -124,20 +124,20 @@ class LeaderFetcher:
 
     def _send_nudge(self) -> None:
         self._nudge = None
-        if self._ended is not None and not self._answers:
+        if self._ended is not None and not self._responses:
             self._send_next()
 
     def _send_next(self) -> None:
         """Send a request if partitions are followed and none is in flight; send a second one if there are changes."""
-        if not self._under_way:
+        if not self._in_flight:
             if self._followed:
                 self._send()
-        elif self._session.established and len(self._under_way) == 1 and self._has_news():
+        elif self._session.established and len(self._in_flight) == 1 and self._has_changes():
             self._send()
 
-    def _has_news(self) -> bool:
+    def _has_changes(self) -> bool:
         """Return whether there is a change that the leader must know before its long poll ends."""
-        return self._session.changed or self._under_way[0].incarnation != self._broker.incarnation
+        return self._session.changed or self._in_flight[0].incarnation != self._broker.incarnation
 
     async def run(self) -> None:
         """Fetch until cancelled; reconnect after a lost connection, with growing pauses."""
@@ -150,7 +150,7 @@ class LeaderFetcher:
                 try:
                     await self._connect()
                     pause_s = _FIRST_PAUSE_S
-                    await self._fetch_on()
+                    await self._run_session()
                 except (BrokerError, asyncio.TimeoutError) as error:
                     self._broker.counters["fetcher.connections.failed"] += 1
                     _log.info("could not fetch from broker %d: %s", self.leader_id, error or "no response in time")
@@ -195,18 +195,18 @@ class LeaderFetcher:
         if self._next_turn is not None:
             self._next_turn.cancel()
             self._next_turn = None
-        self._under_way.clear()
-        self._answers.clear()
+        self._in_flight.clear()
+        self._responses.clear()
         self._positions.clear()
         self._session.lost()
 
-    async def _fetch_on(self) -> None:
+    async def _run_session(self) -> None:
         """Wait until the connection must be closed; raise the reason."""
         timeout_s = self._broker.config.replica_fetch_wait_max_ms / 1000 + _ANSWER_TIMEOUT_S
         ended = self._ended = asyncio.get_running_loop().create_future()
         self._send_next()
         while True:
-            asked_s = self._under_way[0].sent_s if self._under_way else time.monotonic()
+            asked_s = self._in_flight[0].sent_s if self._in_flight else time.monotonic()
             left_s = asked_s + timeout_s - time.monotonic()
             if left_s <= 0:
                 raise asyncio.TimeoutError
@@ -238,18 +238,18 @@ class LeaderFetcher:
             named,
             session.forgotten,
         )
-        under_way = _UnderWay(session_id, named, incarnation, time.monotonic())
-        self._under_way.append(under_way)
-        self._connection.ask(request, (), partial(self._answered, under_way))
+        sent = _InFlight(session_id, named, incarnation, time.monotonic())
+        self._in_flight.append(sent)
+        self._connection.ask(request, (), partial(self._on_response, sent))
 
-    def _want(self, key: Key) -> None:
+    def _request(self, key: Key) -> None:
         followed = self._followed[key]
         if followed.partition.awaits_name:  # the partition is followed again once a checkpoint names its log
             self._session.forget(*key)
             return
-        self._want_at_end(key, followed, self._throttle.limit(followed.partition.tp))
+        self._request_from_end(key, followed, self._throttle.limit(followed.partition.tp))
 
-    def _want_at_end(self, key: Key, followed: Followed, limit: int, *, again: bool = False) -> None:
+    def _request_from_end(self, key: Key, followed: Followed, limit: int, *, again: bool = False) -> None:
         """Request the partition from its log end on.
 
         ``limit`` is the throttle's rate for it. ``again``: request it even if its position is unchanged.
@@ -273,36 +273,36 @@ class LeaderFetcher:
 
     # --- responses ---
 
-    def _answered(self, request: _UnderWay, answer: tuple[Reply, memoryview] | BrokerError) -> None:
-        if not self._under_way or self._under_way[0] is not request:
+    def _on_response(self, request: _InFlight, answer: tuple[Reply, memoryview] | BrokerError) -> None:
+        if not self._in_flight or self._in_flight[0] is not request:
             return  # a response to a closed connection
         if isinstance(answer, BrokerError):
             self._end(answer)
             return
         reply, body = answer
         assert isinstance(reply, FetchReply)
-        self._under_way.popleft()
+        self._in_flight.popleft()
         if request.session_id == self._session.session_id:
             self._session.answered(reply)
         if reply.code != ErrorCode.NONE:
             self._broker.counters["fetcher.sessions.lost"] += 1
-        elif len(reply.partitions) == 1 and not self._answers:  # the common case, where latency counts
+        elif len(reply.partitions) == 1 and not self._responses:  # the common case, where latency counts
             self._apply_alone(request, reply.partitions[0], body)
             return
         else:
-            self._answers.append(self._apply_all(request, reply, body))
+            self._responses.append(self._apply_all(request, reply, body))
         if self._next_turn is None:
-            self._go_on()
+            self._apply_next()
 
-    def _apply_alone(self, request: _UnderWay, answer: FetchedPartition, body: memoryview) -> None:
+    def _apply_alone(self, request: _InFlight, answer: FetchedPartition, body: memoryview) -> None:
         try:
-            self._take_positions(request)
+            self._adopt_positions(request)
             self._apply(answer, body)
             self._send_next()
         except Exception as error:
             self._end(error)
 
-    def _go_on(self) -> None:
+    def _apply_next(self) -> None:
         """Apply responses and send the next request.
 
         The loop gets a turn every ``_TURN_S``: a thousand new logs take longer than a broker may be silent.
@@ -310,17 +310,17 @@ class LeaderFetcher:
         self._next_turn = None
         turn_ends = time.monotonic() + _TURN_S
         try:
-            while self._answers:
-                for _ in self._answers[0]:
+            while self._responses:
+                for _ in self._responses[0]:
                     if time.monotonic() >= turn_ends:
-                        self._next_turn = asyncio.get_running_loop().call_soon(self._go_on)
+                        self._next_turn = asyncio.get_running_loop().call_soon(self._apply_next)
                         return
-                self._answers.popleft()
+                self._responses.popleft()
             self._send_next()
         except Exception as error:
             self._end(error)
 
-    def _take_positions(self, request: _UnderWay) -> None:
+    def _adopt_positions(self, request: _InFlight) -> None:
         """Adopt the positions of the request whose response is applied next.
 
         An earlier change would corrupt the response before it, whose rest is applied at the positions of its own
@@ -331,9 +331,9 @@ class LeaderFetcher:
             if key in self._followed:  # still followed
                 self._positions[key] = wanted
 
-    def _apply_all(self, request: _UnderWay, reply: FetchReply, body: memoryview) -> Iterator[None]:
+    def _apply_all(self, request: _InFlight, reply: FetchReply, body: memoryview) -> Iterator[None]:
         """Apply a response, one partition for each step of the iterator."""
-        self._take_positions(request)
+        self._adopt_positions(request)
         at = 0
         for answer in reply.partitions:
             end = at + answer.batch_count * HEADER_BYTES + answer.body_bytes
@@ -361,7 +361,7 @@ class LeaderFetcher:
             return  # a response about a deleted topic of the same name, maybe with the same epoch and offset
         log, leader_epoch = partition.log, position.leader_epoch
         before = log.log_end_offset
-        refused = partition.leader_answered(
+        refused = partition.on_leader_response(
             LeaderAnswered(
                 leader_epoch=leader_epoch,
                 fetch_offset=position.fetch_offset,
@@ -388,15 +388,15 @@ class LeaderFetcher:
             return
         moved = log.log_end_offset != before
         if answer.diverging is not None and partition.replica.refuses_cut:
-            self._rest(key, followed, _REFUSED_PAUSE_S)
+            self._back_off(key, followed, _REFUSED_PAUSE_S)
         elif refused is not None:
             self._broker.counters["fetcher.batches.refused"] += 1
-            self._rest(key, followed)
+            self._back_off(key, followed)
         elif code != ErrorCode.NONE and not moved:
             self._broker.counters["fetcher.errors"] += 1
             _error_lines.info("%s: broker %d returned %s %s", partition.tp, self.leader_id, code, answer.detail)
             early = code == ErrorCode.UNKNOWN_LEADER_EPOCH
-            self._rest(key, followed, _EPOCH_PAUSE_S if early else _PARTITION_PAUSE_S)
+            self._back_off(key, followed, _EPOCH_PAUSE_S if early else _PARTITION_PAUSE_S)
         elif moved or batch_count or answer.diverging is not None:
             limit = self._throttle.limit(partition.tp)
             if limit:
@@ -404,16 +404,16 @@ class LeaderFetcher:
                 # A replica that has all committed records may already be in the ISR, although the controller has not
                 # sent it yet. If the throttle held it, producers would wait for it.
                 if log.log_end_offset < answer.high_watermark and self._throttle.exhausted:
-                    self._hold(key, followed)
+                    self._defer(key, followed)
                     return
-            self._want_at_end(key, followed, limit, again=True)
+            self._request_from_end(key, followed, limit, again=True)
 
-    def _rest(self, key: Key, followed: Followed, pause_s: float = _PARTITION_PAUSE_S) -> None:
+    def _back_off(self, key: Key, followed: Followed, pause_s: float = _PARTITION_PAUSE_S) -> None:
         """Leave the partition out of the session for ``pause_s``."""
         self._session.forget(*key)
         asyncio.get_running_loop().call_later(pause_s, self._resume, key, followed)
 
-    def _hold(self, key: Key, followed: Followed) -> None:
+    def _defer(self, key: Key, followed: Followed) -> None:
         """Leave the partition out of the session until the throttle has bytes for it."""
         self._broker.counters["fetcher.throttled"] += 1
         self._session.forget(*key)
@@ -421,7 +421,7 @@ class LeaderFetcher:
 
     def _resume(self, key: Key, followed: Followed) -> None:
         if self._followed.get(key) is followed and not followed.partition.stopped:
-            self._want(key)
+            self._request(key)
             self._nudge_soon()
 
 
@@ -452,7 +452,7 @@ class Fetchers:
 
     def _registered_again(self) -> None:
         for fetcher in self._by_leader.values():
-            fetcher.registered_again()
+            fetcher.on_registered()
 
     def unfollow(self, partition: Partition, *, unless: int = -1) -> None:
         key = (partition.tp.topic, partition.tp.partition)

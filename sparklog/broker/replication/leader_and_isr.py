@@ -1,9 +1,9 @@
 """The controller's updates: checked against epochs and incarnation, then applied, one after the other.
 
-The broker refuses an update of an older controller, an update for an earlier incarnation of this broker, and an update
-that the same controller has given up and sent again, if it arrives after its repetition. Within an update the broker
-first applies the state of the cluster, so that it can reach each leader that a decision names; then leaderships; then
-deletions.
+The broker refuses an update of an older controller and an update for an earlier incarnation of this broker. It also
+refuses an update that arrives after a later one of the same controller, which had given it up and sent it again. Within
+an update the broker first applies the state of the cluster, so that it can reach each leader that a decision names;
+then leaderships; then deletions.
 
 A small update takes one turn of the event loop. A large one is applied in slices, and clients are served between
 slices: a hundred thousand new logs take longer than a broker may be silent. Other events between two slices do no harm,
@@ -96,15 +96,15 @@ def _carry_out(broker: BrokerState, connection: ServerConnection, request: Contr
     except ConfigError as error:
         connection.reply(ControlUpdateReply(request.cid, ErrorCode.INVALID_CONFIG, (), str(error)))
         return
-    broker.update_taken(request)
+    broker.on_update(request)
     if broker.cache.incarnations != before:
-        yield from _tell_brokers(broker)
+        yield from _notify_brokers(broker)
     failed: list[Failure] = []
     for first in range(0, len(request.partitions), _SLICE):
         failed += _decide(broker, request.partitions[first : first + _SLICE])
         broker.counters["control.slices"] += 1
         yield
-    yield from _retune(broker, request)
+    yield from _apply_topic_configs(broker, request)
     yield from _delete(broker, request)
     if request.full:
         yield from _drop_stale(broker, request)
@@ -131,7 +131,7 @@ def _refusal(broker: BrokerState, update: ControlUpdate) -> BrokerError | None:
     return None
 
 
-def _tell_brokers(broker: BrokerState) -> Iterator[None]:
+def _notify_brokers(broker: BrokerState) -> Iterator[None]:
     """Give every replica the new list of live brokers.
 
     Partitions led here come first: their leaders may shrink thousands of ISRs now, and ZooKeeper writes while the other
@@ -247,7 +247,7 @@ def _let_go(broker: BrokerState, tp: TopicPartition) -> None:
         broker.partitions.drop_log(tp, keep=detail)
 
 
-def _retune(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
+def _apply_topic_configs(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
     """Apply changed schemas and settings to replicas without a decision in the update."""
     changed: dict[str, CachedTopic] = {}
     for change in update.topics:
@@ -264,7 +264,7 @@ def _retune(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
             if retuned % _SLICE == 0:
                 yield
             try:
-                settings_changed = broker.partitions.retune(partition, topic)
+                settings_changed = broker.partitions.apply_topic_config(partition, topic)
             except BrokerError as error:
                 _log.error("%s: could not apply a new schema or settings: %s", partition.tp, error)
                 continue

@@ -77,7 +77,7 @@ class LogMaintenance:
         self._every(_FLUSH_CHECK_MS, self._flush, "flush", while_set=self._unflushed)
 
     def close(self) -> None:
-        """Start no new work. Work in threads ends without a signal, and its result is dropped."""
+        """Start no new work. Running work in threads is not cancelled; its result is dropped."""
         self._closed = True
         self._holds.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -205,7 +205,7 @@ class LogMaintenance:
         self._broker.spawn(repeat(), name)
 
     async def _checkpoint(self) -> None:
-        self._spare_collector()
+        self._freeze_objects()
         await self._write_checkpoint(self._pool)
 
     async def _write_checkpoint(self, pool: ThreadPoolExecutor) -> None:
@@ -245,7 +245,7 @@ class LogMaintenance:
         finally:
             self._naming = False
 
-    def _spare_collector(self) -> None:
+    def _freeze_objects(self) -> None:
         """Take the objects of partitions out of the garbage collector, or give them back.
 
         They live as long as their partitions, about a hundred objects for each one. If every full collection visited
@@ -264,11 +264,11 @@ class LogMaintenance:
     async def _retain(self) -> None:
         """Delete segments by age and size on leaders; followers delete what their leader has deleted."""
         await self._roll()
-        due_work = self._broker.partitions.due_work
-        for partition in due_work.behind():
+        maintenance_index = self._broker.partitions.maintenance_index
+        for partition in maintenance_index.with_backlog():
             if partition.offline is None and not partition.stopped:
                 self.committed(partition)
-        due = due_work.due(time.time_ns() // 1000)
+        due = maintenance_index.due(time.time_ns() // 1000)
         committed = await self._holds.ask(sorted(_awaited_groups(due)))
         now_us = time.time_ns() // 1000
         for partition in due:
@@ -288,7 +288,7 @@ class LogMaintenance:
         marker of no transaction; a reader finds no record at its offset.
         """
         now_us = time.time_ns() // 1000
-        for partition in self._broker.partitions.due_work.due(now_us):
+        for partition in self._broker.partitions.maintenance_index.due(now_us):
             if not partition.replica.is_leader or partition.stopped or partition.offline is not None:
                 continue
             if not partition.log.roll_due(now_us):

@@ -27,8 +27,8 @@ class MaintenanceIndex:
         self._directory = directory
         self._hosted = hosted
         #: Replicas to check, besides those whose logs have changed.
-        self._to_look: set[Partition] = set()
-        self._behind: set[Partition] = set()
+        self._changed: set[Partition] = set()
+        self._with_backlog: set[Partition] = set()
         self._in_transaction: set[Partition] = set()
         #: The earliest time at which retention may find work, for each partition led here; us since the epoch. None is
         #: due before ``_first_due_us``.
@@ -38,27 +38,27 @@ class MaintenanceIndex:
         #: epoch.
         self._to_clean: dict[Partition, int] = {}
 
-    def look_at(self, partition: Partition) -> None:
+    def mark_changed(self, partition: Partition) -> None:
         """Check the partition again, because its role or settings have changed."""
-        self._to_look.add(partition)
+        self._changed.add(partition)
 
-    def forget(self, partition: Partition) -> None:
+    def drop(self, partition: Partition) -> None:
         """Remove a partition that this broker no longer hosts."""
-        self._to_look.discard(partition)
-        self._behind.discard(partition)
+        self._changed.discard(partition)
+        self._with_backlog.discard(partition)
         self._in_transaction.discard(partition)
         self._due_us.pop(partition, None)
         self._to_clean.pop(partition, None)
 
-    def behind(self) -> list[Partition]:
+    def with_backlog(self) -> list[Partition]:
         """Return the partitions with segments to seal or schemas to store."""
-        self._look()
-        self._behind = {partition for partition in self._behind if partition.log.durability.is_behind}
-        return list(self._behind)
+        self._check_changed()
+        self._with_backlog = {partition for partition in self._with_backlog if partition.log.durability.is_behind}
+        return list(self._with_backlog)
 
     def in_transaction(self) -> list[Partition]:
         """Return the partitions with open transactions."""
-        self._look()
+        self._check_changed()
         return list(self._in_transaction)
 
     def due(self, now_us: int) -> list[Partition]:
@@ -66,7 +66,7 @@ class MaintenanceIndex:
 
         The work is a segment to end or to delete.
         """
-        self._look()
+        self._check_changed()
         if now_us < self._first_due_us:
             return []
         due = [partition for partition, due_us in self._due_us.items() if due_us <= now_us]
@@ -78,7 +78,7 @@ class MaintenanceIndex:
 
         Each one is returned until ``clean_later`` is called for it.
         """
-        self._look()
+        self._check_changed()
         return [partition for partition, due_us in self._to_clean.items() if due_us <= now_us]
 
     def clean_later(self, partition: Partition, due_us: int | None) -> None:
@@ -88,18 +88,18 @@ class MaintenanceIndex:
         elif partition in self._to_clean:
             self._to_clean[partition] = due_us
 
-    def _look(self) -> None:
-        changed = map(self._hosted, self._directory.take_changed())
-        to_look, self._to_look = self._to_look.union(filter(None, changed)), set()
-        for partition in to_look:
-            self._look_at(partition)
+    def _check_changed(self) -> None:
+        changed_logs = map(self._hosted, self._directory.take_changed())
+        changed, self._changed = self._changed.union(filter(None, changed_logs)), set()
+        for partition in changed:
+            self._check(partition)
 
-    def _look_at(self, partition: Partition) -> None:
+    def _check(self, partition: Partition) -> None:
         log = partition.log
         if log.durability.is_behind:
-            self._behind.add(partition)
+            self._with_backlog.add(partition)
         else:
-            self._behind.discard(partition)
+            self._with_backlog.discard(partition)
         if log.in_transaction:
             self._in_transaction.add(partition)
         else:

@@ -117,7 +117,7 @@ class PendingProduce(msgspec.Struct):
     """
 
     batches: Batches
-    answered: Callable[[Answer], None]
+    on_result: Callable[[Answer], None]
     own: bool = False
     placed: bool = False
     roll: bool = False
@@ -172,7 +172,7 @@ class Partition:
         log: Log,
         replica: Replica,
         rules: AppendRules,
-        surroundings: PartitionHost,
+        host: PartitionHost,
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
@@ -180,13 +180,13 @@ class Partition:
         self.replica = replica
         self.rules = rules
         #: The cached topic whose schemas and settings this replica has applied.
-        self.tuned_for: object = None
+        self.configured_for: object = None
         #: Why this replica is offline, or None.
         self.offline: str | None = None
         self.stopped = False
         #: The deadline for which the timer is set; see ``Partitions.deadline_moved``.
         self.timer_ms = NEVER
-        self._surroundings = surroundings
+        self._host = host
         self._events: deque[Event] = deque()
         self._stepping = False
         self._pending: dict[int, PendingProduce] = {}
@@ -209,13 +209,13 @@ class Partition:
             return
         self._stepping = True
         try:
-            now_ms = self._surroundings.now_ms()
+            now_ms = self._host.now_ms()
             while True:
                 for effect in replica.step(event, now_ms):
                     _PERFORM[type(effect)](self, effect)
                 if not events:
                     break
-                event, now_ms = events.popleft(), self._surroundings.now_ms()
+                event, now_ms = events.popleft(), self._host.now_ms()
         except Exception as error:
             # The state machine and the log may disagree now: the replica must stop.
             self._stepping = False
@@ -223,10 +223,10 @@ class Partition:
         finally:
             self._stepping = False
         if replica.deadline_ms < self.timer_ms:
-            self._surroundings.deadline_moved(self)
+            self._host.deadline_moved(self)
 
     def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
-        """Append batches if this replica is the leader; call ``pending.answered`` once, now or later."""
+        """Append batches if this replica is the leader; call ``pending.on_result`` once, now or later."""
         self._next_ticket += 1
         ticket = self._next_ticket
         self._pending[ticket] = pending
@@ -251,7 +251,7 @@ class Partition:
             return RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: this replica is {self.replica.role}")
         return verdict
 
-    def leader_answered(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> BrokerError | None:
+    def on_leader_response(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> BrokerError | None:
         """Apply the leader's response for this partition; return why the batches were refused, or None."""
         log = self.log
         if event.batch_count and log.is_outdated_for(headers, time.time_ns() // 1000):
@@ -281,14 +281,14 @@ class Partition:
         try:
             self.step(self._cut_at(offset, job))
             if self.offline is None:
-                self._surroundings.start_fetching(self, self.replica.leader, self.replica.leader_epoch)
+                self._host.start_fetching(self, self.replica.leader, self.replica.leader_epoch)
         except Exception as error:  # handled as an error in step()
             self._fail(error)
 
     def cut_failed(self, job: TruncationJob) -> None:
         """Drop a cut whose copy failed, and fetch from the leader again, unless the role has changed since."""
         if self._cut is not None and self._cut[0] is job and not self.stopped:
-            self._forget_cut()
+            self._drop_cut()
             self.failed_cuts += 1
             self.step(TruncationFailed())
 
@@ -299,7 +299,7 @@ class Partition:
         self.step(LogNamed())
         replica = self.replica
         if replica.role == "follower" and replica.leader != NO_LEADER and not self.is_cutting:
-            self._surroundings.start_fetching(self, replica.leader, replica.leader_epoch)
+            self._host.start_fetching(self, replica.leader, replica.leader_epoch)
 
     @property
     def awaits_name(self) -> bool:
@@ -319,7 +319,7 @@ class Partition:
             self.step(Stopped())
             self.stopped = True
             self._answer_all(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: the replica was stopped")
-            self._surroundings.role_changed(self)
+            self._host.role_changed(self)
 
     def leave(self) -> None:
         """Stop the replica because the process ends.
@@ -329,7 +329,7 @@ class Partition:
         """
         if self.replica.is_leader or self._pending:
             self.stop()
-        self._forget_cut()  # otherwise the process would wait for the cut's copy
+        self._drop_cut()  # otherwise the process would wait for the cut's copy
         self.stopped = True
 
     def fail(self, error: Exception) -> None:
@@ -338,7 +338,7 @@ class Partition:
             self.offline = str(error)
             self.step(LogFailed(self.offline))
             self._answer_all(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
-            self._surroundings.role_changed(self)
+            self._host.role_changed(self)
 
     def storage_failed(self, error: StorageError) -> BrokerError:
         """Take the replica offline after a read failed; return the error for the reader."""
@@ -426,7 +426,7 @@ class Partition:
     def _answer_produce(self, effect: AnswerProduce) -> None:
         pending = self._pending.pop(effect.ticket, None)
         if pending is not None:
-            pending.answered(Answer(effect.code, effect.base_offset, pending.append_time_us, effect.detail))
+            pending.on_result(Answer(effect.code, effect.base_offset, pending.append_time_us, effect.detail))
 
     def _append_as_follower(self, effect: AppendAsFollower) -> None:
         assert self._incoming is not None
@@ -448,7 +448,7 @@ class Partition:
             self._events.append(self._cut_at(effect.offset, None))
         else:  # the copy and its fsync would block the event loop for as long as the disk takes
             self._cut = job, effect.offset
-            self._surroundings.prepare_cut(self, job)
+            self._host.prepare_cut(self, job)
 
     def _cut_at(self, offset: int, job: TruncationJob | None) -> Truncated:
         before = self.log.log_end_offset
@@ -472,7 +472,7 @@ class Partition:
             effect.high_watermark,
         )
         self._refused = True
-        self._surroundings.cut_refused(self, effect)
+        self._host.cut_refused(self, effect)
 
     def _cut_accepted(self, effect: CutAccepted) -> None:
         self._withdraw_refusal()
@@ -480,41 +480,41 @@ class Partition:
     def _withdraw_refusal(self) -> None:
         if self._refused:
             self._refused = False
-            self._surroundings.cut_accepted(self)
+            self._host.cut_accepted(self)
 
     def _write_isr(self, effect: WriteIsr) -> None:
-        self._surroundings.write_isr(self, effect)
+        self._host.write_isr(self, effect)
 
     def _isr_changed(self, effect: IsrChanged) -> None:
-        self._surroundings.isr_changed(self, effect.isr)
+        self._host.isr_changed(self, effect.isr)
 
     def _high_watermark_moved(self, effect: HighWatermarkMoved) -> None:
         self.log.set_high_watermark(effect.high_watermark)
-        self._surroundings.high_watermark_moved(self)
+        self._host.high_watermark_moved(self)
 
     def _log_end_moved(self, effect: LogEndMoved) -> None:
-        self._surroundings.log_end_moved(self)
+        self._host.log_end_moved(self)
 
     def _take_verdict(self, effect: FetchVerdict) -> None:
         self._verdict = effect
 
     def _report_bad_decision(self, effect: ReportBadDecision) -> None:
-        self._surroundings.bad_decision(self, effect.detail)
+        self._host.bad_decision(self, effect.detail)
 
     def _start_fetching(self, effect: StartFetching) -> None:
-        self._surroundings.start_fetching(self, effect.leader, effect.leader_epoch)
+        self._host.start_fetching(self, effect.leader, effect.leader_epoch)
 
     def _stop_fetching(self, effect: StopFetching) -> None:
-        self._surroundings.stop_fetching(self)
+        self._host.stop_fetching(self)
 
     def _role_changed(self, effect: RoleChanged) -> None:
         _role_lines.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
-        self._forget_cut()
+        self._drop_cut()
         self._withdraw_refusal()
         self.failed_cuts = 0
-        self._surroundings.role_changed(self)
+        self._host.role_changed(self)
 
-    def _forget_cut(self) -> None:
+    def _drop_cut(self) -> None:
         """Drop the pending cut, as if the leader's response had not arrived: the replica asks its next leader again."""
         if self._cut is not None:
             self._cut = None
@@ -533,7 +533,7 @@ class Partition:
         if not isinstance(error, StorageError):
             _log.exception("%s: step failed", self.tp, exc_info=error)
         self._events.clear()
-        self._surroundings.log_failed(self, error)
+        self._host.log_failed(self, error)
 
 
 def check_batch(tp: TopicPartition, rules: AppendRules, header: BatchHeader, body: memoryview, *, placed: bool) -> None:

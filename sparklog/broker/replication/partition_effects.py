@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 class PartitionEffects:
     """The ``PartitionHost`` of every partition in a broker process. Owner: the broker's event loop."""
 
-    def __init__(self, broker: BrokerState, *, fetchers: Fetchers, upkeep: LogMaintenance) -> None:
+    def __init__(self, broker: BrokerState, *, fetchers: Fetchers, log_maintenance: LogMaintenance) -> None:
         self._broker = broker
         self._fetchers = fetchers
-        self._upkeep = upkeep
+        self._log_maintenance = log_maintenance
         self.now_ms = broker.now_ms
 
     def write_isr(self, partition: Partition, effect: WriteIsr) -> None:
@@ -53,7 +53,7 @@ class PartitionEffects:
         self._broker.registry.accept_cut(partition)
 
     def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        self._upkeep.prepare_cut(partition, job)
+        self._log_maintenance.prepare_cut(partition, job)
 
     def role_changed(self, partition: Partition) -> None:
         self._broker.counters[f"roles.{partition.replica.role}"] += 1
@@ -68,7 +68,7 @@ class PartitionEffects:
 
     def high_watermark_moved(self, partition: Partition) -> None:
         self._broker.fetches.high_watermark_moved(partition)
-        self._upkeep.committed(partition)
+        self._log_maintenance.committed(partition)
         self._broker.markers.committed(partition)
         self._broker.coordinators.committed(partition)
 

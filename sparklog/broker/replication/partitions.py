@@ -39,17 +39,17 @@ class Partitions:
         self._broker = broker
         self.directory = directory
         self._hosted: dict[tuple[str, int], Partition] = {}
-        self.due_work = MaintenanceIndex(directory, self._hosted.get)
+        self.maintenance_index = MaintenanceIndex(directory, self._hosted.get)
         #: The partitions that this broker leads, by the last role change of each replica.
         self._led: set[Partition] = set()
         #: The running CRCs of verified batches of all logs; later projections use them.
-        self.kept_crcs = CrcCache()
+        self.crc_cache = CrcCache()
         self._timers: list[tuple[int, int, Partition]] = []
         self._timer_order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         #: Performs the effects that take time. It is set once, before the first partition is hosted.
-        self.wiring: PartitionEffects
+        self.effects: PartitionEffects
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(list(self._hosted.values()))
@@ -113,7 +113,7 @@ class Partitions:
             partition = self._create(tp, topic)
             self._hosted[tp] = partition
         else:
-            self.retune(partition, topic)
+            self.apply_topic_config(partition, topic)
         return partition
 
     def _create(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
@@ -135,27 +135,27 @@ class Partitions:
             log=log,
             replica=replica,
             rules=rules,
-            surroundings=self.wiring,
+            host=self.effects,
         )
-        self.retune(partition, topic)
+        self.apply_topic_config(partition, topic)
         return partition
 
-    def retune(self, partition: Partition, topic: CachedTopic) -> bool:
+    def apply_topic_config(self, partition: Partition, topic: CachedTopic) -> bool:
         """Apply the topic's schemas and settings to a replica, unless it has those of this very object.
 
         Returns whether the settings have changed.
         """
-        if partition.tuned_for is topic:
+        if partition.configured_for is topic:
             return False
         _add_schemas(partition.log, topic.change)
         changed = partition.log.config != topic.config
         partition.log.config = topic.config
-        self.due_work.look_at(partition)
+        self.maintenance_index.mark_changed(partition)
         if partition.log.durability.awaits_flush:  # records that needed no fsync when they came
             self.directory.flush_later(partition.tp)
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
-        partition.tuned_for = topic
+        partition.configured_for = topic
         return changed
 
     def drop(self, partition: Partition, *, keep: str = "") -> None:
@@ -164,7 +164,7 @@ class Partitions:
         partition.stop()
         del self._hosted[partition.tp]
         self._led.discard(partition)
-        self.due_work.forget(partition)
+        self.maintenance_index.drop(partition)
         self._let_go(partition.tp, keep=keep)
 
     def drop_log(self, tp: TopicPartition, *, keep: str = "") -> None:
@@ -178,7 +178,7 @@ class Partitions:
             if keep:
                 self._broker.counters["logs.set.aside"] += 1
                 self.directory.set_aside(tp, reason=keep)
-                self._broker.log_set_aside()
+                self._broker.on_log_set_aside()
             else:
                 self.directory.delete(tp)
         except StorageError as error:
@@ -191,7 +191,7 @@ class Partitions:
 
     def role_changed(self, partition: Partition) -> None:
         if not partition.stopped:
-            self.due_work.look_at(partition)
+            self.maintenance_index.mark_changed(partition)
         if partition.replica.is_leader:
             self._led.add(partition)
         else:

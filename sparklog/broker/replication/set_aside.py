@@ -47,7 +47,7 @@ class SetAsideLogs:
         self._wanted = asyncio.Event()
 
     def start(self) -> None:
-        self._broker.log_set_aside = self._wanted.set
+        self._broker.on_log_set_aside = self._wanted.set
         self._wanted.set()
         self._broker.spawn(self._repeat(), "set-aside logs")
 
@@ -116,12 +116,12 @@ class SetAsideLogs:
                 await asyncio.wait_for(self._wanted.wait(), pause_s)
             self._wanted.clear()
             try:
-                await self._look()
+                await self._check()
             except (SparklogError, OSError) as error:
                 self._broker.counters["set.aside.failed"] += 1
                 _log.warning("could not check set-aside logs, retrying later: %s", error)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         self._broker.counters["set.aside.looks"] += 1
         await asyncio.get_running_loop().run_in_executor(None, self._directory.kept_aside.sync)
         entries = await self._entries()

@@ -98,7 +98,7 @@ class CopyThrottle:
 
     def limit(self, tp: TopicPartition) -> int:
         """Return the bytes per second that this and all other limited partitions share; 0 means no limit."""
-        self._look()
+        self._refresh_limits()
         if self._bucket is None or tp not in self._limits:
             return 0
         return self._bucket.rate
@@ -157,7 +157,7 @@ class CopyThrottle:
 
     def _release(self) -> None:
         """Resume partitions without a limit: one that is in sync now would make producers wait."""
-        self._look()
+        self._refresh_limits()
         held, self._held = self._held, deque()
         for tp, resume in held:
             if tp in self._limits:
@@ -173,7 +173,7 @@ class CopyThrottle:
             if self._held:
                 self._arm(0.0)
 
-    def _look(self) -> None:
+    def _refresh_limits(self) -> None:
         """Apply changed limits."""
         cache = self._broker.cache
         if self._moves_seen == cache.moves_seen:

@@ -32,28 +32,28 @@ class TopicNotes:
         self._directory = directory
         self._noted = directory.topic_notes()
         #: Topics that updates have named since the last notes, and whether a topic may be deleted.
-        self._told: set[str] = set()
+        self._named: set[str] = set()
         self._may_be_gone = False
 
     def start(self) -> None:
         self._broker.spawn(self._repeat(), "topic notes")
 
-    def told(self, update: ControlUpdate) -> None:
+    def on_update(self, update: ControlUpdate) -> None:
         """Record the topics that an applied update names."""
         self._may_be_gone |= update.full or bool(update.deleted)
-        self._told.update(change.name for change in update.topics)
-        self._told.update(decision.topic for decision in update.partitions)
+        self._named.update(change.name for change in update.topics)
+        self._named.update(decision.topic for decision in update.partitions)
 
     async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(self._broker.config.checkpoint_interval_ms / 1000)
-            if self.look():
+            if self.collect():
                 await asyncio.to_thread(self.write)
 
-    def look(self) -> bool:
+    def collect(self) -> bool:
         """Make notes on the topics that updates have named; return whether ``write`` has work."""
-        told, self._told = self._told, set()
-        hosted = {partition.tp.topic for partition in self._broker.partitions} & told if told else set()
+        named, self._named = self._named, set()
+        hosted = {partition.tp.topic for partition in self._broker.partitions} & named if named else set()
         changed, self._may_be_gone = self._may_be_gone, False
         for name in hosted:
             topic = self._broker.cache.topic(name)

@@ -2,9 +2,9 @@
 
 A connection that has proved its identity (``protocol.proof``) may send requests of the broker or the controller that it
 has proved to be, and of no other. Brokers of release 0.1.0 cannot prove their identity. While the controller's table of
-brokers has such brokers, this broker accepts their requests without a proof, within the controller's updates: a
-follower's fetch only under the id of such a broker, and no incarnation or epoch beyond the latest known. This ends
-permanently once every broker proves its identity. Control updates always need a proof.
+brokers has such brokers, this broker accepts their requests without a proof. It accepts a follower's fetch only under
+the id of such a broker, and no incarnation or epoch beyond those of the controller's updates. This ends permanently
+once every broker proves its identity. Control updates always need a proof.
 
 A broker that an operator started without a secret accepts every request, and logs that.
 """

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from sparklog.broker.internal_topics import refuse_internal
-from sparklog.broker.requests.delayed_replies import answer_later, until_told
+from sparklog.broker.requests.delayed_replies import reply_later, wait_for_metadata
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicRecord, TopicSchema
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 def handle_add_columns(
     broker: BrokerState, connection: ServerConnection, request: AddColumns, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _add_columns(broker, request))
+    reply_later(broker, connection, request, _add_columns(broker, request))
 
 
 async def _add_columns(broker: BrokerState, request: AddColumns) -> Reply:
@@ -37,13 +37,13 @@ async def _add_columns(broker: BrokerState, request: AddColumns) -> Reply:
         raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
     _log.info("topic %s now has schema %d", record.name, record.latest_schema.schema_id)
 
-    def told() -> bool:
+    def is_updated() -> bool:
         topic = broker.cache.topic(record.name)
         return topic is not None and (
             topic.change.topic_id != record.topic_id or len(topic.change.schemas) >= len(record.schemas)
         )
 
-    if not await until_told(broker, told, request.timeout_ms):
+    if not await wait_for_metadata(broker, is_updated, request.timeout_ms):
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} has the columns, but brokers do not know of them yet"
         )

@@ -13,7 +13,7 @@ import msgspec
 
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.lifecycle.broker_load import load
-from sparklog.broker.requests.delayed_replies import answer_later, until_led
+from sparklog.broker.requests.delayed_replies import reply_later, wait_for_leaders
 from sparklog.broker.state import BrokerState
 from sparklog.controller.placement import (
     FEW_PARTITIONS,
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 def handle_create_partitions(
     broker: BrokerState, connection: ServerConnection, request: CreatePartitions, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _create_partitions(broker, request))
+    reply_later(broker, connection, request, _create_partitions(broker, request))
 
 
 async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> Reply:
@@ -59,7 +59,7 @@ async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> 
         raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
     _log.info("topic %s now has %d partitions", record.name, len(record.assignment))
 
-    if not await until_led(broker, record, request.timeout_ms):
+    if not await wait_for_leaders(broker, record, request.timeout_ms):
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT,
             f"topic {record.name!r} has {len(record.assignment)} partitions, but some have no leader yet",

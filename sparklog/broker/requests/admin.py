@@ -18,7 +18,7 @@ import pyarrow as pa
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.lifecycle.broker_load import load
 from sparklog.broker.requests.alter_topic import check_config
-from sparklog.broker.requests.delayed_replies import answer_later, until_led, until_told
+from sparklog.broker.requests.delayed_replies import reply_later, wait_for_leaders, wait_for_metadata
 from sparklog.broker.state import BrokerState
 from sparklog.controller.placement import FEW_PARTITIONS, Placement, check_assignment, check_new, place
 from sparklog.errors import BrokerError, ErrorCode
@@ -41,13 +41,13 @@ _log = logging.getLogger(__name__)
 def handle_create_topic(
     broker: BrokerState, connection: ServerConnection, request: CreateTopic, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _create_topic(broker, request))
+    reply_later(broker, connection, request, _create_topic(broker, request))
 
 
 def handle_delete_topic(
     broker: BrokerState, connection: ServerConnection, request: DeleteTopic, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _delete_topic(broker, request))
+    reply_later(broker, connection, request, _delete_topic(broker, request))
 
 
 def handle_init_producer_id(
@@ -58,7 +58,7 @@ def handle_init_producer_id(
             ErrorCode.INVALID_REQUEST,
             f"transactional id {request.transactional_id!r}: its producer ids come from BeginTransaction",
         )
-    answer_later(broker, connection, request, _init_producer_id(broker, request))
+    reply_later(broker, connection, request, _init_producer_id(broker, request))
 
 
 # --- topics -----------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def handle_init_producer_id(
 
 async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
     # A broker that has just started knows no live broker, not even itself, until its first update from the controller.
-    if not await until_told(broker, lambda: bool(broker.cache.brokers), request.timeout_ms):
+    if not await wait_for_metadata(broker, lambda: bool(broker.cache.brokers), request.timeout_ms):
         raise BrokerError(
             ErrorCode.BROKER_NOT_AVAILABLE,
             f"broker {broker.broker_id} cannot place topic {request.name!r}: it has no metadata from a controller",
@@ -77,7 +77,7 @@ async def _create_topic(broker: BrokerState, request: CreateTopic) -> Reply:
     await broker.registry.create_topic(record)
     _log.info("topic %s (%s) created with %d partitions", record.name, record.topic_id, len(record.assignment))
 
-    if not await until_led(broker, record, request.timeout_ms):
+    if not await wait_for_leaders(broker, record, request.timeout_ms):
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} was created, but some partitions have no leader yet"
         )
@@ -159,7 +159,7 @@ async def _delete_topic(broker: BrokerState, request: DeleteTopic) -> Reply:
         known = broker.cache.topic(request.name)
         return known is None or known.change.topic_id != topic_id
 
-    if not await until_told(broker, gone, request.timeout_ms):
+    if not await wait_for_metadata(broker, gone, request.timeout_ms):
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT, f"deletion of topic {request.name!r} was requested, but is not complete yet"
         )

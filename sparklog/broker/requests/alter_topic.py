@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from sparklog.broker.internal_topics import refuse_internal
-from sparklog.broker.requests.delayed_replies import answer_later, until_told
+from sparklog.broker.requests.delayed_replies import reply_later, wait_for_metadata
 from sparklog.broker.state import BrokerState
 from sparklog.config import check_topic_settings, topic_config
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def handle_alter_topic(
     broker: BrokerState, connection: ServerConnection, request: AlterTopic, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _alter_topic(broker, request))
+    reply_later(broker, connection, request, _alter_topic(broker, request))
 
 
 async def _alter_topic(broker: BrokerState, request: AlterTopic) -> Reply:
@@ -46,11 +46,11 @@ async def _alter_topic(broker: BrokerState, request: AlterTopic) -> Reply:
         raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
     _log.info("topic %s now has the settings %s", record.name, record.config)
 
-    def told() -> bool:
+    def is_updated() -> bool:
         topic = broker.cache.topic(record.name)
         return topic is not None and (topic.change.topic_id != record.topic_id or topic.change.config == record.config)
 
-    if not await until_told(broker, told, request.timeout_ms):
+    if not await wait_for_metadata(broker, is_updated, request.timeout_ms):
         raise BrokerError(
             ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} has the settings, but brokers do not know of them yet"
         )

@@ -16,7 +16,7 @@ _DEFAULT_TIMEOUT_MS = 30_000
 _MAX_TIMEOUT_MS = 600_000
 
 
-def answer_later(
+def reply_later(
     broker: BrokerState, connection: ServerConnection, request: Request, work: Coroutine[Any, Any, Reply]
 ) -> None:
     """Respond with the result of ``work``, or with the error that it raises."""
@@ -42,11 +42,11 @@ def limit_s(timeout_ms: int) -> float:
     return (min(timeout_ms, _MAX_TIMEOUT_MS) if timeout_ms > 0 else _DEFAULT_TIMEOUT_MS) / 1000
 
 
-async def until_told(broker: BrokerState, true: Callable[[], bool], timeout_ms: int) -> bool:
+async def wait_for_metadata(broker: BrokerState, condition: Callable[[], bool], timeout_ms: int) -> bool:
     """Return whether the cluster's metadata made the condition true in time."""
     loop = asyncio.get_running_loop()
     end = loop.time() + limit_s(timeout_ms)
-    while not true():
+    while not condition():
         left_s = end - loop.time()
         if left_s <= 0:
             return False
@@ -54,7 +54,7 @@ async def until_told(broker: BrokerState, true: Callable[[], bool], timeout_ms: 
     return True
 
 
-async def until_led(broker: BrokerState, record: TopicRecord, timeout_ms: int) -> bool:
+async def wait_for_leaders(broker: BrokerState, record: TopicRecord, timeout_ms: int) -> bool:
     """Return whether all partitions of a topic had a leader in time, at least as many as in ``record``."""
 
     def led() -> bool:
@@ -66,4 +66,4 @@ async def until_led(broker: BrokerState, record: TopicRecord, timeout_ms: int) -
             and all(known.state.leader != NO_LEADER for known in topic.partitions.values())
         )
 
-    return await until_told(broker, led, timeout_ms)
+    return await wait_for_metadata(broker, led, timeout_ms)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Generator
 
 from sparklog.broker.internal_topics import refuse_internal
-from sparklog.broker.requests.delayed_replies import answer_later
+from sparklog.broker.requests.delayed_replies import reply_later
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
@@ -26,7 +26,7 @@ _HIGH_WATERMARK = -1
 def handle_delete_records(
     broker: BrokerState, connection: ServerConnection, request: DeleteRecords, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _delete_records(broker, request))
+    reply_later(broker, connection, request, _delete_records(broker, request))
 
 
 async def _delete_records(broker: BrokerState, request: DeleteRecords) -> Reply:

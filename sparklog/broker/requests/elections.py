@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Sequence
 
-from sparklog.broker.requests.delayed_replies import answer_later, limit_s, until_told
+from sparklog.broker.requests.delayed_replies import limit_s, reply_later, wait_for_metadata
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, LeaderAndIsr, TopicPartition, VersionedState
@@ -35,13 +35,13 @@ def handle_elect_leaders(
         raise BrokerError(
             ErrorCode.INVALID_REQUEST, f"election {request.kind!r} found, expected {PREFERRED!r} or {UNCLEAN!r}"
         )
-    answer_later(broker, connection, request, _elect_leaders(broker, request))
+    reply_later(broker, connection, request, _elect_leaders(broker, request))
 
 
 async def _elect_leaders(broker: BrokerState, request: ElectLeaders) -> Reply:
     asked = _partitions(broker, request)
     await asyncio.sleep(0)
-    results, wanting = await broker.slices.result(_sorted_out(broker, request, asked))
+    results, wanting = await broker.slices.result(_classify(broker, request, asked))
     if wanting:
         results |= await _hold_elections(broker, request, wanting)
     await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def _elect_leaders(broker: BrokerState, request: ElectLeaders) -> Reply:
     return ElectLeadersReply(request.cid, tuple(answered))
 
 
-def _sorted_out(
+def _classify(
     broker: BrokerState, request: ElectLeaders, asked: Sequence[TopicPartition]
 ) -> Generator[None, None, tuple[dict[TopicPartition, PartitionResult], list[PartitionDecision]]]:
     """Return the results of partitions that need no election, and the other partitions."""
@@ -145,7 +145,9 @@ async def _states(
     """Return ZooKeeper's state of these partitions, after this broker has the same state or a newer one."""
     tps = [TopicPartition(known.topic, known.partition) for known in wanting]
     found = dict(zip(tps, await broker.registry.read_states(tps), strict=True))
-    await until_told(broker, lambda: all(_arrived(broker, tp, state) for tp, state in found.items()), _ECHO_TIMEOUT_MS)
+    await wait_for_metadata(
+        broker, lambda: all(_arrived(broker, tp, state) for tp, state in found.items()), _ECHO_TIMEOUT_MS
+    )
     return {tp: (broker.cache.partition(tp) or known, found[tp]) for tp, known in zip(tps, wanting, strict=True)}
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from sparklog.broker.replication.partition import FetchVerdict, Partition
 from sparklog.broker.replication.partitions import Partitions
-from sparklog.broker.requests.fetch_read import PartitionRead, look_for_follower
+from sparklog.broker.requests.fetch_read import PartitionRead, read_for_follower
 from sparklog.broker.requests.open_fetch import OpenFetch
 from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 #: gets its response now: a new timer for the rest would fire at once, again and again.
 _TIMER_EARLY_S = 0.002
 #: The time in one turn of the event loop for which waiting fetches read again; one fetch may exceed it.
-_LOOKS_S = 0.03
+_READS_S = 0.03
 #: Fetches without a session that wait on one connection: clients have one or two.
 _MOST_OF_CONNECTION = 16
 #: Fetches without a session that wait in the whole broker, and the wait of each fetch above that number; no append ends
@@ -76,13 +76,13 @@ class Fetches:
         #: The last read for a follower, kept while nothing changes: other followers wait at the same position.
         self._seen: tuple[FetchPartition, int, PartitionRead] | None = None
         #: The fetches that read again in the next turn of the event loop, and how many of them are consumers'.
-        self._to_look: deque[OpenFetch] = deque()
-        self._looks_scheduled = False
+        self._due_to_read: deque[OpenFetch] = deque()
+        self._reads_scheduled = False
         self._consumers_due = 0
 
     # --- time ---
 
-    def answer_within(self, fetch: OpenFetch, delay_s: float) -> None:
+    def reply_within(self, fetch: OpenFetch, delay_s: float) -> None:
         """Respond with the records found so far after ``delay_s``, unless the fetch has its response by then."""
         due_s = time.monotonic() + delay_s
         if due_s < fetch.due_s and not fetch.done:
@@ -102,9 +102,9 @@ class Fetches:
             self._timer.cancel()
         self._timer_s = due_s
         delay_s = max(0.0, due_s - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._answer_due)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._reply_due)
 
-    def _answer_due(self) -> None:
+    def _reply_due(self) -> None:
         # entries that are added in this loop do not set the timer; it is set at the end
         self._timer, self._timer_s = None, -math.inf
         now = time.monotonic() + _TIMER_EARLY_S
@@ -124,7 +124,7 @@ class Fetches:
             if self._due:
                 self._arm(self._due[0][0])
 
-    def after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
+    def reply_after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
         """Send a response now, or after the responses to consumers that are due in the next turn.
 
         The client that this response wakes may take this process's core, and the consumers would wait for that.
@@ -136,37 +136,38 @@ class Fetches:
 
     # --- reads ---
 
-    def look_soon(self, fetch: OpenFetch) -> None:
+    def read_soon(self, fetch: OpenFetch) -> None:
         """Have the fetch read again in the next turn of the event loop: there may be enough records now."""
-        if fetch.is_to_look or fetch.done:
+        if fetch.is_due_to_read or fetch.done:
             return
-        fetch.is_to_look = True
-        if not self._looks_scheduled:
-            self._looks_scheduled = True
-            asyncio.get_running_loop().call_soon(self._look_again)
+        fetch.is_due_to_read = True
+        if not self._reads_scheduled:
+            self._reads_scheduled = True
+            asyncio.get_running_loop().call_soon(self._read_due)
         if fetch.of_follower:
-            self._to_look.appendleft(fetch)  # acknowledged writes wait for followers, not for thousands of consumers
+            # Acknowledged writes wait for followers, not for thousands of consumers.
+            self._due_to_read.appendleft(fetch)
         else:
-            self._to_look.append(fetch)
+            self._due_to_read.append(fetch)
             self._consumers_due += 1
 
-    def _look_again(self) -> None:
+    def _read_due(self) -> None:
         """Have the due fetches read again; those beyond the time of this turn read in the next one.
 
         Thousands of fetches may wait for one partition.
         """
-        self._looks_scheduled = False
-        to_look, ends_s = self._to_look, time.monotonic() + _LOOKS_S
-        for _ in range(len(to_look)):
-            fetch = to_look.popleft()
+        self._reads_scheduled = False
+        due, ends_s = self._due_to_read, time.monotonic() + _READS_S
+        for _ in range(len(due)):
+            fetch = due.popleft()
             if not fetch.of_follower:
                 self._consumers_due -= 1
-            fetch.look_again()
-            if to_look and time.monotonic() >= ends_s:
+            fetch.read_again()
+            if due and time.monotonic() >= ends_s:
                 break
-        if to_look and not self._looks_scheduled:
-            self._looks_scheduled = True
-            asyncio.get_running_loop().call_soon(self._look_again)
+        if due and not self._reads_scheduled:
+            self._reads_scheduled = True
+            asyncio.get_running_loop().call_soon(self._read_due)
 
     # --- requests ---
 
@@ -201,7 +202,7 @@ class Fetches:
         else:
             broker.counters["fetch.consumer.requests"] += 1
             served = None
-        if served is not None and fetch.waits_at_end(served):
+        if served is not None and fetch.park_at_end(served):
             self._waiting[number] = fetch
             return
         fetch.begin()
@@ -271,7 +272,7 @@ class Fetches:
         if self._sessionless_count > _MOST_WAITING:
             # No append wakes this fetch: each append would have to visit all fetches that wait.
             self._broker.counters["fetch.crowded"] += 1
-            self.answer_within(fetch, _CROWDED_S)
+            self.reply_within(fetch, _CROWDED_S)
             return
         for wanted in fetch.context.named:
             self._sessionless.setdefault((wanted.topic, wanted.partition), {})[fetch] = wanted
@@ -279,13 +280,13 @@ class Fetches:
             self._broker.counters["fetch.crowded"] += 1
             next(iter(of_connection)).complete()
 
-    def forget(self, fetch: OpenFetch) -> None:
+    def drop(self, fetch: OpenFetch) -> None:
         if self._waiting.get(fetch.number) is fetch:
             del self._waiting[fetch.number]
             if fetch.context.session is None:
-                self._forget_sessionless(fetch)
+                self._drop_sessionless(fetch)
 
-    def _forget_sessionless(self, fetch: OpenFetch) -> None:
+    def _drop_sessionless(self, fetch: OpenFetch) -> None:
         for wanted in fetch.context.named:
             key = (wanted.topic, wanted.partition)
             waiting = self._sessionless.get(key)
@@ -322,7 +323,7 @@ class Fetches:
                 if not self._broker.quiesced:
                     self._broker.partitions.follower_lost(replica_id)
 
-    def look_for_follower(
+    def read_for_follower(
         self,
         partitions: Partitions,
         wanted: FetchPartition,
@@ -338,10 +339,10 @@ class Fetches:
         seen = self._seen
         if seen is not None and verdict is None and seen[0] == wanted and seen[1] == max_bytes:
             return seen[2]
-        look = look_for_follower(partitions, wanted, verdict=verdict, max_bytes=max_bytes, isolation=isolation)
-        if verdict is None and not look.urgent:
-            self._seen = wanted, max_bytes, look
-        return look
+        read = read_for_follower(partitions, wanted, verdict=verdict, max_bytes=max_bytes, isolation=isolation)
+        if verdict is None and not read.urgent:
+            self._seen = wanted, max_bytes, read
+        return read
 
     # --- changes of partitions ---
 
@@ -349,7 +350,7 @@ class Fetches:
         """Wake the followers' fetches: there are new records for them."""
         for fetch in self._concerned(partition):
             if fetch.of_follower:
-                self.look_soon(fetch)
+                self.read_soon(fetch)
 
     def high_watermark_moved(self, partition: Partition) -> None:
         """Wake the consumers' fetches.
@@ -358,9 +359,9 @@ class Fetches:
         """
         for fetch in self._concerned(partition):
             if fetch.of_follower:
-                fetch.answer_shortly()
+                fetch.reply_shortly()
             else:
-                self.look_soon(fetch)
+                self.read_soon(fetch)
 
     def log_start_moved(self, partition: Partition) -> None:
         """Wake all fetches: followers of an idle partition would not learn of the deletion otherwise."""
@@ -369,7 +370,7 @@ class Fetches:
     def changed(self, partition: Partition) -> None:
         """Wake all fetches after the replica's role has changed or the replica has gone."""
         for fetch in self._concerned(partition):
-            self.look_soon(fetch)
+            self.read_soon(fetch)
 
     def _concerned(self, partition: Partition) -> list[OpenFetch]:
         """Return the waiting fetches that name this partition, and mark the partition for another read in each."""

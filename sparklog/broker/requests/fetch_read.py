@@ -37,7 +37,7 @@ class PartitionRead(msgspec.Struct, frozen=True, gc=False):
     cost: int = 0
 
 
-def look_for_consumer(
+def read_for_consumer(
     partitions: Partitions, wanted: FetchPartition, *, verdict: FetchVerdict | None, max_bytes: int, isolation: int
 ) -> PartitionRead:
     partition: Partition | None = None
@@ -53,7 +53,7 @@ def look_for_consumer(
             end_offset=end_offset,
             max_bytes=max_bytes,
             committed=isolation == 1,
-            kept=partitions.kept_crcs,
+            kept=partitions.crc_cache,
         )
     except BrokerError as error:
         return _error(partition, wanted, error)
@@ -86,7 +86,7 @@ def _check_consumer(partition: Partition, wanted: FetchPartition) -> EpochEnd | 
     return None
 
 
-def look_for_follower(
+def read_for_follower(
     partitions: Partitions, wanted: FetchPartition, *, verdict: FetchVerdict | None, max_bytes: int, isolation: int
 ) -> PartitionRead:
     partition: Partition | None = None
@@ -110,14 +110,14 @@ def look_for_follower(
             if parting is not None:
                 return _diverging(partition, wanted, parting.epoch, parting.end_offset)
         return _read(
-            partition, wanted, end_offset=end_offset, max_bytes=max_bytes, kept=partitions.kept_crcs, for_follower=True
+            partition, wanted, end_offset=end_offset, max_bytes=max_bytes, kept=partitions.crc_cache, for_follower=True
         )
     except BrokerError as error:
         return _error(partition, wanted, error, for_follower=True)
 
 
 def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> bool:
-    """Return whether ``look_for_follower`` would find nothing to send, because the follower has the whole log."""
+    """Return whether ``read_for_follower`` would find nothing to send, because the follower has the whole log."""
     if partition is None or partition.offline is not None or wanted.topic_id not in {"", partition.topic_id}:
         return False
     log, replica = partition.log, partition.replica

@@ -11,7 +11,7 @@ import math
 import time
 
 from sparklog.broker.replication.partition import FetchVerdict, Partition
-from sparklog.broker.requests.fetch_read import PartitionRead, follower_has_all, look_for_consumer
+from sparklog.broker.requests.fetch_read import PartitionRead, follower_has_all, read_for_consumer
 from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode
 from sparklog.net.server import ServerConnection
@@ -26,8 +26,8 @@ _MARK_LINGER_S = 0.01
 _MAX_WAIT_MS = 60_000
 #: The time for which one fetch reads partitions in one turn of the event loop, and the number of reads between two
 #: checks of the clock.
-_LOOKS_S = 0.02
-_LOOKS_AT_CLOCK = 64
+_READS_S = 0.02
+_READS_AT_CLOCK = 64
 
 
 class OpenFetch:
@@ -37,15 +37,15 @@ class OpenFetch:
         "_broker",
         "_completes",
         "_cost",
-        "_looks",
         "_max_bytes",
+        "_reads",
         "_rest",
         "_unfinished",
         "connection",
         "context",
         "done",
         "due_s",
-        "is_to_look",
+        "is_due_to_read",
         "number",
         "of_follower",
         "request",
@@ -71,7 +71,7 @@ class OpenFetch:
         #: The response's limit, whatever the client requests: the broker builds the response in memory.
         limit = broker.config.replica_fetch_response_max_bytes if self.of_follower else broker.config.fetch_max_bytes
         self._max_bytes = min(request.max_bytes, limit)
-        self._looks: dict[Key, PartitionRead] = {}
+        self._reads: dict[Key, PartitionRead] = {}
         #: The cost of all reads together.
         self._cost = 0
         #: Partitions that did not fit into the turn of the event loop, the next one last.
@@ -79,7 +79,7 @@ class OpenFetch:
         #: Partitions to read, or to read again.
         self.stale: dict[Key, FetchPartition] = {}
         #: The fetch reads again in the next turn of the event loop.
-        self.is_to_look = False
+        self.is_due_to_read = False
         #: Some partitions did not fit into one turn: the rest is in ``_rest``.
         self._unfinished = False
         #: The fetch responds with the records found once it has read all partitions.
@@ -88,21 +88,21 @@ class OpenFetch:
     def begin(self) -> None:
         """Respond now if there is a reason to; otherwise wait."""
         self.stale = self.context.due()
-        has_news = self._has_only_marks()
+        changed = self._has_only_marks()
         if self.request.max_wait_ms <= 0:
             self._complete()
             return
-        if has_news is None and self._enough():
+        if changed is None and self._has_enough():
             self._answer()
             return
         wait_s = min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000
-        if self.of_follower and (self._has_news() if has_news is None else has_news):
+        if self.of_follower and (self._has_changes() if changed is None else changed):
             wait_s = min(wait_s, _MARK_LINGER_S)
-        self._broker.fetches.answer_within(self, wait_s)
+        self._broker.fetches.reply_within(self, wait_s)
         if self._unfinished:
-            self._broker.fetches.look_soon(self)
+            self._broker.fetches.read_soon(self)
 
-    def waits_at_end(self, partition: Partition) -> bool:
+    def park_at_end(self, partition: Partition) -> bool:
         """Wait at the end of the log, if the follower has all records of the only due partition.
 
         This is a shorter form of ``begin``, for the state after almost every batch. ``partition`` is the only one that
@@ -124,7 +124,7 @@ class OpenFetch:
             log.log_start_offset,
         ):
             wait_s = _MARK_LINGER_S
-        self._broker.fetches.answer_within(self, wait_s)
+        self._broker.fetches.reply_within(self, wait_s)
         return True
 
     def _has_only_marks(self) -> bool | None:
@@ -144,9 +144,9 @@ class OpenFetch:
                 have_moved = self.context.marks_moved(key, partition.replica.high_watermark, start)
         return have_moved
 
-    def answer_shortly(self) -> None:
+    def reply_shortly(self) -> None:
         """Respond with the records found so far after the linger."""
-        self._broker.fetches.answer_within(self, _MARK_LINGER_S)
+        self._broker.fetches.reply_within(self, _MARK_LINGER_S)
 
     def complete(self) -> None:
         """Respond with the records found so far."""
@@ -157,13 +157,13 @@ class OpenFetch:
         except Exception as error:
             self._failed(error)
 
-    def look_again(self) -> None:
+    def read_again(self) -> None:
         """Respond if there are enough records now."""
-        self.is_to_look = False
+        self.is_due_to_read = False
         if self.done:
             return
         try:
-            if not (self.of_follower and self._answers_alone()):
+            if not (self.of_follower and self._reply_single_partition()):
                 self._reconsider()
         except Exception as error:
             self._failed(error)
@@ -181,10 +181,10 @@ class OpenFetch:
 
         No later request would read the rest then.
         """
-        self._look()
+        self._read_all()
         if self._unfinished and self.context.session is None:
             self._completes = True
-            self._broker.fetches.look_soon(self)
+            self._broker.fetches.read_soon(self)
         else:
             self._answer()
 
@@ -194,13 +194,13 @@ class OpenFetch:
         results: list[FetchedPartition] = []
         body: list[Buffer] = []
         body_bytes = 0
-        for look in self._looks.values():
-            results.append(look.result)
-            if look.body:
-                body += look.body
-                body_bytes += look.size
-                if look.result.stored_bytes:
-                    self._count_projected(look.result)
+        for read in self._reads.values():
+            results.append(read.result)
+            if read.body:
+                body += read.body
+                body_bytes += read.size
+                if read.result.stored_bytes:
+                    self._count_projected(read.result)
         self._broker.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
         self.connection.reply(self.context.reply(results, self.request.cid), body, body_bytes)
 
@@ -213,52 +213,52 @@ class OpenFetch:
     def abandon(self) -> None:
         """Drop the fetch: it has its response, or its client is gone."""
         self.done = True
-        self._broker.fetches.forget(self)
+        self._broker.fetches.drop(self)
 
     def _reconsider(self) -> None:
         if self._completes:
             self._complete()
-        elif self._enough():
+        elif self._has_enough():
             self._answer()
         elif self._unfinished:
-            self._broker.fetches.look_soon(self)
-        elif self.of_follower and self._has_news():
-            self.answer_shortly()
+            self._broker.fetches.read_soon(self)
+        elif self.of_follower and self._has_changes():
+            self.reply_shortly()
 
-    def _answers_alone(self) -> bool:
+    def _reply_single_partition(self) -> bool:
         """Send new records of the only partition to read to a follower.
 
         This is a shorter form of ``_reconsider``. Returns False in any other case, with the read as the only effect.
         """
         session, stale, request = self.context.session, self.stale, self.request
-        if session is None or self._looks or len(stale) != 1 or len(session.due) != 1:
+        if session is None or self._reads or len(stale) != 1 or len(session.due) != 1:
             return False
         broker = self._broker
         fetches = broker.fetches
         ((key, wanted),) = stale.items()  # the only due partition, too
-        look = fetches.look_for_follower(
+        read = fetches.read_for_follower(
             broker.partitions,
             wanted,
             verdict=self.verdicts.get(key),
             max_bytes=self._max_bytes,
             isolation=request.isolation,
         )
-        result, size = look.result, look.size
-        if not look.body or size < request.min_bytes or key not in session.wanted:
-            self._looks[key] = look
-            self._cost += look.cost
+        result, size = read.result, read.size
+        if not read.body or size < request.min_bytes or key not in session.wanted:
+            self._reads[key] = read
+            self._cost += read.cost
             stale.clear()
             return False
         self.done = True
-        fetches.forget(self)
+        fetches.drop(self)
         broker.counters["fetch.follower.bytes"] += size
         # The partition stays the only due one.
         session.told[key] = result.high_watermark, result.log_start_offset
         reply = FetchReply(request.cid, ErrorCode.NONE, session.session_id, (result,))
-        self.connection.reply(reply, look.body, size)
+        self.connection.reply(reply, read.body, size)
         return True
 
-    def _look(self) -> bool:
+    def _read_all(self) -> bool:
         """Read all partitions that are new or have changed; return False if the client does not read its responses.
 
         A partition beyond the size limit is not read and stays due in its session; neither is one beyond the time of
@@ -267,72 +267,72 @@ class OpenFetch:
         While a consumer does not read its responses, nothing is read: each fetch that waits on the connection would put
         a response into memory. The consumer requests again after it has read.
         """
-        looks = self._looks
+        reads = self._reads
         self._unfinished = False
         if not (self.of_follower or self.connection.writable):
-            looks.clear()
+            reads.clear()
             self._cost = 0
             return False
         if not (self.stale or self._rest):
             return True
         stale, self.stale = self.stale, {}
         left = self._max_bytes
-        if looks:
+        if reads:
             for key in stale:
-                if (gone := looks.pop(key, None)) is not None:
+                if (gone := reads.pop(key, None)) is not None:
                     self._cost -= gone.cost
             left -= self._cost
-        if len(stale) > _LOOKS_AT_CLOCK or self._rest:
+        if len(stale) > _READS_AT_CLOCK or self._rest:
             self._rest.extend(reversed(stale.items()))
-            self._look_at_rest(left)
+            self._read_rest(left)
             return True
         for key, wanted in stale.items():
             if left <= 0:
                 self.stale[key] = wanted
             else:
-                left -= self._look_at(key, wanted, left)
+                left -= self._read_one(key, wanted, left)
         return True
 
-    def _look_at(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
+    def _read_one(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
         """Read one partition and return the cost of the read."""
-        look_at = self._broker.fetches.look_for_follower if self.of_follower else look_for_consumer
-        look = self._looks[key] = look_at(
+        read_one = self._broker.fetches.read_for_follower if self.of_follower else read_for_consumer
+        read = self._reads[key] = read_one(
             self._broker.partitions,
             wanted,
             verdict=self.verdicts.get(key),
             max_bytes=max_bytes,
             isolation=self.request.isolation,
         )
-        self._cost += look.cost
-        return look.cost
+        self._cost += read.cost
+        return read.cost
 
-    def _look_at_rest(self, left: int) -> None:
+    def _read_rest(self, left: int) -> None:
         """Read as many of ``_rest`` as fit into a part of this turn of the event loop."""
-        rest, ends_s = self._rest, time.monotonic() + _LOOKS_S
+        rest, ends_s = self._rest, time.monotonic() + _READS_S
         while rest and left > 0:
             key, wanted = rest.pop()
-            left -= self._look_at(key, wanted, left)
-            if not len(rest) % _LOOKS_AT_CLOCK and time.monotonic() >= ends_s:
+            left -= self._read_one(key, wanted, left)
+            if not len(rest) % _READS_AT_CLOCK and time.monotonic() >= ends_s:
                 break
         if left <= 0:
             self.stale.update(reversed(rest))
             rest.clear()
         self._unfinished = bool(rest)
 
-    def _enough(self) -> bool:
+    def _has_enough(self) -> bool:
         """Read, and return whether there is a reason to respond."""
-        if not self._look():
+        if not self._read_all():
             return True
         size = 0
-        for look in self._looks.values():
-            if look.urgent:
+        for read in self._reads.values():
+            if read.urgent:
                 return True
-            size += look.size
+            size += read.size
         if size and (size >= self.request.min_bytes or self.stale):
             return True
         # A follower's new session gets its response at once: only then can the follower add partitions while a request
         # waits.
         return self.of_follower and self.request.session_epoch == FULL
 
-    def _has_news(self) -> bool:
-        return any(self.context.has_news(look.result) for look in self._looks.values())
+    def _has_changes(self) -> bool:
+        return any(self.context.has_news(read.result) for read in self._reads.values())

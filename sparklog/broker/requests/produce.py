@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _ACKS = frozenset({0, 1, ACKS_ALL})
 _MAX_TIMEOUT_MS = 3_600_000
 #: Flags that change the meaning of a batch: those that only the log sets, and the transaction's.
-_TELLING = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL | Flag.PROJECTED)
+_CHECKED_FLAGS = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL | Flag.PROJECTED)
 _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 
 
@@ -44,7 +44,7 @@ class _SingleProduce:
         wanted = request.partitions[0]
         self._tp = wanted.topic, wanted.partition
 
-    def answered(self, answer: Answer) -> None:
+    def on_result(self, answer: Answer) -> None:
         result = _result_of(self._broker, self._tp, answer)
         _finish(self._broker, self._connection, self._cid, acks=self._acks, results=(result,))
 
@@ -66,7 +66,7 @@ class _MultiProduce:
         self._results: list[ProduceResult | None] = [None] * len(request.partitions)
         self._missing = len(request.partitions)
 
-    def answered(self, index: int, answer: Answer) -> None:
+    def on_result(self, index: int, answer: Answer) -> None:
         assert self._results[index] is None, "a partition has one result"
         wanted = self._wanted[index]
         self._results[index] = _result_of(self._broker, (wanted.topic, wanted.partition), answer)
@@ -107,7 +107,7 @@ def _finish(
     broker: BrokerState, connection: ServerConnection, cid: int, *, acks: int, results: tuple[ProduceResult, ...]
 ) -> None:
     if acks != 0:
-        broker.fetches.after_consumers(connection.reply, ProduceReply(cid, results))
+        broker.fetches.reply_after_consumers(connection.reply, ProduceReply(cid, results))
         return
     connection.done(cid)
     # The connection's end is the only signal to a producer without responses that it writes to the wrong broker.
@@ -134,8 +134,8 @@ def handle_produce(broker: BrokerState, connection: ServerConnection, request: P
         timeout_ms = min(max(timeout_ms, 0), _MAX_TIMEOUT_MS)
     deadline_ms = broker.now_ms() + timeout_ms
     if len(partitions) == 1 and _is_short(broker, partitions[0]):  # the common case, where latency counts
-        answered = _SingleProduce(broker, connection, request).answered
-        _produce(broker, request, partitions[0], body, deadline_ms=deadline_ms, answered=answered)
+        on_result = _SingleProduce(broker, connection, request).on_result
+        _produce(broker, request, partitions[0], body, deadline_ms=deadline_ms, on_result=on_result)
         return
     if not partitions:
         _finish(broker, connection, request.cid, acks=request.acks, results=())
@@ -163,21 +163,21 @@ def _steps(
         if broker.slices.over():
             yield None
         size = wanted.batch_count * HEADER_BYTES + wanted.body_bytes
-        part, answered = body[at : at + size], partial(open_produce.answered, index)
+        part, on_result = body[at : at + size], partial(open_produce.on_result, index)
         at += size
         if _is_short(broker, wanted):
-            _produce(broker, request, wanted, part, deadline_ms=deadline_ms, answered=answered)
+            _produce(broker, request, wanted, part, deadline_ms=deadline_ms, on_result=on_result)
         else:
-            yield from _produce_checked(broker, request, wanted, part, deadline_ms=deadline_ms, answered=answered)
+            yield from _produce_checked(broker, request, wanted, part, deadline_ms=deadline_ms, on_result=on_result)
 
 
-def _owed(broker: BrokerState, acks: int) -> int:
+def _effective_acks(broker: BrokerState, acks: int) -> int:
     """Return the acks that this produce must wait for: all instead of 1 during a controlled shutdown.
 
     A broker that moves its leaderships learns last that other brokers lead, and records without copies would be
     truncated. So acks=1 waits for the followers, and a planned stop loses no acknowledged record.
     """
-    return ACKS_ALL if acks == 1 and broker.hands_over else acks
+    return ACKS_ALL if acks == 1 and broker.moves_leaderships else acks
 
 
 def _refusal(broker: BrokerState, request: Produce, body_bytes: int) -> BrokerError | None:
@@ -187,18 +187,18 @@ def _refusal(broker: BrokerState, request: Produce, body_bytes: int) -> BrokerEr
         return BrokerError(
             ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping and accepts no new writes"
         )
-    said = 0
+    announced = 0
     for wanted in request.partitions:
-        said += wanted.batch_count * HEADER_BYTES + wanted.body_bytes
+        announced += wanted.batch_count * HEADER_BYTES + wanted.body_bytes
         if wanted.batch_count < 0 or wanted.body_bytes < 0:
             return BrokerError(
                 ErrorCode.INVALID_REQUEST,
                 f"{wanted.topic[:249]}-{wanted.partition}: {wanted.batch_count} batches in {wanted.body_bytes} bytes "
                 "found, neither may be negative",
             )
-    if said != body_bytes:
+    if announced != body_bytes:
         return BrokerError(
-            ErrorCode.INVALID_REQUEST, f"body of {body_bytes} bytes found, {said} announced by the partitions"
+            ErrorCode.INVALID_REQUEST, f"body of {body_bytes} bytes found, {announced} announced by the partitions"
         )
     return None
 
@@ -210,7 +210,7 @@ def _produce(
     body: memoryview,
     *,
     deadline_ms: int,
-    answered: Callable[[Answer], None],
+    on_result: Callable[[Answer], None],
 ) -> None:
     """Append the batches of one partition of the request, whose headers and bodies are ``body``."""
     transaction = request.transaction
@@ -221,9 +221,9 @@ def _produce(
         if not transaction:
             _check_outside_transaction(partition, batches)
     except BrokerError as error:
-        answered(Answer(error.code, -1, -1, error.detail))
+        on_result(Answer(error.code, -1, -1, error.detail))
         return
-    _append(broker, request, wanted, batches, partition=partition, deadline_ms=deadline_ms, answered=answered)
+    _append(broker, request, wanted, batches, partition=partition, deadline_ms=deadline_ms, on_result=on_result)
 
 
 def _produce_checked(
@@ -233,7 +233,7 @@ def _produce_checked(
     body: memoryview,
     *,
     deadline_ms: int,
-    answered: Callable[[Answer], None],
+    on_result: Callable[[Answer], None],
 ) -> Steps:
     """Do the work of ``_produce``, but check the batches first, because the check takes more than one turn."""
     try:
@@ -247,7 +247,7 @@ def _produce_checked(
         if not request.transaction:
             _check_outside_transaction(partition, batches)
     except BrokerError as error:
-        answered(Answer(error.code, -1, -1, error.detail))
+        on_result(Answer(error.code, -1, -1, error.detail))
         return
     _append(
         broker,
@@ -256,7 +256,7 @@ def _produce_checked(
         batches,
         partition=partition,
         deadline_ms=deadline_ms,
-        answered=answered,
+        on_result=on_result,
         checked=checked,
     )
 
@@ -280,10 +280,10 @@ def _append(
     *,
     partition: Partition,
     deadline_ms: int,
-    answered: Callable[[Answer], None],
+    on_result: Callable[[Answer], None],
     checked: CheckedBatches | None = None,
 ) -> None:
-    transaction, acks = request.transaction, _owed(broker, request.acks)
+    transaction, acks = request.transaction, _effective_acks(broker, request.acks)
     if transaction:
         try:
             _produce_in_transaction(
@@ -294,13 +294,13 @@ def _append(
                 key=transaction,
                 acks=acks,
                 deadline_ms=deadline_ms,
-                answered=answered,
+                on_result=on_result,
                 checked=checked,
             )
         except BrokerError as error:
-            answered(Answer(error.code, -1, -1, error.detail))
+            on_result(Answer(error.code, -1, -1, error.detail))
         return
-    pending = PendingProduce(batches, answered, checked=checked)
+    pending = PendingProduce(batches, on_result, checked=checked)
     partition.produce(pending, acks=acks, deadline_ms=deadline_ms)
 
 
@@ -313,7 +313,7 @@ def _produce_in_transaction(
     key: str,
     acks: int,
     deadline_ms: int,
-    answered: Callable[[Answer], None],
+    on_result: Callable[[Answer], None],
     checked: CheckedBatches | None,
 ) -> None:
     """Append after the transaction's coordinator has verified the producer.
@@ -326,13 +326,13 @@ def _produce_in_transaction(
         try:
             hosted = broker.partitions.require(tp, wanted.topic_id)
         except BrokerError as error:  # the partition was dropped or recreated during the verification
-            answered(Answer(error.code, -1, -1, error.detail))
+            on_result(Answer(error.code, -1, -1, error.detail))
         else:
-            pending = PendingProduce(batches, answered, checked=checked)
+            pending = PendingProduce(batches, on_result, checked=checked)
             hosted.produce(pending, acks=acks, deadline_ms=deadline_ms)
 
     broker.verifications.produce(
-        partition, batches, key=key, acks=acks, deadline_ms=deadline_ms, append=append, answered=answered
+        partition, batches, key=key, acks=acks, deadline_ms=deadline_ms, append=append, on_result=on_result
     )
 
 
@@ -345,7 +345,7 @@ def _check_outside_transaction(partition: Partition, batches: Batches) -> None:
 
 
 def _misplaced(number: int, flags: int, kind: int) -> BrokerError:
-    if flags & _TELLING & ~Flag.TRANSACTIONAL or flags & Flag.TRANSACTIONAL == kind:
+    if flags & _CHECKED_FLAGS & ~Flag.TRANSACTIONAL or flags & Flag.TRANSACTIONAL == kind:
         return BrokerError(ErrorCode.INVALID_RECORD, f"batch {number}: flags {Flag(flags)!r} are not a producer's")
     found, expected = ("no", "one") if kind else ("a", "none")
     detail = f"batch {number}: {found} transactional batch found, {expected} expected by the request's transactional id"
@@ -364,14 +364,14 @@ def cut_batches(body: memoryview, batch_count: int, *, transactional: bool = Fal
     kind = _TRANSACTIONAL if transactional else 0
     if batch_count == 1:
         header = unpack_header(body)
-        sound = header.flags & _TELLING == kind and not header.offset_array_length
+        sound = header.flags & _CHECKED_FLAGS == kind and not header.offset_array_length
         if sound and len(body) == HEADER_BYTES + header.length:
             return [(header, body[HEADER_BYTES:])]
     batches = []  # several batches, or one invalid batch
     at = batch_count * HEADER_BYTES
     for number in range(batch_count):
         header = unpack_header(body, number * HEADER_BYTES)
-        if header.flags & _TELLING != kind or header.offset_array_length:
+        if header.flags & _CHECKED_FLAGS != kind or header.offset_array_length:
             raise _misplaced(number, header.flags, kind)
         end = at + header.length
         if end > len(body):

@@ -133,7 +133,7 @@ class _Answer:
             try:
                 batch = project_batch(header, body, self._plan(header.schema_id), running)
             except BrokerError as error:
-                self._kept.forget(key)
+                self._kept.drop(key)
                 if self.batches:
                     return False  # the batches before the damaged one are good
                 detail = f"{self._partition.tp} at offset {header.base_offset}: {error.detail}"
@@ -163,7 +163,7 @@ class _Answer:
         ]
         if self._verify:
             for key in keys:
-                self._kept.forget(key)
+                self._kept.drop(key)
         return keys
 
     def _read_ahead(self, headers: list[BatchHeader], bodies: list[memoryview], keys: list[BatchKey]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable
 
 import msgspec
 
-from sparklog.broker.requests.delayed_replies import answer_later, until_told
+from sparklog.broker.requests.delayed_replies import reply_later, wait_for_metadata
 from sparklog.broker.requests.slices import answer_in_slices
 from sparklog.broker.state import BrokerState
 from sparklog.controller.placement import shared_hosts
@@ -43,7 +43,7 @@ _MANY = 1000
 def handle_alter_reassignments(
     broker: BrokerState, connection: ServerConnection, request: AlterReassignments, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _alter(broker, request))
+    reply_later(broker, connection, request, _alter(broker, request))
 
 
 def handle_list_reassignments(
@@ -91,7 +91,7 @@ async def _alter(broker: BrokerState, request: AlterReassignments) -> Reply:
             refused.update(await _alter_topic(broker, topic, wanted, throttle_bytes=request.throttle_bytes))
     await asyncio.sleep(0)
     begun = [move for move in request.moves if (move.topic, move.partition) not in refused]
-    await until_told(broker, lambda: all(_arrived(broker, move) for move in begun), _ECHO_TIMEOUT_MS)
+    await wait_for_metadata(broker, lambda: all(_arrived(broker, move) for move in begun), _ECHO_TIMEOUT_MS)
     await asyncio.sleep(0)
     results = [_result(move, refused.get((move.topic, move.partition))) for move in request.moves]
     return AlterReassignmentsReply(request.cid, tuple(results), _warning(broker, request.moves))

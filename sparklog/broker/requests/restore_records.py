@@ -33,7 +33,7 @@ def handle_restore_records(
     batches = cut_placed_batches(request, body)
     broker.counters["restore.batches"] += len(batches)
 
-    def answered(answer: Answer) -> None:
+    def on_result(answer: Answer) -> None:
         hosted = broker.partitions.get(tp)
         end = hosted.log.log_end_offset if hosted is not None else -1
         connection.reply(RestoreRecordsReply(request.cid, answer.code, end, answer.detail))
@@ -43,7 +43,7 @@ def handle_restore_records(
     def steps() -> Steps:
         checked = yield from check_batches(partition, batches, broker.slices, placed=True)
         hosted = broker.partitions.require(tp, request.topic_id)
-        pending = PendingProduce(batches, answered, placed=True, checked=checked)
+        pending = PendingProduce(batches, on_result, placed=True, checked=checked)
         hosted.produce(pending, acks=ACKS_ALL, deadline_ms=deadline_ms)
 
     broker.slices.run(connection, steps(), lambda error: answer_failure(connection, request, error))

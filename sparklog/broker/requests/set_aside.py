@@ -12,7 +12,7 @@ import logging
 import msgspec
 
 from sparklog.broker.internal_topics import refuse_internal
-from sparklog.broker.requests.delayed_replies import answer_later, until_led
+from sparklog.broker.requests.delayed_replies import reply_later, wait_for_leaders
 from sparklog.broker.state import BrokerState
 from sparklog.controller.rebuild import rebuild_topics
 from sparklog.errors import BrokerError, ErrorCode
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 def handle_list_set_aside(
     broker: BrokerState, connection: ServerConnection, request: ListSetAside, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _list(broker, request))
+    reply_later(broker, connection, request, _list(broker, request))
 
 
 async def _list(broker: BrokerState, request: ListSetAside) -> Reply:
@@ -49,7 +49,7 @@ async def _list(broker: BrokerState, request: ListSetAside) -> Reply:
 def handle_remove_set_aside(
     broker: BrokerState, connection: ServerConnection, request: RemoveSetAside, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _remove(broker, request))
+    reply_later(broker, connection, request, _remove(broker, request))
 
 
 async def _remove(broker: BrokerState, request: RemoveSetAside) -> Reply:
@@ -66,7 +66,7 @@ async def _remove(broker: BrokerState, request: RemoveSetAside) -> Reply:
 def handle_restore_set_aside(
     broker: BrokerState, connection: ServerConnection, request: RestoreSetAside, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _restore(broker, request))
+    reply_later(broker, connection, request, _restore(broker, request))
 
 
 async def _restore(broker: BrokerState, request: RestoreSetAside) -> Reply:
@@ -85,7 +85,7 @@ async def _restore(broker: BrokerState, request: RestoreSetAside) -> Reply:
         raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {record.name} exists, {what}")
     await broker.registry.restore_topic(record, topic.states)
     _log.warning("recreating topic %s with id %s from set-aside logs", record.name, record.topic_id)
-    if not await until_led(broker, record, request.timeout_ms):
+    if not await wait_for_leaders(broker, record, request.timeout_ms):
         detail = f"topic {record.name} exists again, but not every partition has a leader yet"
         raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail)
     return RestoreSetAsideReply(request.cid, record.name, len(record.assignment), tuple(findings))

@@ -23,23 +23,23 @@ class CoordinatorEpochs:
     def __init__(self, cache: MetadataCache) -> None:
         self._cache = cache
         #: By partition of the topic, from requests and responses of coordinators.
-        self._heard: dict[int, int] = {}
+        self._recorded: dict[int, int] = {}
 
-    def heard(self, partition: int, epoch: int) -> None:
+    def record(self, partition: int, epoch: int) -> None:
         """Record the epoch of a message from the leader of ``partition``."""
-        if epoch > self._heard.get(partition, NO_EPOCH):
-            self._heard[partition] = epoch
+        if epoch > self._recorded.get(partition, NO_EPOCH):
+            self._recorded[partition] = epoch
 
-    def told(self, partition: int) -> int:
+    def announced(self, partition: int) -> int:
         """Return the epoch of the controller's last update, NO_EPOCH for none."""
         known = self._cache.partition(TopicPartition(TRANSACTIONS, partition))
         return known.state.leader_epoch if known is not None else NO_EPOCH
 
     def newest(self, partition: int) -> int:
         """Return the newest known epoch, NO_EPOCH for none."""
-        return max(self.told(partition), self._heard.get(partition, NO_EPOCH))
+        return max(self.announced(partition), self._recorded.get(partition, NO_EPOCH))
 
-    def check_told(self, partition: int, epoch: int) -> None:
+    def check_announced(self, partition: int, epoch: int) -> None:
         """Check the epoch of a connection without a proof: the controller's last update must have it or a newer one.
 
         A sender with a newer epoch retries, and the controller has sent its update by then.
@@ -47,15 +47,15 @@ class CoordinatorEpochs:
         Raises:
             BrokerError: NOT_COORDINATOR.
         """
-        told = self.told(partition)
-        if epoch > told:
+        announced = self.announced(partition)
+        if epoch > announced:
             raise BrokerError(
                 ErrorCode.NOT_COORDINATOR,
-                f"leader epoch {epoch} of {TRANSACTIONS}-{partition}: the controller has announced {told} so far",
+                f"leader epoch {epoch} of {TRANSACTIONS}-{partition}: the controller has announced {announced} so far",
             )
 
 
-def believe(broker: BrokerState, key: str, epoch: int, *, proved: bool = True) -> None:
+def accept_coordinator_epoch(broker: BrokerState, key: str, epoch: int, *, proved: bool = True) -> None:
     """Record the epoch of a message from the coordinator of ``key``; raise if a newer epoch is known.
 
     ``proved`` false: the connection has no proof.
@@ -67,9 +67,9 @@ def believe(broker: BrokerState, key: str, epoch: int, *, proved: bool = True) -
     if tp is None:
         raise BrokerError(ErrorCode.NOT_COORDINATOR, f"{key}: this broker does not know {TRANSACTIONS}")
     if not proved:
-        broker.coordinator_epochs.check_told(tp.partition, epoch)
+        broker.coordinator_epochs.check_announced(tp.partition, epoch)
     newest = broker.coordinator_epochs.newest(tp.partition)
     if epoch < newest:
         detail = f"{key}: {tp} has leader epoch {epoch}, {newest} is known"
         raise BrokerError(ErrorCode.NOT_COORDINATOR, detail)
-    broker.coordinator_epochs.heard(tp.partition, epoch)
+    broker.coordinator_epochs.record(tp.partition, epoch)

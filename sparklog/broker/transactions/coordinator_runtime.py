@@ -1,9 +1,9 @@
 """One coordinator in a broker: it loads the partition's log, steps the state machine, and performs its effects.
 
 A coordinator lives for one leader epoch of one partition of an internal topic. It serves once all records that the log
-had at the start of the epoch are committed and loaded; before that, records of an earlier coordinator's responses may
-not be in this log yet. The log is the coordinator's only memory, so an append with an unknown result ends the
-coordinator.
+had at the start of the epoch are committed and loaded. Before that, its state may lack records that an earlier
+coordinator has confirmed to clients. The log is the coordinator's only memory, so an append with an unknown result ends
+the coordinator.
 """
 
 from __future__ import annotations
@@ -136,10 +136,10 @@ class CoordinatorRuntime(ABC):
                 ErrorCode.BROKER_STOPPING, f"broker {self.broker.broker_id} is stopping and accepts no new writes"
             )
 
-    def ask(self, event_of: Callable[[int], object], answered: Callable[[Outcome], None]) -> None:
-        """Give the state machine a request; call ``answered`` once, now or later."""
+    def ask(self, event_of: Callable[[int], object], on_result: Callable[[Outcome], None]) -> None:
+        """Give the state machine a request; call ``on_result`` once, now or later."""
         self._tickets += 1
-        self._open[self._tickets] = answered
+        self._open[self._tickets] = on_result
         self.step(event_of(self._tickets))
 
     def step(self, event: object) -> None:
@@ -233,8 +233,8 @@ class CoordinatorRuntime(ABC):
             self._timer.cancel()
             self._timer = None
         waiting, self._open = self._open, {}
-        for answered in waiting.values():
-            answered(Refused(code, f"{self.partition.tp}: coordinator {detail}"))
+        for on_result in waiting.values():
+            on_result(Refused(code, f"{self.partition.tp}: coordinator {detail}"))
 
     # --- effects ---
 
@@ -258,9 +258,9 @@ class CoordinatorRuntime(ABC):
                     self.perform(effect)
 
     def _answer(self, ticket: int, outcome: Outcome) -> None:
-        answered = self._open.pop(ticket, None)
-        if answered is not None:
-            answered(outcome)
+        on_result = self._open.pop(ticket, None)
+        if on_result is not None:
+            on_result(outcome)
 
     def _append(self, effect: Append) -> None:
         if not effect.records:

@@ -4,8 +4,8 @@ There should be none: a leader accepts a batch only after a coordinator has veri
 drops a transaction only after all its markers are written. After a bug, or with a log restored from a backup, there may
 be one, and it blocks readers of committed records for ever. So leaders search for transactions that are open for long,
 and ask every coordinator about them. If none of the coordinators, each in its newest epoch, knows a transaction, the
-transaction is over: its registration comes before its first batch and goes after its last marker, and no producer id is
-used twice. The leader ends it with an ordinary marker of an abort.
+transaction is over. The reason: its registration comes before its first batch and goes after its last marker, and no
+producer id is used twice. The leader ends it with an ordinary marker of an abort.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 from sparklog.broker.inter_broker_client import InterBrokerClient
 from sparklog.broker.internal_topics import TRANSACTIONS, coordinator_of, partition_of
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.requests.delayed_replies import answer_later
+from sparklog.broker.requests.delayed_replies import reply_later
 from sparklog.broker.state import BrokerState
-from sparklog.broker.transactions.coordinator_epochs import believe
+from sparklog.broker.transactions.coordinator_epochs import accept_coordinator_epoch
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.net.server import ServerConnection
@@ -54,12 +54,12 @@ class HangingTransactions:
         self._peers = InterBrokerClient(broker, "hanging transactions")
 
     def start(self) -> None:
-        self._broker.spawn(self._look_again_and_again(), "hanging transactions")
+        self._broker.spawn(self._run(), "hanging transactions")
 
     def close(self) -> None:
         self._peers.close()
 
-    async def _look_again_and_again(self) -> None:
+    async def _run(self) -> None:
         after_ms = self._broker.config.transaction_hanging_after_ms
         while True:
             await asyncio.sleep(min(after_ms / 2000, _LONGEST_INTERVAL_S))
@@ -105,7 +105,7 @@ class HangingTransactions:
         return [one for one in suspects if one.producer_id not in known and self._still_open(one)]
 
     def _open(self) -> Iterator[HangingTransaction]:
-        for partition in self._broker.partitions.due_work.in_transaction():
+        for partition in self._broker.partitions.maintenance_index.in_transaction():
             if not partition.replica.is_leader or partition.offline is not None:
                 continue
             for producer_id, begun in partition.log.open_transactions().items():
@@ -147,10 +147,10 @@ class HangingTransactions:
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"this broker does not know {TRANSACTIONS}")
         leaders = {decision.state.leader for decision in topic.partitions.values()}
         replies = await asyncio.gather(*(self._ask(leader, ListParticipants(0, tuple(wanted))) for leader in leaders))
-        said = {number: epoch for reply in replies for number, epoch in reply.coordinators}
+        responded = {number: epoch for reply in replies for number, epoch in reply.coordinators}
         for number in topic.partitions:
             newest = self._broker.coordinator_epochs.newest(number)
-            if said.get(number, -1) < newest:
+            if responded.get(number, -1) < newest:
                 detail = f"{TRANSACTIONS}-{number}: no broker responded for leader epoch {newest}"
                 raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         return {producer_id: key for reply in replies for producer_id, key in reply.participants}
@@ -168,7 +168,7 @@ class HangingTransactions:
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{key}: no coordinator is available")
         reply = await self._ask(leader, ListParticipants(0, (producer_id,)))
         epoch = dict(reply.coordinators).get(tp.partition, NO_EPOCH)
-        believe(self._broker, key, epoch)
+        accept_coordinator_epoch(self._broker, key, epoch)
         return (producer_id, key) in reply.participants, epoch
 
     async def _ask(self, leader: int, request: ListParticipants) -> ListParticipantsReply:
@@ -185,12 +185,12 @@ class HangingTransactions:
         """Write a marker of an abort, and wait until it is committed. Raise BrokerError."""
         done: asyncio.Future[PartitionResult] = asyncio.get_running_loop().create_future()
 
-        def answered(result: PartitionResult) -> None:
+        def on_result(result: PartitionResult) -> None:
             if not done.done():
                 done.set_result(result)
 
         producer = (found.producer_id, found.producer_epoch)
-        self._broker.markers.write(TransactionMarker(found.topic, found.partition, (), (producer,)), answered)
+        self._broker.markers.write(TransactionMarker(found.topic, found.partition, (), (producer,)), on_result)
         result = await done
         if result.code != ErrorCode.NONE:
             raise BrokerError(result.code, result.detail)
@@ -234,13 +234,13 @@ def handle_find_hanging(
     async def find() -> Reply:
         return FindHangingReply(request.cid, tuple(await broker.hanging.find(max(request.open_ms, 0))))
 
-    answer_later(broker, connection, request, find())
+    reply_later(broker, connection, request, find())
 
 
 def handle_abort_hanging(
     broker: BrokerState, connection: ServerConnection, request: AbortHanging, body: memoryview
 ) -> None:
-    answer_later(broker, connection, request, _abort(broker, request))
+    reply_later(broker, connection, request, _abort(broker, request))
 
 
 async def _abort(broker: BrokerState, request: AbortHanging) -> Reply:

@@ -34,25 +34,25 @@ _TIMEOUT_MS = 2000
 #: The most fenced producers that a broker remembers.
 _FENCED_KEPT = 100_000
 
-Answered = Callable[[PartitionResult], None]
+OnResult = Callable[[PartitionResult], None]
 
 
 class _Once:
     """The callback for a marker's result, called once.
 
-    An error in the callback is logged: the marker itself succeeded.
+    An error in the callback is logged; it does not concern the marker.
     """
 
-    def __init__(self, marker: TransactionMarker, answered: Answered) -> None:
+    def __init__(self, marker: TransactionMarker, on_result: OnResult) -> None:
         self._marker = marker
-        self._answered: Answered | None = answered
+        self._on_result: OnResult | None = on_result
 
     def __call__(self, result: PartitionResult) -> None:
-        answered, self._answered = self._answered, None
-        if answered is None:
+        on_result, self._on_result = self._on_result, None
+        if on_result is None:
             return
         try:
-            answered(result)
+            on_result(result)
         except Exception:
             _log.exception(
                 "could not handle the response about a marker for %s-%d", self._marker.topic, self._marker.partition
@@ -66,7 +66,7 @@ class _Waiting:
     partition: Partition
     leader_epoch: int
     offset: int
-    answered: Answered
+    on_result: OnResult
     deadline_ms: int
     timer: asyncio.TimerHandle
 
@@ -83,15 +83,15 @@ class MarkerAppend:
         #: The oldest first.
         self._fenced: dict[tuple[TopicPartition, int], None] = {}
 
-    def write(self, marker: TransactionMarker, answered: Answered, *, proved: bool = True) -> None:
-        """Write a marker; call ``answered`` once, now or later, with NONE once the decision is committed.
+    def write(self, marker: TransactionMarker, on_result: OnResult, *, proved: bool = True) -> None:
+        """Write a marker; call ``on_result`` once, now or later, with NONE once the decision is committed.
 
         ``proved`` false: the marker came on a connection without a proof.
         """
-        once = _Once(marker, answered)
+        once = _Once(marker, on_result)
         try:
             if marker.coordinator >= 0 and not proved:
-                self._broker.coordinator_epochs.check_told(marker.coordinator, marker.coordinator_epoch)
+                self._broker.coordinator_epochs.check_announced(marker.coordinator, marker.coordinator_epoch)
             self._write(marker, once)
         except BrokerError as error:
             once(PartitionResult(marker.topic, marker.partition, error.code, error.detail))
@@ -101,11 +101,11 @@ class MarkerAppend:
             detail = f"{type(error).__name__}: {error}"
             once(PartitionResult(marker.topic, marker.partition, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
-    def _write(self, marker: TransactionMarker, answered: Answered) -> None:
+    def _write(self, marker: TransactionMarker, on_result: OnResult) -> None:
         """Write a marker, or wait for the commit of an earlier one. Raise BrokerError."""
         tp = TopicPartition(marker.topic, marker.partition)
         if marker.coordinator >= 0:
-            self._broker.coordinator_epochs.heard(marker.coordinator, marker.coordinator_epoch)
+            self._broker.coordinator_epochs.record(marker.coordinator, marker.coordinator_epoch)
         if self._broker.quiesced:
             raise BrokerError(
                 ErrorCode.BROKER_STOPPING, f"broker {self._broker.broker_id} is stopping and accepts no new writes"
@@ -121,43 +121,43 @@ class MarkerAppend:
             tuple(producer for producer in marker.aborted if has_open(producer[0])),
         )
         if what.committed or what.aborted:
-            self._append(partition, what, answered)
+            self._append(partition, what, on_result)
         else:
-            self._wait(partition, answered)
+            self._wait(partition, on_result)
 
-    def _append(self, partition: Partition, what: Marker, answered: Answered) -> None:
+    def _append(self, partition: Partition, what: Marker, on_result: OnResult) -> None:
         tp, broker = partition.tp, self._broker
         header, body = encode_marker(what, partition.rules.schema, schema_id=partition.rules.schema_id)
 
         def ended(answer: Answer) -> None:
             broker.counters["markers.written" if answer.code is ErrorCode.NONE else "markers.refused"] += 1
-            answered(PartitionResult(tp.topic, tp.partition, answer.code, answer.detail))
+            on_result(PartitionResult(tp.topic, tp.partition, answer.code, answer.detail))
 
         pending = PendingProduce([(header, memoryview(body))], ended, own=True)
         partition.produce(pending, acks=ACKS_ALL, deadline_ms=broker.now_ms() + _TIMEOUT_MS)
 
     # --- markers without a write ---
 
-    def _wait(self, partition: Partition, answered: Answered) -> None:
+    def _wait(self, partition: Partition, on_result: OnResult) -> None:
         tp, end = partition.tp, partition.log.log_end_offset
         if partition.replica.high_watermark >= end:
-            answered(PartitionResult(tp.topic, tp.partition, ErrorCode.NONE))
+            on_result(PartitionResult(tp.topic, tp.partition, ErrorCode.NONE))
             return
         deadline_ms = self._broker.now_ms() + _TIMEOUT_MS
-        timer = asyncio.get_running_loop().call_later(_TIMEOUT_MS / 1000 + 0.01, self._look, tp)
-        waiting = _Waiting(partition, partition.replica.leader_epoch, end, answered, deadline_ms, timer)
+        timer = asyncio.get_running_loop().call_later(_TIMEOUT_MS / 1000 + 0.01, self._check, tp)
+        waiting = _Waiting(partition, partition.replica.leader_epoch, end, on_result, deadline_ms, timer)
         self._waiting.setdefault(tp, []).append(waiting)
 
     def committed(self, partition: Partition) -> None:
         """Note a new high watermark."""
         if self._waiting and partition.tp in self._waiting:
-            self._look(partition.tp)
+            self._check(partition.tp)
 
     def role_changed(self, partition: Partition) -> None:
         if partition.tp in self._waiting:
-            self._look(partition.tp)
+            self._check(partition.tp)
 
-    def _look(self, tp: TopicPartition) -> None:
+    def _check(self, tp: TopicPartition) -> None:
         now_ms = self._broker.now_ms()
         left: list[_Waiting] = []
         over: list[tuple[_Waiting, ErrorCode]] = []
@@ -176,7 +176,7 @@ class MarkerAppend:
         for waiting, code in over:
             waiting.timer.cancel()
             detail = "" if code is ErrorCode.NONE else f"{tp}: offset {waiting.offset} is not committed here"
-            waiting.answered(PartitionResult(tp.topic, tp.partition, code, detail))
+            waiting.on_result(PartitionResult(tp.topic, tp.partition, code, detail))
 
     # --- fences ---
 

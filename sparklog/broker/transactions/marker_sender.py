@@ -66,7 +66,7 @@ class _BrokerQueue:
 
     queue: list[_PendingMarker] = field(default_factory=list)
     starting: bool = False
-    under_way: int = 0
+    in_flight: int = 0
 
 
 class MarkerSender:
@@ -75,9 +75,9 @@ class MarkerSender:
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
         self._peers = InterBrokerClient(broker, "transactions")
-        self._lines: dict[int, _BrokerQueue] = {}
+        self._queues: dict[int, _BrokerQueue] = {}
         #: Markers for topics (name, id) that this broker does not know, while it asks ZooKeeper about the topics.
-        self._lost: dict[tuple[str, str], list[_PendingMarker]] = {}
+        self._unknown: dict[tuple[str, str], list[_PendingMarker]] = {}
 
     def close(self) -> None:
         self._peers.close()
@@ -110,45 +110,45 @@ class MarkerSender:
         elif known.state.leader in self._broker.cache.incarnations:
             self._enqueue(known.state.leader, due)
         else:
-            self._again(due)
+            self._retry(due)
 
     def _failed(self, due: _PendingMarker, error: Exception) -> None:
         """Retry after an unexpected error; the other markers must not suffer from it."""
         self._broker.counters["transactions.markers.failed"] += 1
         _log.error("%s: could not send the marker for %s", due.key, due.tp, exc_info=error)
-        self._again(due)
+        self._retry(due)
 
     def _unknown_here(self, due: _PendingMarker) -> None:
         """Ask ZooKeeper about a topic that was deleted, or is so new that this broker does not know it yet."""
-        waiting = self._lost.setdefault((due.marker.topic, due.marker.topic_id), [])
+        waiting = self._unknown.setdefault((due.marker.topic, due.marker.topic_id), [])
         waiting.append(due)
         if len(waiting) == 1:
-            self._broker.spawn(self._look_for(due.marker.topic, due.marker.topic_id), f"topic of {due.tp}")
+            self._broker.spawn(self._check_topic(due.marker.topic, due.marker.topic_id), f"topic of {due.tp}")
 
-    async def _look_for(self, topic: str, topic_id: str) -> None:
+    async def _check_topic(self, topic: str, topic_id: str) -> None:
         lives = True  # until ZooKeeper reports a deletion
         try:
             lives = await self._broker.registry.topic_lives(topic, topic_id)
         except (BrokerError, ClusterError) as error:
             _log.info("unknown whether topic %s (%s) is deleted: %s", topic, topic_id, error)
         finally:
-            waiting = self._lost.pop((topic, topic_id))
+            waiting = self._unknown.pop((topic, topic_id))
             for due in waiting if lives else ():
-                self._again(due)
+                self._retry(due)
         if not lives:
             _log.info("topic %s (%s) is deleted, dropping its %d markers", topic, topic_id, len(waiting))
             self._arrived(waiting)
 
     def _write_here(self, due: _PendingMarker) -> None:
-        def answered(result: PartitionResult) -> None:
+        def on_result(result: PartitionResult) -> None:
             self._settle(due, result)
 
-        self._broker.markers.write(due.marker, answered)
+        self._broker.markers.write(due.marker, on_result)
 
     def _enqueue(self, leader: int, due: _PendingMarker) -> None:
-        line = self._lines.setdefault(leader, _BrokerQueue())
+        line = self._queues.setdefault(leader, _BrokerQueue())
         line.queue.append(due)
-        if not line.starting and line.under_way < _REQUESTS_AT_ONCE:
+        if not line.starting and line.in_flight < _REQUESTS_AT_ONCE:
             line.starting = True
             self._broker.spawn(self._send_to(leader, line), f"markers for broker {leader}")
 
@@ -156,12 +156,12 @@ class MarkerSender:
         """Send one request after the other until the broker's queue is empty."""
         await asyncio.sleep(0)  # markers of the same turn of the event loop share a request
         line.starting = False
-        line.under_way += 1
+        line.in_flight += 1
         try:
             while line.queue:
-                await self._send_batch(leader, _taken(line.queue))
+                await self._send_batch(leader, _next_batch(line.queue))
         finally:
-            line.under_way -= 1
+            line.in_flight -= 1
 
     async def _send_batch(self, leader: int, batch: list[_PendingMarker]) -> None:
         try:
@@ -170,7 +170,7 @@ class MarkerSender:
             self._broker.counters["transactions.markers.failed"] += len(batch)
             _log.info("could not write %d markers for broker %d: %s", len(batch), leader, error)
             for due in batch:
-                self._again(due)
+                self._retry(due)
         except Exception as error:
             for due in batch:
                 self._failed(due, error)
@@ -205,9 +205,9 @@ class MarkerSender:
             return
         self._broker.counters["transactions.markers.failed"] += 1
         _log.info("%s: could not write a marker: %s", due.key, result.detail)
-        self._again(due)
+        self._retry(due)
 
-    def _again(self, due: _PendingMarker) -> None:
+    def _retry(self, due: _PendingMarker) -> None:
         pause_s = min(_FIRST_PAUSE_S * 2 ** min(due.attempts, 10), _LONGEST_PAUSE_S)
         due.attempts += 1
         asyncio.get_running_loop().call_later(pause_s, self._dispatch, [due])
@@ -271,7 +271,7 @@ class MarkerSender:
                 raise BrokerError(result.code, result.detail)
 
 
-def _taken(queue: list[_PendingMarker]) -> list[_PendingMarker]:
+def _next_batch(queue: list[_PendingMarker]) -> list[_PendingMarker]:
     """Remove and return the first markers of the queue, as many as fit into one request."""
     count = ids = 0
     for due in queue[:_MARKERS_AT_ONCE]:
@@ -288,11 +288,11 @@ async def commit_here(broker: BrokerState, request: CommitOffsets) -> None:
     """Commit the offsets at this broker, and wait for the result. Raise BrokerError."""
     done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
 
-    def answered(error: BrokerError | None) -> None:
+    def on_result(error: BrokerError | None) -> None:
         if not done.done():
             done.set_result(error)
 
-    commit_offsets(broker, request, request.offsets, answered)
+    commit_offsets(broker, request, request.offsets, on_result)
     error = await done
     if error is not None:
         raise error

@@ -31,9 +31,9 @@ class TransactionHost(CoordinatorRuntime):
     def perform(self, effect: Any) -> None:
         match effect:
             case SendMarkers():
-                self.broker.deliveries.send_markers(self, effect)
+                self.broker.marker_sender.send_markers(self, effect)
             case SendOffsets():
-                self.broker.deliveries.send_offsets(self, effect)
+                self.broker.marker_sender.send_offsets(self, effect)
             case _:
                 raise AssertionError(f"not an order of a transaction coordinator: {effect!r}")
 

@@ -166,7 +166,7 @@ def handle_verify_transaction(
     host = broker.coordinators.transactions.of(request.key)
     told = False
 
-    def answered(outcome: Outcome) -> None:
+    def on_result(outcome: Outcome) -> None:
         nonlocal told
         if told:
             return
@@ -176,10 +176,10 @@ def handle_verify_transaction(
         else:
             connection.reply(VerifyTransactionReply(request.cid, host.epoch))
 
-    _ask_whether_it_may(host, request, answered)
+    _ask_whether_it_may(host, request, on_result)
     if not told:
         # This is before the leader closes the connection, which carries other verifications too.
-        asyncio.get_running_loop().call_later(_CONFIRM_S, answered, _unconfirmed(request, _CONFIRM_S))
+        asyncio.get_running_loop().call_later(_CONFIRM_S, on_result, _unconfirmed(request, _CONFIRM_S))
 
 
 async def verify(broker: BrokerState, request: VerifyTransaction, *, timeout_s: float) -> int:
@@ -207,12 +207,14 @@ def _unconfirmed(request: VerifyTransaction, waited_s: float) -> Refused:
     return Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
 
 
-def _ask_whether_it_may(host: TransactionHost, request: VerifyTransaction, answered: Callable[[Outcome], None]) -> None:
-    """Ask the coordinator whether the producer may append. If it may, ``answered`` is called at once."""
+def _ask_whether_it_may(
+    host: TransactionHost, request: VerifyTransaction, on_result: Callable[[Outcome], None]
+) -> None:
+    """Ask the coordinator whether the producer may append. If it may, ``on_result`` is called at once."""
     place = Place(request.topic, request.partition, request.topic_id)
     host.ask(
         lambda ticket: events.VerifyRequested(ticket, request.key, request.producer_id, request.producer_epoch, place),
-        answered,
+        on_result,
     )
 
 

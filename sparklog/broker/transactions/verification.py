@@ -16,7 +16,7 @@ from sparklog.broker.inter_broker_client import InterBrokerClient
 from sparklog.broker.internal_topics import TRANSACTIONS, coordinator_of
 from sparklog.broker.replication.partition import Answer, Batches, Partition
 from sparklog.broker.state import BrokerState
-from sparklog.broker.transactions.coordinator_epochs import believe
+from sparklog.broker.transactions.coordinator_epochs import accept_coordinator_epoch
 from sparklog.broker.transactions.transaction_requests import verify
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -36,7 +36,7 @@ class _Held:
 
     deadline_ms: int
     append: Callable[[], None]
-    answered: Callable[[Answer], None]
+    on_result: Callable[[Answer], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -69,9 +69,9 @@ class TransactionVerification:
         acks: int,
         deadline_ms: int,
         append: Callable[[], None],
-        answered: Callable[[Answer], None],
+        on_result: Callable[[Answer], None],
     ) -> None:
-        """Call ``append``, now or later, or ``answered`` with the reason of a refusal.
+        """Call ``append``, now or later, or ``on_result`` with the reason of a refusal.
 
         Raises:
             BrokerError: the batches are refused at once: INVALID_REQUIRED_ACKS, INVALID_RECORD, INVALID_TXN_STATE, or
@@ -95,7 +95,7 @@ class TransactionVerification:
             detail = f"{tp}: {_MAX_WAITING} produces wait for coordinators"
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
         self._waiting += 1
-        held = _Held(deadline_ms, append, answered)
+        held = _Held(deadline_ms, append, on_result)
         if question is not None:
             question.held.append(held)
             return
@@ -150,7 +150,7 @@ class TransactionVerification:
         try:
             timeout_s = max(0.001, min(left_s, _ANSWER_TIMEOUT_S))
             if wanted == broker.broker_id:
-                believe(broker, request.key, await verify(broker, request, timeout_s=timeout_s))
+                accept_coordinator_epoch(broker, request.key, await verify(broker, request, timeout_s=timeout_s))
                 return None
             reply = await self._peers.ask(
                 wanted,
@@ -161,7 +161,7 @@ class TransactionVerification:
             assert isinstance(reply, VerifyTransactionReply)
             # A former coordinator may confirm a transaction that its successor has ended.
             proved = not broker.keys or wanted not in broker.cache.unproven
-            believe(broker, request.key, reply.coordinator_epoch, proved=proved)
+            accept_coordinator_epoch(broker, request.key, reply.coordinator_epoch, proved=proved)
         except BrokerError as error:
             return error
         except Exception as error:
@@ -188,7 +188,7 @@ class TransactionVerification:
     def _refuse(self, question: _Question, error: BrokerError) -> None:
         self._broker.counters["verifications.refused"] += 1
         for held in self._end(question):
-            held.answered(Answer(error.code, -1, -1, error.detail))
+            held.on_result(Answer(error.code, -1, -1, error.detail))
 
     def _expire(self, tp: TopicPartition, question: _Question, error: BrokerError) -> None:
         """Refuse the produces if the time of the first one is up, or this broker no longer leads.
