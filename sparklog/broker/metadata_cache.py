@@ -152,7 +152,7 @@ class MetadataCache:
 
     # --- updates ---
 
-    def overtaken(self, update: ControlUpdate) -> bool:
+    def is_overtaken(self, update: ControlUpdate) -> bool:
         """Return whether a later update of the same controller has been applied.
 
         An older one would not harm partition states, which have versions. But its live brokers are outdated, and a full
@@ -166,7 +166,7 @@ class MetadataCache:
         Raises:
             ConfigError: this version does not know a topic's setting; nothing of the update is applied.
         """
-        if self.overtaken(update):
+        if self.is_overtaken(update):
             return
         configs = [topic_config(change.config, self._topic_defaults) for change in update.topics]
         self._newest = (update.controller_epoch, update.sequence)
@@ -183,7 +183,7 @@ class MetadataCache:
         for name, topic_id in update.deleted:
             known = self._topics.get(name)
             if known is not None and known.change.topic_id == topic_id:
-                self._forget(known)
+                self._note_deleted(known)
                 del self._topics[name]
         self._drop_moves()
 
@@ -204,7 +204,7 @@ class MetadataCache:
         named = {(decision.topic, decision.partition) for decision in update.partitions}
         topics = {change.name for change in update.topics}
         for name in self._topics.keys() - topics:
-            self._forget(self._topics[name])
+            self._note_deleted(self._topics[name])
         self._topics = {name: topic for name, topic in self._topics.items() if name in topics}
         for name, topic in self._topics.items():
             topic.partitions = {p: state for p, state in topic.partitions.items() if (name, p) in named}
@@ -214,10 +214,10 @@ class MetadataCache:
         known = self._topics.get(change.name)
         same = known is not None and known.change.topic_id == change.topic_id
         if known is not None and not same:
-            self._forget(known)
+            self._note_deleted(known)
         self._topics[change.name] = CachedTopic(change, config, known.partitions if known and same else {})
 
-    def _forget(self, topic: CachedTopic) -> None:
+    def _note_deleted(self, topic: CachedTopic) -> None:
         self.forgotten[topic.change.topic_id] = None
         if len(self.forgotten) > _FORGOTTEN_KEPT:
             del self.forgotten[next(iter(self.forgotten))]

@@ -265,7 +265,7 @@ class SimBroker(ReplicaPerformer):
             self.world.happened["update refused"] += 1
             answer(refusal)
             return
-        if self.cache.overtaken(update):
+        if self.cache.is_overtaken(update):
             self.world.happened["update overtaken"] += 1
             answer(ErrorCode.STALE_CONTROLLER_EPOCH)
             return

@@ -380,7 +380,7 @@ class ReplicaPerformer(PeerBroker):
 
     def _copied(self, batches: tuple[SimBatch, ...]) -> None:
         if self.bucket is not None:
-            self.bucket.take(sum(batch.header.length for batch in batches), self.now_ms / 1000)
+            self.bucket.consume(sum(batch.header.length for batch in batches), self.now_ms / 1000)
 
     def fetched(self, asked: Asked) -> None:
         hosted = self.hosted.get(asked.tp)

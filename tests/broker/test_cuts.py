@@ -228,7 +228,7 @@ def test_a_topic_recreated_during_a_truncation_is_left_alone(ran: bool) -> None:
     assert not follower.copies
 
 
-@pytest.mark.parametrize("how", [Partition.stop, Partition.leave])
+@pytest.mark.parametrize("how", [Partition.stop, Partition.stop_at_exit])
 def test_a_replica_stopped_during_a_truncation_is_not_truncated(how: Callable[[Partition], None]) -> None:
     """Nor does a process that ends wait for the copy."""
     follower = _Follower()

@@ -85,7 +85,7 @@ def test_an_update_that_arrives_out_of_order_changes_nothing(cache: MetadataCach
     """A list of live brokers has no version of its own: a leader that took a late one would wait for the dead."""
     cache.apply(update(decision(4, partition=1), brokers=BROKERS[:2], sequence=7))
     late = update(decision(9, leader=2), topics=(topic(config={"min.insync.replicas": "3"}),), full=True, sequence=6)
-    assert cache.overtaken(late)
+    assert cache.is_overtaken(late)
     cache.apply(late)
     assert set(cache.incarnations) == {0, 1}
     assert leader(cache) == 0

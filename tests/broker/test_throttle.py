@@ -26,7 +26,7 @@ def test_a_client_that_waits_out_each_debt_keeps_the_rate(fetches: list[tuple[in
     now_s, taken = 0.0, 0
     for count, idle_ms in fetches:
         now_s += idle_ms / 1000
-        bucket.take(count, now_s)
+        bucket.consume(count, now_s)
         taken += count
         now_s += bucket.wait_s(now_s)
         assert taken <= RATE * (now_s + 0.5) + 1e-6
@@ -36,7 +36,7 @@ def test_a_busy_copier_gets_all_of_the_rate() -> None:
     bucket = TokenBucket(RATE, 0.0)
     now_s, taken = 0.0, 0
     while now_s < 10:
-        bucket.take(100, now_s)
+        bucket.consume(100, now_s)
         taken += 100
         now_s += bucket.wait_s(now_s) + 0.01  # and the time until the next bytes are there
     assert taken == pytest.approx(RATE * now_s, rel=0.03)
@@ -44,12 +44,12 @@ def test_a_busy_copier_gets_all_of_the_rate() -> None:
 
 def test_a_debt_is_paid_at_the_new_rate_and_idle_time_not_saved() -> None:
     bucket = TokenBucket(RATE, 0.0)
-    bucket.take(2000, 0.0)
+    bucket.consume(2000, 0.0)
     assert bucket.wait_s(0.0) == 2.0
     bucket.set_rate(4 * RATE, 1.0)
     assert bucket.wait_s(1.0) == 0.25
     assert bucket.wait_s(100.0) == 0.0
-    bucket.take(4 * RATE, 100.0)
+    bucket.consume(4 * RATE, 100.0)
     assert bucket.wait_s(100.0) == pytest.approx(0.5)
     assert bucket.wait_s(99.0) == pytest.approx(0.5)  # a clock that stands still
 

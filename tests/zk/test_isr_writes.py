@@ -154,7 +154,7 @@ def changed(registry: ZkRegistration, number: int) -> None:
     replica = SimpleNamespace(version=stored(number).version)
     partition = SimpleNamespace(tp=TopicPartition("t", number), topic_id="id", replica=replica)
     partition.step = lambda _: registry.isr_changed(cast(Partition, partition))
-    registry._tell(cast(Partition, partition), stored(number), IsrWritten(STATE.isr, number + 1))
+    registry._give_state(cast(Partition, partition), stored(number), IsrWritten(STATE.isr, number + 1))
 
 
 def write_under_way(registry: ZkRegistration) -> asyncio.Future[tuple[int, ...]]:

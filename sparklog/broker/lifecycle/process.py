@@ -523,7 +523,7 @@ class BrokerProcess:
         if self._fetchers is not None:
             await self._fetchers.close()
             for partition in broker.partitions:
-                partition.leave()
+                partition.stop_at_exit()
             broker.partitions.stop_timer()
         if self._server is not None:
             await self._server.close()

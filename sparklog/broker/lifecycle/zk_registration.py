@@ -178,9 +178,9 @@ class ZkRegistration:
             topic_id=partition.topic_id,
         )
         self._writing += 1
-        sent.add_done_callback(partial(self._isr_answered, partition, effect, wanted))
+        sent.add_done_callback(partial(self._on_isr_response, partition, effect, wanted))
 
-    def _isr_answered(
+    def _on_isr_response(
         self, partition: Partition, effect: WriteIsr, wanted: VersionedState, sent: asyncio.Future[tuple[int, ...]]
     ) -> None:
         """Handle the result of an ISR write.
@@ -196,7 +196,7 @@ class ZkRegistration:
         elif not partition.stopped:
             assert sent.result()[-1] == wanted.version
             self._isr_lines.info("%s: ISR is now %s (version %d)", partition.tp, effect.isr, wanted.version)
-            self._tell(partition, wanted, IsrWritten(effect.isr, wanted.version))
+            self._give_state(partition, wanted, IsrWritten(effect.isr, wanted.version))
 
     async def _settle(self, partition: Partition, effect: WriteIsr, sent: asyncio.Future[tuple[int, ...]]) -> None:
         """Give the partition the outcome of a failed write."""
@@ -226,9 +226,9 @@ class ZkRegistration:
         lives = await self._session.patiently(lambda: self._session.exists(paths.topic_id(partition.topic_id)))
         if not lives or partition.stopped:
             return
-        self._tell(partition, found, IsrRefused(found.state, found.version, expected))
+        self._give_state(partition, found, IsrRefused(found.state, found.version, expected))
 
-    def _tell(self, partition: Partition, stored: VersionedState, event: IsrWritten | IsrRefused) -> None:
+    def _give_state(self, partition: Partition, stored: VersionedState, event: IsrWritten | IsrRefused) -> None:
         """Give the partition the state of its node. The partition decides whether the controller must be notified."""
         state, version = stored.state, stored.version
         self._broker.cache.state_written(partition.tp, state, version=version, topic_id=partition.topic_id)

@@ -79,7 +79,7 @@ def _carry_out(broker: BrokerState, connection: ServerConnection, request: Contr
         _log.warning("control update of %s refused: %s", request.controller_id, refusal)
         connection.reply(ControlUpdateReply(request.cid, refusal.code, (), refusal.detail))
         return
-    if broker.cache.overtaken(request):
+    if broker.cache.is_overtaken(request):
         broker.counters["control.overtaken"] += 1
         detail = f"update {request.sequence} of controller epoch {request.controller_epoch} came after a later one"
         _log.info("control update of %s: %s", request.controller_id, detail)
@@ -153,7 +153,7 @@ def _decide(broker: BrokerState, decisions: Sequence[PartitionDecision]) -> list
         if decision.version < 0:
             continue
         if broker.broker_id not in decision.replicas:
-            _dismiss(broker, decision)
+            _drop_replica(broker, decision)
             continue
         try:
             _decide_one(broker, decision)
@@ -214,7 +214,7 @@ def _decided(broker: BrokerState, decision: PartitionDecision, topic: CachedTopi
     )
 
 
-def _dismiss(broker: BrokerState, decision: PartitionDecision) -> None:
+def _drop_replica(broker: BrokerState, decision: PartitionDecision) -> None:
     """Drop a replica that the decision assigns to other brokers, and delete its data.
 
     The replica stays if the decision is older than the replica's state, or if this broker is in the ISR.
@@ -225,7 +225,7 @@ def _dismiss(broker: BrokerState, decision: PartitionDecision) -> None:
     if topic is None or topic.change.topic_id != decision.topic_id:
         return
     if partition is None:
-        _let_go(broker, tp)
+        _set_aside_unclaimed(broker, tp)
         return
     if partition.topic_id != decision.topic_id:
         return
@@ -234,7 +234,7 @@ def _dismiss(broker: BrokerState, decision: PartitionDecision) -> None:
         broker.partitions.drop(partition)
 
 
-def _let_go(broker: BrokerState, tp: TopicPartition) -> None:
+def _set_aside_unclaimed(broker: BrokerState, tp: TopicPartition) -> None:
     """Set aside a log found at the start, if the newest state has this broker neither as a replica nor in the ISR.
 
     The log is not deleted: if ZooKeeper was restored from an older copy, the brokers that it names may have no copy.

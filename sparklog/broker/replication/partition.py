@@ -235,7 +235,7 @@ class Partition:
             self.step(ProduceArrived(ticket, acks, deadline_ms))
             return
         try:
-            written = self._written(ticket, leader_epoch)
+            written = self._append_batches(ticket, leader_epoch)
         except Exception as error:  # handled as an error in step()
             self._fail(error)
         else:
@@ -318,10 +318,10 @@ class Partition:
         if not self.stopped:
             self.step(Stopped())
             self.stopped = True
-            self._answer_all(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: the replica was stopped")
+            self._respond_all(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: the replica was stopped")
             self._host.role_changed(self)
 
-    def leave(self) -> None:
+    def stop_at_exit(self) -> None:
         """Stop the replica because the process ends.
 
         A follower has no waiting requests, and its stop needs no notification: for ten thousand followers these took a
@@ -337,7 +337,7 @@ class Partition:
         if self.offline is None:
             self.offline = str(error)
             self.step(LogFailed(self.offline))
-            self._answer_all(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
+            self._respond_all(ErrorCode.KAFKA_STORAGE_ERROR, self.offline)
             self._host.role_changed(self)
 
     def storage_failed(self, error: StorageError) -> BrokerError:
@@ -358,9 +358,9 @@ class Partition:
         replica = self.replica
         if not replica.is_leader or leader_epoch not in (NO_EPOCH, replica.leader_epoch):
             code = replica.check_epoch(leader_epoch) or ErrorCode.NOT_LEADER_OR_FOLLOWER
-            raise BrokerError(code, self.standing(leader_epoch))
+            raise BrokerError(code, self.describe_role(leader_epoch))
 
-    def standing(self, leader_epoch: int) -> str:
+    def describe_role(self, leader_epoch: int) -> str:
         """Return a description of this replica's role beside the epoch that a request named."""
         replica = self.replica
         return (
@@ -372,13 +372,13 @@ class Partition:
 
     def _append_as_leader(self, effect: AppendAsLeader) -> None:
         ticket = effect.ticket
-        written = self._written(ticket, effect.leader_epoch)
+        written = self._append_batches(ticket, effect.leader_epoch)
         if written is None:
             self._events.append(LeaderAppendFailed(ticket))
         else:
             self._events.append(LeaderAppended(ticket, written.start, written.end))
 
-    def _written(self, ticket: int, leader_epoch: int) -> OffsetRange | None:
+    def _append_batches(self, ticket: int, leader_epoch: int) -> OffsetRange | None:
         """Append the batches of the ticket and return their offsets.
 
         None if they were refused and the producer has its answer.
@@ -394,7 +394,7 @@ class Partition:
                     self._check_restoring(placed=placed)
                 known = log.known(batches)
                 if pending.checked is not None and pending.checked.rules is self.rules:
-                    _take_verdict(pending.checked, len(known), len(batches))
+                    _raise_refusal(pending.checked, len(known), len(batches))
                 else:
                     for header, body in batches[len(known) :] if known else batches:
                         check_batch(self.tp, self.rules, header, body, placed=placed)
@@ -402,12 +402,12 @@ class Partition:
                 batches, leader_epoch=leader_epoch, now_us=now_us, known=known, placed=placed, roll=pending.roll
             )
         except BrokerError as error:
-            self._answer(ticket, error.code, detail=f"{self.tp}: {error.detail}")
+            self._respond(ticket, error.code, detail=f"{self.tp}: {error.detail}")
         except StorageError as error:
             # Take the replica offline before the response: the response may admit waiting requests, and they must find
             # the replica offline.
             self._fail(error)
-            self._answer(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
+            self._respond(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
         else:
             pending.append_time_us = now_us
             pending.batches = ()
@@ -423,7 +423,7 @@ class Partition:
                 ErrorCode.INVALID_REQUEST, "the topic is not being restored: only its leader assigns offsets"
             )
 
-    def _answer_produce(self, effect: AnswerProduce) -> None:
+    def _respond_to_produce(self, effect: AnswerProduce) -> None:
         pending = self._pending.pop(effect.ticket, None)
         if pending is not None:
             pending.on_result(Answer(effect.code, effect.base_offset, pending.append_time_us, effect.detail))
@@ -495,7 +495,7 @@ class Partition:
     def _log_end_moved(self, effect: LogEndMoved) -> None:
         self._host.log_end_moved(self)
 
-    def _take_verdict(self, effect: FetchVerdict) -> None:
+    def _set_verdict(self, effect: FetchVerdict) -> None:
         self._verdict = effect
 
     def _report_bad_decision(self, effect: ReportBadDecision) -> None:
@@ -522,12 +522,12 @@ class Partition:
 
     # --- responses ---
 
-    def _answer(self, ticket: int, code: ErrorCode, *, detail: str) -> None:
-        self._answer_produce(AnswerProduce(ticket, code, -1, detail))
+    def _respond(self, ticket: int, code: ErrorCode, *, detail: str) -> None:
+        self._respond_to_produce(AnswerProduce(ticket, code, -1, detail))
 
-    def _answer_all(self, code: ErrorCode, detail: str) -> None:
+    def _respond_all(self, code: ErrorCode, detail: str) -> None:
         for ticket in list(self._pending):
-            self._answer(ticket, code, detail=detail)
+            self._respond(ticket, code, detail=detail)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, StorageError):
@@ -565,7 +565,7 @@ def check_batch(tp: TopicPartition, rules: AppendRules, header: BatchHeader, bod
         ) from None
 
 
-def _take_verdict(checked: CheckedBatches, first: int, end: int) -> None:
+def _raise_refusal(checked: CheckedBatches, first: int, end: int) -> None:
     """Raise the first refusal of the batches ``[first, end)``."""
     for number in range(first, end):
         if number in checked.refusals:
@@ -574,7 +574,7 @@ def _take_verdict(checked: CheckedBatches, first: int, end: int) -> None:
 
 _PERFORM: dict[type, Callable[[Partition, Any], None]] = {
     AppendAsLeader: Partition._append_as_leader,
-    AnswerProduce: Partition._answer_produce,
+    AnswerProduce: Partition._respond_to_produce,
     AppendAsFollower: Partition._append_as_follower,
     TruncateLog: Partition._truncate_log,
     RestartLog: Partition._restart_log,
@@ -584,9 +584,9 @@ _PERFORM: dict[type, Callable[[Partition, Any], None]] = {
     IsrChanged: Partition._isr_changed,
     HighWatermarkMoved: Partition._high_watermark_moved,
     LogEndMoved: Partition._log_end_moved,
-    ServeFetch: Partition._take_verdict,
-    RefuseFetch: Partition._take_verdict,
-    AnswerDiverging: Partition._take_verdict,
+    ServeFetch: Partition._set_verdict,
+    RefuseFetch: Partition._set_verdict,
+    AnswerDiverging: Partition._set_verdict,
     StartFetching: Partition._start_fetching,
     StopFetching: Partition._stop_fetching,
     RoleChanged: Partition._role_changed,

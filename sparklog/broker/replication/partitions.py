@@ -120,7 +120,7 @@ class Partitions:
         rules = _append_rules(topic)  # first: a topic that cannot be appended to needs no directory
         log = self.directory.get(tp)
         if log is not None and log.topic_id != topic.change.topic_id:
-            self._let_go(tp, keep=f"the topic has id {topic.change.topic_id} now")
+            self._remove_log(tp, keep=f"the topic has id {topic.change.topic_id} now")
             log = None
         if log is None:
             log = self.directory.put_back(tp, topic.change.topic_id)
@@ -165,15 +165,15 @@ class Partitions:
         del self._hosted[partition.tp]
         self._led.discard(partition)
         self.maintenance_index.drop(partition)
-        self._let_go(partition.tp, keep=keep)
+        self._remove_log(partition.tp, keep=keep)
 
     def drop_log(self, tp: TopicPartition, *, keep: str = "") -> None:
         """Remove a log found at the start that belongs to no replica of this broker; ``keep`` is as in ``drop``."""
         if not keep:
             _log.warning("%s: deleted the data of a deleted topic", tp)
-        self._let_go(tp, keep=keep)
+        self._remove_log(tp, keep=keep)
 
-    def _let_go(self, tp: TopicPartition, *, keep: str) -> None:
+    def _remove_log(self, tp: TopicPartition, *, keep: str) -> None:
         try:
             if keep:
                 self._broker.counters["logs.set.aside"] += 1

@@ -52,7 +52,7 @@ class TokenBucket:
         self._settle(now_s)
         self.rate = rate
 
-    def take(self, count: int, now_s: float) -> None:
+    def consume(self, count: int, now_s: float) -> None:
         self._settle(now_s)
         self._balance -= count
 
@@ -110,7 +110,7 @@ class CopyThrottle:
     def received(self, count: int) -> None:
         """Count bytes of a limited partition that have arrived."""
         if self._bucket is not None:
-            self._bucket.take(count, self._now_s())
+            self._bucket.consume(count, self._now_s())
         self._awaited = max(self._awaited - 1, 0)
         if self._held and not self._closed:
             # The size of the last response is known now; it may be smaller than the allowance.

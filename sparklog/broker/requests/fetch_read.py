@@ -73,10 +73,10 @@ def _check_consumer(partition: Partition, wanted: FetchPartition) -> EpochEnd | 
     replica = partition.replica
     code = replica.check_epoch(wanted.leader_epoch)
     if code is not None:
-        raise BrokerError(code, partition.standing(wanted.leader_epoch))
+        raise BrokerError(code, partition.describe_role(wanted.leader_epoch))
     if wanted.last_epoch > replica.leader_epoch:
         # The consumer has read records of a later leader: this replica is not current, and its log proves nothing.
-        raise BrokerError(ErrorCode.UNKNOWN_LEADER_EPOCH, partition.standing(wanted.last_epoch))
+        raise BrokerError(ErrorCode.UNKNOWN_LEADER_EPOCH, partition.describe_role(wanted.last_epoch))
     parted = parted_from_consumer(partition, wanted)
     if parted is not None:
         return parted

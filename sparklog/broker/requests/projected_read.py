@@ -84,20 +84,20 @@ def read_projected(
         if not any(header.offset_array_length for header in headers):
             cost = max(1, len(headers)) * HEADER_COST_BYTES
             return _sent([header_alone(header) for header in headers], found, found.body_bytes, cost)
-    answer = _Answer(partition, frozenset(columns), kept, max_bytes=max_bytes, verify=verify)
+    response = _Response(partition, frozenset(columns), kept, max_bytes=max_bytes, verify=verify)
     # The response may contain views of the mapped file, which the connection keeps until they are sent.
     most = max(1, max_bytes // BATCH_COST_BYTES)
     first = found = log.read(offset, max_bytes=max_bytes, end_offset=end_offset, max_batches=most, mapped=True)
-    while found.batch_count and answer.takes_all(found):
-        left = max_bytes - answer.cost
+    while found.batch_count and response.add_batches(found):
+        left = max_bytes - response.cost
         most = max(1, left // BATCH_COST_BYTES)
         found = log.read(
             found.next_offset, max_bytes=_STRETCH * left, end_offset=end_offset, max_batches=most, mapped=True
         )
-    return _sent(answer.batches, first, answer.stored_bytes, answer.cost)
+    return _sent(response.batches, first, response.stored_bytes, response.cost)
 
 
-class _Answer:
+class _Response:
     """Projected batches of a response that is being built."""
 
     def __init__(
@@ -113,7 +113,7 @@ class _Answer:
         self._max_bytes = max_bytes
         self._verify = verify
 
-    def takes_all(self, found: LogSlice) -> bool:
+    def add_batches(self, found: LogSlice) -> bool:
         """Add batches while the response has room; return whether later batches may fit.
 
         The result is True only if no batch had to be verified, so that the batches count for less than was read.
