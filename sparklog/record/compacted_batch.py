@@ -153,19 +153,19 @@ class BatchMerger:
             self._bytes += size
             self._stamp = stamp
         if alone:
-            made.append(self._made(keep_producer=True))
+            made.append(self._build_batch(keep_producer=True))
         return made
 
     def flush(self) -> list[CompactedBatch]:
         """Return the sources since the last batch as a batch, or nothing if there are none."""
-        return [] if self._first is None else [self._made(keep_producer=False)]
+        return [] if self._first is None else [self._build_batch(keep_producer=False)]
 
     def verbatim(self, header: BatchHeader, body: memoryview) -> list[CompactedBatch]:
         """Add a batch that stays unchanged: a marker."""
         flags = header.flags & ~Flag.FIRST_OF_SEGMENT | Flag.CLEANED
         return [*self.flush(), CompactedBatch(header._replace(flags=int(flags)), body)]
 
-    def _made(self, *, keep_producer: bool) -> CompactedBatch:
+    def _build_batch(self, *, keep_producer: bool) -> CompactedBatch:
         assert self._first is not None
         first, parts, begin, end = self._first, self._parts, self._begin, self._end
         self._first, self._parts, self._bytes, self.begin_at = None, [], 0, -1

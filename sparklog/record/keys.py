@@ -96,7 +96,9 @@ def _column_bytes(batch: pa.RecordBatch, name: str) -> pa.Array:
     if is_variable_binary(kind) or types.is_fixed_size_binary(kind):
         return column.cast(pa.large_binary())
     if types.is_nested(kind) or types.is_dictionary(kind):
-        raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"key column {name!r} is {kind}, expected a type without parts")
+        raise BrokerError(
+            ErrorCode.SCHEMA_MISMATCH, f"key column {name!r} is {kind}, expected a type that is not nested"
+        )
     return _big_endian(column)
 
 

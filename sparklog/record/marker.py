@@ -78,7 +78,7 @@ def decode_marker(header: BatchHeader, body: Buffer) -> Marker:
         marker = _decode(text)
     except msgspec.MsgspecError as error:
         raise BrokerError(
-            ErrorCode.CORRUPT_MESSAGE, f"offset {header.base_offset}: no marker: {error}: {text[:80]!r}"
+            ErrorCode.CORRUPT_MESSAGE, f"offset {header.base_offset}: not a marker: {error}: {text[:80]!r}"
         ) from None
     if marker.version > FORMAT_VERSION:
         raise BrokerError(

@@ -368,7 +368,7 @@ def _leaf_of(kind: pa.DataType) -> Callable[[Any, pa.DataType], Any]:
         return _exact_time
     if types.is_duration(kind):
         return _exact_duration
-    raise AssertionError(f"{kind} is no type of a topic")
+    raise AssertionError(f"topics do not allow the type {kind}")
 
 
 def _no(value: Any, kind: pa.DataType, reason: str) -> ValueRefusedError:

@@ -147,7 +147,7 @@ def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
         kind = _column_type(schema, name, "key column")
         if types.is_nested(kind):
             raise BrokerError(
-                ErrorCode.SCHEMA_MISMATCH, f"key column {name!r} is {kind}, expected a type without parts"
+                ErrorCode.SCHEMA_MISMATCH, f"key column {name!r} is {kind}, expected a type that is not nested"
             )
     if len(set(key_columns)) != len(key_columns):
         raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"key columns {list(key_columns)} name a column twice")

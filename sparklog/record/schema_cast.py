@@ -91,7 +91,7 @@ def _fit_column(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array
         for part in parts:
             if path := misplaced_null(part, field):
                 row = rows + _first_row(part, lambda found: misplaced_null(found, field) is not None)
-                raise _DoesNotFitError(f"{path!r} holds nulls and may not, first in row {row}")
+                raise _DoesNotFitError(f"{path!r} holds nulls but is not nullable, first in row {row}")
             rows += len(part)
         fitted += parts
     return pa.chunked_array(fitted, type=field.type) if in_parts else fitted[0]
@@ -206,7 +206,7 @@ def _convert_list(array: pa.Array, target: pa.DataType) -> pa.Array:
 def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
     source = array.type
     if not _same_nature(source, target):
-        raise _DoesNotFitError("the types are not of one kind")
+        raise _DoesNotFitError("the types are of different kinds")
     if types.is_integer(source) and types.is_decimal(target):
         # A direct cast makes pyarrow require the precision of the integer's type instead of that of its values.
         array = array.cast(pa.decimal128(20, 0))

@@ -98,19 +98,21 @@ def _shape(metadata: bytes) -> _Shape | None:
     at = [METADATA_BYTES + place for place, _ in few_places(sizes)]
     no_headers = [(at[number], bytes(sizes[number])) for number in (6, 7, 10, 13)]
     columns = _Binary(nulls[0], at[0], at[1], lengths[0]), _Binary(nulls[1], at[3], at[4], lengths[1])
-    fixed = no_headers if rows > 1 else [*no_headers, *(part for column in columns for part in _of_one(column))]
+    fixed = (
+        no_headers if rows > 1 else [*no_headers, *(part for column in columns for part in _single_value_parts(column))]
+    )
     fixed.sort()
     return _Shape(
         rows,
         at[16] + sizes[16],
-        _taking(fixed),
+        _extractor(fixed),
         tuple(expected for _, expected in fixed),
         columns if rows > 1 else (),
         at[16],
     )
 
 
-def _taking(parts: list[tuple[int, bytes]]) -> struct.Struct:
+def _extractor(parts: list[tuple[int, bytes]]) -> struct.Struct:
     """Return a struct that extracts the parts at these rising positions of a message."""
     form, end = "<", 0
     for at, expected in parts:
@@ -119,7 +121,7 @@ def _taking(parts: list[tuple[int, bytes]]) -> struct.Struct:
     return struct.Struct(form)
 
 
-def _of_one(column: _Binary) -> list[tuple[int, bytes]]:
+def _single_value_parts(column: _Binary) -> list[tuple[int, bytes]]:
     """Return the parts that a column with one value needs checked."""
     offsets = column.offsets_at, _OFFSETS[1].pack(0, column.length)
     return [offsets, (column.validity_at, b"\0")] if column.nulls else [offsets]

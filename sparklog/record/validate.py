@@ -187,12 +187,13 @@ def _check_header(header: BatchHeader, found_bytes: int, max_message_bytes: int)
         raise _too_large(found_bytes, max_message_bytes)
     if header.flags & ~_PRODUCER_FLAGS:
         raise BrokerError(
-            ErrorCode.INVALID_RECORD, f"flags {header.flags:#06x}, expected none but {_PRODUCER_FLAGS:#06x}"
+            ErrorCode.INVALID_RECORD, f"flags {header.flags:#06x}, expected only flags of {_PRODUCER_FLAGS:#06x}"
         )
     if header.record_count == 0 or header.offset_span != header.record_count:
         raise BrokerError(
             ErrorCode.INVALID_RECORD,
-            f"{header.record_count} records over {header.offset_span} offsets, expected as many and at least one",
+            f"{header.record_count} records over {header.offset_span} offsets, expected one offset for each record "
+            "and at least one record",
         )
 
 
@@ -207,13 +208,13 @@ def _check_placed_header(header: BatchHeader, found_bytes: int, max_message_byte
         raise _too_large(header.length, max_message_bytes)
     if header.flags & ~_PLACED_FLAGS:
         raise BrokerError(
-            ErrorCode.INVALID_RECORD, f"flags {header.flags:#06x}, expected none but {_PLACED_FLAGS:#06x}"
+            ErrorCode.INVALID_RECORD, f"flags {header.flags:#06x}, expected only flags of {_PLACED_FLAGS:#06x}"
         )
     if header.producer_id != NO_PRODUCER or not max(header.record_count, 1) <= header.offset_span <= MAX_SPAN:
         raise BrokerError(
             ErrorCode.INVALID_RECORD,
             f"{header.record_count} records of producer {header.producer_id} over {header.offset_span} offsets, "
-            f"expected of no producer and over as many or more, up to {MAX_SPAN}",
+            f"expected no producer, and at least as many offsets as records, at most {MAX_SPAN}",
         )
 
 

@@ -45,7 +45,17 @@ class FetchSession:
     Mutable; ``SessionCache`` owns it.
     """
 
-    __slots__ = ("due", "epoch", "incarnation", "line", "replica_id", "session_id", "told", "used_ms", "wanted")
+    __slots__ = (
+        "connection",
+        "due",
+        "epoch",
+        "incarnation",
+        "replica_id",
+        "reported",
+        "session_id",
+        "used_ms",
+        "wanted",
+    )
 
     def __init__(self, session_id: int, fetch: Fetch, now_ms: int) -> None:
         self.session_id = session_id
@@ -55,14 +65,14 @@ class FetchSession:
         self.epoch = 1
         self.wanted: dict[Key, FetchPartition] = {}
         #: High watermark and log start offset in the last reply that named the partition.
-        self.told: dict[Key, tuple[int, int]] = {}
+        self.reported: dict[Key, tuple[int, int]] = {}
         #: The partitions to read, the longest unserved first.
         self.due: dict[Key, None] = {}
         self.used_ms = now_ms
         #: The connection of the last request.
-        self.line: object = None
+        self.connection: object = None
 
-    def take(self, key: Key, partition: FetchPartition) -> bool:
+    def update(self, key: Key, partition: FetchPartition) -> bool:
         """Record what a request wants of a partition.
 
         Return whether the partition is new in this session.
@@ -75,7 +85,7 @@ class FetchSession:
         if before is None:
             return True
         if before.leader_epoch != partition.leader_epoch or before.topic_id != partition.topic_id:
-            self.told.pop(key, None)
+            self.reported.pop(key, None)
         return False
 
     def belongs_to(self, fetch: Fetch) -> bool:
@@ -83,7 +93,7 @@ class FetchSession:
 
     def drop(self, key: Key) -> None:
         self.wanted.pop(key, None)
-        self.told.pop(key, None)
+        self.reported.pop(key, None)
         self.due.pop(key, None)
 
 
@@ -106,13 +116,13 @@ class FetchContext(msgspec.Struct, frozen=True):
         if self.session is None or result.batch_count or result.code or result.diverging is not None:
             return True
         marks = (result.high_watermark, result.log_start_offset)
-        return self.session.told.get((result.topic, result.partition)) != marks
+        return self.session.reported.get((result.topic, result.partition)) != marks
 
     def marks_moved(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
         """Return the same as ``has_news`` for a partition without records, error or divergence."""
-        return self.session is None or self.session.told.get(key) != (high_watermark, log_start_offset)
+        return self.session is None or self.session.reported.get(key) != (high_watermark, log_start_offset)
 
-    def weigh(self, result: FetchedPartition) -> bool:
+    def has_news_else_not_due(self, result: FetchedPartition) -> bool:
         """Return the same as ``has_news`` for a request that continues to wait.
 
         A partition without news is no longer due.
@@ -142,10 +152,10 @@ class FetchContext(msgspec.Struct, frozen=True):
             if result.batch_count or result.code or result.diverging is not None:
                 if key in session.wanted:
                     session.due[key] = None
-            elif session.told.get(key) == marks:
+            elif session.reported.get(key) == marks:
                 continue
             said.append(result)
-            session.told[key] = marks
+            session.reported[key] = marks
         if not session.due:
             # Removed items leave gaps in the dict, and each request would iterate over all of them.
             session.due.clear()
@@ -185,21 +195,21 @@ class SessionCache:
         #: Called with the id of each session that is closed, whatever the reason.
         self.on_close: Callable[[int], None] = lambda session_id: None
         #: Sessions by the connection of their last request.
-        self._by_line: dict[object, dict[int, FetchSession]] = {}
+        self._by_connection: dict[object, dict[int, FetchSession]] = {}
 
     def __len__(self) -> int:
         return len(self._followers) + len(self._consumers)
 
-    def begin(self, fetch: Fetch, now_ms: int, *, line: object = None) -> FetchContext:
+    def begin(self, fetch: Fetch, now_ms: int, *, connection: object = None) -> FetchContext:
         """Find or make the request's session and update it.
 
-        ``line`` is the request's connection.
+        ``connection`` identifies the one that the request came by.
 
         Raises:
             BrokerError: FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH; the fetcher starts a new session.
                 THROTTLING_QUOTA_EXCEEDED if all sessions together would have too many partitions.
         """
-        session = self._gone_on(fetch, now_ms, line)
+        session = self._continued(fetch, now_ms, connection)
         if session is not None:
             return FetchContext(session, fetch.partitions)
         if fetch.session_epoch == SESSIONLESS:
@@ -213,7 +223,7 @@ class SessionCache:
             at_most = self._partitions + len(fetch.partitions)
             if at_most > self._max_partitions and not self._has_room(fetch, session):
                 detail = (
-                    f"{self._partitions} partitions are held by sessions and more named, at most "
+                    f"all sessions together have {self._partitions} partitions and the request adds more, at most "
                     f"{self._max_partitions} expected"
                 )
                 self.close(session.session_id)
@@ -232,11 +242,11 @@ class SessionCache:
             self._partitions += len(session.wanted) - before
         for partition in fetch.partitions:
             key = (partition.topic, partition.partition)
-            if session.take(key, partition):
+            if session.update(key, partition):
                 self.holders.setdefault(key, {})[session.session_id] = session
                 self._partitions += 1
-        if session.line is not line:
-            self._move(session, line)
+        if session.connection is not connection:
+            self._move(session, connection)
         return FetchContext(session, fetch.partitions)
 
     def wake(self, key: Key) -> Collection[FetchSession]:
@@ -248,9 +258,9 @@ class SessionCache:
             session.due[key] = None
         return holders.values()
 
-    def line_lost(self, line: object) -> list[int]:
+    def connection_lost(self, connection: object) -> list[int]:
         """Close the sessions of a closed connection, because no request will use them again. Return their ids."""
-        lost = list(self._by_line.get(line, ()))
+        lost = list(self._by_connection.get(connection, ()))
         for session_id in lost:
             self.close(session_id)
         return lost
@@ -290,7 +300,7 @@ class SessionCache:
     def _sessions_of(self, fetch: Fetch) -> OrderedDict[int, FetchSession]:
         return self._consumers if fetch.replica_id == CONSUMER else self._followers
 
-    def _gone_on(self, fetch: Fetch, now_ms: int, line: object) -> FetchSession | None:
+    def _continued(self, fetch: Fetch, now_ms: int, connection: object) -> FetchSession | None:
         """Return the session of a request that names one partition which the session already has, after updating both.
 
         The effect is that of the rest of ``begin``. For any other request, and for one to be refused, return None and
@@ -306,7 +316,7 @@ class SessionCache:
             or fetch.forgotten
             or session.replica_id != fetch.replica_id
             or session.incarnation != fetch.incarnation
-            or session.line is not line
+            or session.connection is not connection
         ):
             return None
         wanted = partitions[0]
@@ -359,16 +369,16 @@ class SessionCache:
             if not holders:
                 del self.holders[key]
 
-    def _move(self, session: FetchSession, line: object) -> None:
+    def _move(self, session: FetchSession, connection: object) -> None:
         """Record the connection that a session now uses. None: no connection."""
-        earlier = self._by_line.get(session.line)
+        earlier = self._by_connection.get(session.connection)
         if earlier is not None:
             del earlier[session.session_id]
             if not earlier:
-                del self._by_line[session.line]
-        session.line = line
-        if line is not None:
-            self._by_line.setdefault(line, {})[session.session_id] = session
+                del self._by_connection[session.connection]
+        session.connection = connection
+        if connection is not None:
+            self._by_connection.setdefault(connection, {})[session.session_id] = session
 
 
 class SessionRequest(msgspec.Struct, frozen=True, gc=False):
@@ -411,7 +421,7 @@ class SessionBuilder:
             if self._forgotten:
                 self._forgotten.pop(key, None)
 
-    def forget(self, topic: str, partition: int) -> None:
+    def drop(self, topic: str, partition: int) -> None:
         key = (topic, partition)
         if self._wanted.pop(key, None) is not None:
             self._changed.pop(key, None)
@@ -439,7 +449,7 @@ class SessionBuilder:
             self._forgotten.clear()
         return request
 
-    def answered(self, reply: FetchReply) -> None:
+    def on_response(self, reply: FetchReply) -> None:
         """Handle the reply to the oldest request in flight.
 
         A session error starts a new session. So does a reply from a server without a free slot.

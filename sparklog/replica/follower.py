@@ -34,7 +34,7 @@ from sparklog.replica.events import LeaderAnswered
 from sparklog.replica.view import PartitionView
 
 #: ``LeaderAnswered.last_epoch`` of a caller that does not know it.
-NOT_TOLD = -2
+UNKNOWN_LAST_EPOCH = -2
 
 
 class Follower:
@@ -45,7 +45,7 @@ class Follower:
 
     name = "follower"
 
-    __slots__ = ("_append_to", "_parted", "_truncating", "epoch", "leader", "refuses", "view")
+    __slots__ = ("_append_to", "_must_truncate", "_truncating", "epoch", "leader", "refuses", "view")
 
     def __init__(self, view: PartitionView, state: LeaderAndIsr) -> None:
         self.view = view
@@ -55,14 +55,14 @@ class Follower:
         self._append_to: int | None = None
         self._truncating = False
         #: A truncation that this leader's history requires has failed and was not repeated.
-        self._parted = False
+        self._must_truncate = False
         #: This leader lacks committed records that this log holds.
         self.refuses = False
 
     def start(self) -> Effect:
         return StopFetching() if self.leader == NO_LEADER else StartFetching(self.leader, self.epoch)
 
-    def answered(self, event: LeaderAnswered) -> list[Effect]:
+    def on_response(self, event: LeaderAnswered) -> list[Effect]:
         log = self.view.log
         if (
             event.leader_epoch != self.epoch
@@ -70,7 +70,7 @@ class Follower:
             or self._append_to is not None
             or self._truncating
             or event.fetch_offset != log.log_end_offset
-            or event.last_epoch not in (log.last_epoch, NOT_TOLD)
+            or event.last_epoch not in (log.last_epoch, UNKNOWN_LAST_EPOCH)
         ):
             return []
         if event.code == ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -81,8 +81,8 @@ class Follower:
             return self._truncate(event.diverging, event)
         if self.refuses:  # the histories now agree
             self.refuses = False
-            return [CutAccepted(), *self.answered(event)]
-        if self._parted:
+            return [CutAccepted(), *self.on_response(event)]
+        if self._must_truncate:
             # The leader had another history up to this log's end. Its log now begins there, so it has nothing to
             # compare.
             return self._restart(log.log_end_offset, event)
@@ -97,7 +97,7 @@ class Follower:
 
     def truncated(self) -> None:
         """Note that the ordered truncation is done. ``Replica`` adjusts the high watermark."""
-        self._truncating = self._parted = False
+        self._truncating = self._must_truncate = False
 
     def truncation_failed(self) -> list[Effect]:
         """Fetch again after a failed truncation.
@@ -105,7 +105,7 @@ class Follower:
         The log is unchanged, so the leader's next response will be the same, unless its log start has moved. If that
         has reached this log's end, there is nothing to truncate, and the log restarts there.
         """
-        self._truncating, self._parted = False, True
+        self._truncating, self._must_truncate = False, True
         return [self.start()]
 
     def _truncate(self, diverging: tuple[int, int], event: LeaderAnswered) -> list[Effect]:

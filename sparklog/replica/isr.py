@@ -47,7 +47,7 @@ class PendingExpand(msgspec.Struct, frozen=True, gc=False):
     added: tuple[tuple[int, int], ...]
     expected_version: int
     #: The write got no response: it may or may not have been applied.
-    fate_unknown: bool = False
+    outcome_unknown: bool = False
 
     def __post_init__(self) -> None:
         ids = {broker for broker, _ in self.added}
@@ -71,8 +71,8 @@ class PendingExpand(msgspec.Struct, frozen=True, gc=False):
     def written(self) -> CommittedIsr:
         return CommittedIsr(self.before.leader, self.proposed)
 
-    def lost_answer(self, unknown: bool) -> PendingExpand:
-        return msgspec.structs.replace(self, fate_unknown=unknown)
+    def lost_response(self, unknown: bool) -> PendingExpand:
+        return msgspec.structs.replace(self, outcome_unknown=unknown)
 
 
 class PendingShrink(msgspec.Struct, frozen=True, gc=False):
@@ -82,7 +82,7 @@ class PendingShrink(msgspec.Struct, frozen=True, gc=False):
     removed: tuple[int, ...]
     expected_version: int
     #: The write got no response: it may or may not have been applied.
-    fate_unknown: bool = False
+    outcome_unknown: bool = False
     added: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class PendingShrink(msgspec.Struct, frozen=True, gc=False):
         for broker in removed:
             proper = proper and broker in committed
         if not proper:
-            raise ValueError(f"removal {self.removed} is empty or not a proper part of {self.before.committed}")
+            raise ValueError(f"removal {self.removed} is empty or not a proper subset of {self.before.committed}")
         if self.before.leader in self.removed:
             raise ValueError(f"removal {self.removed} names the leader {self.before.leader}")
         if self.added:
@@ -114,8 +114,8 @@ class PendingShrink(msgspec.Struct, frozen=True, gc=False):
     def written(self) -> CommittedIsr:
         return CommittedIsr(self.before.leader, self.proposed)
 
-    def lost_answer(self, unknown: bool) -> PendingShrink:
-        return msgspec.structs.replace(self, fate_unknown=unknown)
+    def lost_response(self, unknown: bool) -> PendingShrink:
+        return msgspec.structs.replace(self, outcome_unknown=unknown)
 
 
 PendingIsr = PendingExpand | PendingShrink

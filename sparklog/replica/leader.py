@@ -51,7 +51,7 @@ from sparklog.replica.events import (
 from sparklog.replica.isr import CommittedIsr, IsrState, PendingExpand, PendingIsr, PendingShrink
 from sparklog.replica.progress import UNKNOWN_END, Progress
 from sparklog.replica.purgatory import NEVER, Purgatory, Waiting
-from sparklog.replica.view import PartitionView, parted
+from sparklog.replica.view import PartitionView, divergence_point
 
 #: With ``replica.lag.max.messages`` set, the leader checks the lag in records at least this often.
 LAG_MESSAGES_CHECK_MS = 500
@@ -168,10 +168,10 @@ class Leader:
             objection = self._compare(event, end)
             if objection is not None:
                 if event.refuses:
-                    self._contested(event.replica_id)
+                    self._mark_contested(event.replica_id)
                 return [objection]
         if event.replica_id in self.contested_by:
-            return self._agreed(event, now_ms)
+            return self._resolve_contest(event, now_ms)
         held_back = peer.log_end <= view.high_watermark
         peer.fetched(offset, end, now_ms=now_ms)
         if offset < end and self.check_ms == NEVER:
@@ -192,7 +192,7 @@ class Leader:
             f"controller decides which copy counts"
         )
 
-    def _contested(self, replica_id: int) -> None:
+    def _mark_contested(self, replica_id: int) -> None:
         """Stop acknowledging: a replica keeps committed records that this log lacks.
 
         Records that were acknowledged here may have to be truncated.
@@ -200,7 +200,7 @@ class Leader:
         self.contested_by.add(replica_id)
         self._may_commit = False
 
-    def _agreed(self, event: FollowerFetched, now_ms: int) -> list[Effect]:
+    def _resolve_contest(self, event: FollowerFetched, now_ms: int) -> list[Effect]:
         """Count the replica again: it has truncated its records, or the histories now agree."""
         self.contested_by.discard(event.replica_id)
         self._isr_became(self.isr)
@@ -242,8 +242,8 @@ class Leader:
                 # this one.
                 return RefuseFetch(ErrorCode.OFFSET_OUT_OF_RANGE, f"an empty log begins at {first}, not at {offset}")
             return None
-        parting = parted(log, offset, event.last_epoch)
-        return None if parting is None else AnswerDiverging(parting.epoch, parting.end_offset)
+        divergence = divergence_point(log, offset, event.last_epoch)
+        return None if divergence is None else AnswerDiverging(divergence.epoch, divergence.end_offset)
 
     def connection_lost(self, event: FollowerConnectionLost, now_ms: int) -> list[Effect]:
         peer = self.progress.get(event.replica_id)
@@ -306,10 +306,10 @@ class Leader:
             if removed:
                 self._propose(self.isr.shrink(removed, expected_version=self.view.version), effects)
             else:
-                self._let_in(effects, now_ms)
+                self._propose_additions(effects, now_ms)
         self._schedule_check(now_ms)
 
-    def _let_in(self, effects: list[Effect], now_ms: int) -> None:
+    def _propose_additions(self, effects: list[Effect], now_ms: int) -> None:
         members = self._members
         added = tuple(
             [
@@ -365,7 +365,7 @@ class Leader:
             and broker not in view.stopping
             and broker not in view.leaving
             and broker in view.replicas
-            and view.told_epoch == self.epoch
+            and view.replicas_epoch == self.epoch
             and peer.disconnected_ms is None
             and now_ms >= peer.retry_ms
             and (not lag or now_ms < peer.fetched_ms + settings.lag_time_max_ms)
@@ -389,10 +389,10 @@ class Leader:
 
     def _check_in_time(self, now_ms: int) -> None:
         """Schedule a check for a follower that may lag."""
-        self.check_ms = min(self.check_ms, now_ms + self._patience_ms)
+        self.check_ms = min(self.check_ms, now_ms + self._check_interval_ms)
 
     @property
-    def _patience_ms(self) -> int:
+    def _check_interval_ms(self) -> int:
         """Return how long a follower that lags may stay unchecked."""
         settings = self.view.settings
         lag_ms = settings.lag_time_max_ms
@@ -412,7 +412,7 @@ class Leader:
                 continue
             peer = self.progress[broker]
             if peer.log_end != end:
-                check_ms = min(check_ms, peer.caught_up_ms + settings.lag_time_max_ms, now_ms + self._patience_ms)
+                check_ms = min(check_ms, peer.caught_up_ms + settings.lag_time_max_ms, now_ms + self._check_interval_ms)
             if peer.disconnected_ms is not None:
                 check_ms = min(check_ms, peer.disconnected_ms + settings.connection_grace_ms)
         for broker, peer in self.progress.items():
@@ -451,8 +451,8 @@ class Leader:
         pending = self.isr
         if isinstance(pending, CommittedIsr) or event.expected_version not in {-1, pending.expected_version}:
             return []
-        if pending.fate_unknown:
-            self._isr_became(pending.lost_answer(unknown=False))
+        if pending.outcome_unknown:
+            self._isr_became(pending.lost_response(unknown=False))
             return [self._order(pending)]
         retry_ms = now_ms + self.view.settings.isr_retry_ms
         for broker, _ in pending.added:
@@ -470,7 +470,7 @@ class Leader:
         """Keep the maximal ISR until a read settles the write. It covers both possible contents of the node."""
         pending = self.isr
         if not isinstance(pending, CommittedIsr) and event.expected_version in {-1, pending.expected_version}:
-            self._isr_became(pending.lost_answer(unknown=True))
+            self._isr_became(pending.lost_response(unknown=True))
         return []
 
     def isr_known(self, isr: tuple[int, ...], now_ms: int, *, announce: bool) -> list[Effect]:
@@ -505,7 +505,7 @@ class Leader:
     def cluster_changed(self, now_ms: int) -> list[Effect]:
         """Check everything again: the assignment, the live brokers or min.insync.replicas may have changed."""
         self.follow_assignment(now_ms)
-        self._take_incarnations()
+        self._update_incarnations()
         self._isr_became(self.isr)
         effects: list[Effect] = []
         self.advance(effects)
@@ -524,12 +524,12 @@ class Leader:
 
         No replica has more records, so nothing is committed.
         """
-        self._take_incarnations()
+        self._update_incarnations()
         effects: list[Effect] = []
         self.reconsider(effects, now_ms)
         return effects
 
-    def _take_incarnations(self) -> None:
+    def _update_incarnations(self) -> None:
         incarnations = self.view.incarnations
         for broker, peer in self.progress.items():
             if incarnations.get(broker, -1) > peer.incarnation:

@@ -320,13 +320,13 @@ class Replica:
             return []
         if event.version < view.version:
             return self._overtaken(event, now_ms)
-        same = event.version == view.version and view.as_told(event)
-        view.take(event)
+        same = event.version == view.version and view.repeats(event)
+        view.accept_decision(event)
         view.leaving = event.leaving
         if event.version == view.version:
             if self._dismissed(event.state):
                 return self._dismiss()
-            if self._awaits_word(event.state):
+            if self._waits_for_controller(event.state):
                 return self._become_follower(event.state)
             if same:  # a leader also receives each of its own writes as a decision
                 return []
@@ -345,11 +345,11 @@ class Replica:
         only.
         """
         if isinstance(role := self._role, Leader) and event.state.leader_epoch == role.epoch:
-            self._view.take(event)
+            self._view.accept_decision(event)
             self._view.leaving &= event.leaving
             return role.cluster_changed(now_ms)
-        if self._awaits_word(event.state) and self._view.broker_id in event.replicas:
-            self._view.take(event)
+        if self._waits_for_controller(event.state) and self._view.broker_id in event.replicas:
+            self._view.accept_decision(event)
             assert self._view.state is not None
             return self._become_follower(structs.replace(self._view.state, leader=event.state.leader))
         return []
@@ -378,14 +378,14 @@ class Replica:
         if isinstance(old, Follower) and (old.epoch, old.leader) == (state.leader_epoch, state.leader):
             view.state = state
             return []
-        if announce and view.broker_id not in state.isr and view.told_epoch != state.leader_epoch:
+        if announce and view.broker_id not in state.isr and view.replicas_epoch != state.leader_epoch:
             # This state was read from ZooKeeper. Its epoch may be the end of a reassignment, and then it fences brokers
             # that are no longer replicas. This broker learns late that the reassignment has ended. If it followed now,
             # a later reassignment could add it to the ISR while it deletes its log.
             return self._become_follower(structs.replace(state, leader=NO_LEADER))
         return self._become_follower(state)
 
-    def _awaits_word(self, state: LeaderAndIsr) -> bool:
+    def _waits_for_controller(self, state: LeaderAndIsr) -> bool:
         """Return whether this broker knows the state's epoch only from ZooKeeper, and so follows no leader yet."""
         role = self._role
         return (
@@ -492,7 +492,7 @@ class Replica:
         return self._role.append_failed(event) if isinstance(self._role, Leader) else []
 
     def _leader_answered(self, event: events.LeaderAnswered, now_ms: int) -> list[Effect]:
-        return self._role.answered(event) if isinstance(self._role, Follower) else []
+        return self._role.on_response(event) if isinstance(self._role, Follower) else []
 
     def _follower_appended(self, event: events.FollowerAppended, now_ms: int) -> list[Effect]:
         return self._role.appended() if isinstance(self._role, Follower) else []

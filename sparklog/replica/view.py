@@ -87,7 +87,7 @@ class PartitionView:
     leaving: frozenset[int] = frozenset()
     #: The leader epoch of the decision that set ``replicas``. A newer epoch, found by a refused write, may have other
     #: replicas.
-    told_epoch: int = -1
+    replicas_epoch: int = -1
     #: The replication factor during a reassignment, else 0.
     factor: int = 0
 
@@ -100,7 +100,7 @@ class PartitionView:
         """
         return min(self.min_isr, self.factor or len(self.replicas))
 
-    def take(self, event: Decided) -> None:
+    def accept_decision(self, event: Decided) -> None:
         """Copy the fields of a decision except the node's state and the leaving replicas.
 
         Versions order only those two. All other fields are current when the decision arrives.
@@ -109,15 +109,15 @@ class PartitionView:
         self.incarnations = event.incarnations
         self.stopping = event.stopping
         self.min_isr = event.min_isr
-        self.told_epoch = event.state.leader_epoch
+        self.replicas_epoch = event.state.leader_epoch
         self.factor = event.factor
 
-    def as_told(self, event: Decided) -> bool:
+    def repeats(self, event: Decided) -> bool:
         """Return whether the decision changes no field except those of the node."""
         return (
             self.incarnations == event.incarnations
             and self.replicas == event.replicas
-            and self.told_epoch == event.state.leader_epoch
+            and self.replicas_epoch == event.state.leader_epoch
             and self.min_isr == event.min_isr
             and self.stopping == event.stopping
             and self.leaving == event.leaving
@@ -132,7 +132,7 @@ class PartitionView:
         return broker_id not in self.incarnations and self.broker_id in self.incarnations
 
 
-def parted(log: LogView, offset: int, last_epoch: int) -> EpochEnd | None:
+def divergence_point(log: LogView, offset: int, last_epoch: int) -> EpochEnd | None:
     """Return where the history of a log that ends at ``offset`` with ``last_epoch`` diverges from ``log``, or None.
 
     ``log`` begins at or below ``offset``. Source: KIP-101, KIP-279.

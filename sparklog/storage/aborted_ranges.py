@@ -66,7 +66,7 @@ class AbortedRanges:
                 yield from (over for over in ranges[at:block_end] if over.first_offset < end)
             at = block_end
 
-    def forget_below(self, offset: int) -> None:
+    def drop_below(self, offset: int) -> None:
         """Drop the ranges that end below ``offset``."""
         gone = bisect_left(self._ranges, offset, key=last_offset_of)
         if gone:

@@ -121,7 +121,7 @@ def _append(
     except (OSError, StorageError) as failure:
         raise failed(log, failure) from failure
     log.clean = log.untouched = False
-    log.absence.last_progress_us = time.time_ns() // 1000
+    log.tombstone_window.last_progress_us = time.time_ns() // 1000
     log.producers.record_plain(header, base_offset, append_us)
     log.services.hot.add(log.hot, base_offset, CachedBatch(packed, body, end_offset))
     log.log_end_offset = end_offset

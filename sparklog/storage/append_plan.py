@@ -172,7 +172,7 @@ def plan_follower_append(
             own_place = False
         _check_body(end, header, body, stored)
         if (flags & _CLEANED or own_place) and not empty:
-            header, body = _placed_here(
+            header, body = _reposition(
                 header, body, end=end, position=position, running_max=running_max, schema_id=schema_id,
                 prelude_length=prelude_length, cut_front=cut_front,
             )  # fmt: skip
@@ -218,7 +218,7 @@ def _check_body(end: int, header: BatchHeader, body: memoryview, stored: int) ->
         raise _corrupt(end, "CRC32C", found=f"{crc:#010x}", expected=f"{header.body_crc:#010x}")
 
 
-def _placed_here(
+def _reposition(
     header: BatchHeader,
     body: memoryview,
     *,
@@ -232,8 +232,8 @@ def _placed_here(
     """Return a cleaned batch for the next position of this log, unchanged if the leader's position is the same."""
     first = bool(header.flags & _FIRST)
     if header.base_offset < end < header.next_offset and cut_front is not None:
-        header, cut = cut_front(header, body, end)
-        body = memoryview(cut)
+        header, rest = cut_front(header, body, end)
+        body = memoryview(rest)
         first = False
     # If the leader rolled below this log's end, roll here when the columns differ.
     if not first and (position < 0 or header.schema_id != schema_id):

@@ -51,13 +51,13 @@ class BatchCache:
                 del oldest[offset]
 
 
-def forget_below(log: HotLog, offset: int) -> None:
+def drop_below(log: HotLog, offset: int) -> None:
     """Drop the batches below ``offset``, which a cleaner has rewritten."""
     for base_offset in [base for base in log if base < offset]:
         del log[base_offset]
 
 
-def forget_from(log: HotLog, offset: int) -> None:
+def drop_from(log: HotLog, offset: int) -> None:
     """Drop the batches at or above ``offset``, where the log was truncated.
 
     Their size stays counted until their turn.

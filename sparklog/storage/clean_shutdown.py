@@ -37,7 +37,7 @@ class SyncAhead:
         self._disk = disk
         self._handle = handle
         self._failed = failed
-        self._resting = [log for log in logs if log.durability.await_sync()]
+        self._unchanged = [log for log in logs if log.durability.await_sync()]
         self._done = False
 
     def run(self) -> None:
@@ -51,7 +51,7 @@ class SyncAhead:
 
     def finished(self) -> None:
         if self._done:
-            for log in self._resting:
+            for log in self._unchanged:
                 log.durability.synced()
 
 

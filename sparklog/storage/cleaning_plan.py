@@ -51,7 +51,7 @@ class CleanerState(msgspec.Struct, frozen=True):
         passes = (*kept, (end, now_ms)) if end > self.end else kept
         return CleanerState(max(end, self.end), passes, max(horizon, self.deletes_end), deletes)
 
-    def cut(self, log_end: int) -> CleanerState:
+    def truncated(self, log_end: int) -> CleanerState:
         """Return the state after a truncation to ``log_end``. Batches that are appended there later are dirty."""
         if self.end <= log_end and self.deletes_end <= log_end:
             return self

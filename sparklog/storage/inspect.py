@@ -160,7 +160,7 @@ class StoredPartition:
         self._summarise(report, headers)
         if thorough:
             report.problems += self._damage(headers, data, base)
-        self._look_behind(report, headers, data)
+        self._check_footer(report, headers, data)
         return report
 
     def _summarise(self, report: SegmentReport, headers: npt.NDArray[np.void]) -> None:
@@ -216,7 +216,7 @@ class StoredPartition:
                     yield f"{where}: {error}"
             end, position = header.next_offset, position + header.stored_bytes
 
-    def _look_behind(self, report: SegmentReport, headers: npt.NDArray[np.void], data: memoryview) -> None:
+    def _check_footer(self, report: SegmentReport, headers: npt.NDArray[np.void], data: memoryview) -> None:
         """Check that after the last batch comes the footer of a sealed segment, or nothing."""
         last = unpack_header_or_none(headers)
         message = self._message(headers[:1], data)

@@ -158,7 +158,7 @@ class KeyTable:
             asking = np.flatnonzero(found == ABSENT)
             # in the run's order, so that each of its pages is read once
             asking = asking[np.argsort(keys.high[asking])]
-            found[asking] = _look_up(run, keys.high[asking], keys.low[asking])
+            found[asking] = _search(run, keys.high[asking], keys.low[asking])
         return found
 
     def _spill(self) -> bool:
@@ -234,7 +234,7 @@ def _newest_of_each(rows: Rows) -> Rows:
     return rows[newest]
 
 
-def _look_up(run: Rows, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def _search(run: Rows, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Return the offsets of these keys, or -1 for absent ones. The upper halves must rise."""
     found = np.full(len(high), ABSENT, np.int64)
     asking = np.arange(len(high))

@@ -44,7 +44,7 @@ from sparklog.storage.truncation_job import TruncationJob
 class Log:
     """One partition directory. ``LogDirectory.create`` makes it, or ``LogDirectory.load`` finds it."""
 
-    __slots__ = ("_state", "cleaning", "cuts", "durability", "named", "topic_id", "tp")
+    __slots__ = ("_state", "cleaning", "durability", "named", "topic_id", "tp", "truncation")
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Log:
         self._state = LogState(tp, topic_id, directory=directory, schemas=schemas, config=config, services=services)
         self.durability = LogDurability(self._state)
         self.cleaning = LogCleaning(self._state, self.durability)
-        self.cuts = LogTruncation(self._state, self.durability, self.cleaning)
+        self.truncation = LogTruncation(self._state, self.durability, self.cleaning)
 
     def __repr__(self) -> str:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
@@ -88,7 +88,7 @@ class Log:
         if not state.closed:
             with state.offline_on_error("stopping the cleaner of"):
                 self.cleaning.stop()
-            self.cuts.cancel()
+            self.truncation.cancel()
             self.durability.cancel_flush()
             self.durability.cancel_schemas()
             state.seals.cancel(state.chain.segments)
@@ -443,13 +443,13 @@ class Log:
         """Truncate the log to ``offset``, or to the batch boundary below it, and return the new log end offset.
 
         If ``offset`` is below all records, the log becomes empty at ``offset``. ``job`` is the finished job that
-        ``cuts.begin`` returned for this offset. Without it, or if it did not complete, this method makes the copies
-        itself.
+        ``truncation.begin`` returned for this offset. Without it, or if it did not complete, this method makes the
+        copies itself.
 
         Raises:
             StorageError: the log directory must go offline.
         """
-        return self.cuts.truncate(offset, job)
+        return self.truncation.truncate(offset, job)
 
     def restart_at(self, offset: int) -> None:
         """Delete all records.
@@ -459,7 +459,7 @@ class Log:
         Raises:
             StorageError: the log directory must go offline.
         """
-        self.cuts.restart_at(offset)
+        self.truncation.restart_at(offset)
 
     def advance_log_start(self, offset: int) -> int:
         """Raise the log start offset to ``offset``, at most the high watermark, and return the log start offset.
@@ -470,7 +470,7 @@ class Log:
         Raises:
             StorageError: the log directory must go offline.
         """
-        return self.cuts.advance_start(offset)
+        return self.truncation.advance_start(offset)
 
     @property
     def has_retired(self) -> bool:
@@ -483,14 +483,14 @@ class Log:
         Raises:
             StorageError: the log directory must go offline.
         """
-        self.cuts.delete_retired(durable_start)
+        self.truncation.delete_retired(durable_start)
 
     def retention_due_us(self) -> int | None:
         """Return when ``roll_due`` or ``apply_retention`` may next have work, in us since the epoch, or None for never.
 
         The time is valid until the log is written, sealed or configured. An idle log needs no check before it.
         """
-        return self.cuts.retention_due_us()
+        return self.truncation.retention_due_us()
 
     def roll_due(self, now_us: int) -> bool:
         """Return whether the leader should begin a new segment without a write.
@@ -502,14 +502,14 @@ class Log:
         transactions. A segment with only the marker of such a roll never rolls again. This touches no file. Source:
         Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
         """
-        return self.cuts.roll_due(now_us)
+        return self.truncation.roll_due(now_us)
 
     def apply_retention(self, now_us: int, *, read_to: int | None = None) -> int:
         """Delete the sealed segments that ``retention.ms`` and ``retention.bytes`` allow, and return their number.
 
         ``read_to`` is the offset that all awaited groups have read. None: no group is awaited.
         """
-        return self.cuts.apply_retention(now_us, read_to=read_to)
+        return self.truncation.apply_retention(now_us, read_to=read_to)
 
     # --- absence ------------------------------------------------------------------------------------------------
 
@@ -521,11 +521,11 @@ class Log:
         The replica may then hold records that they deleted, and must start again with an empty log.
         """
         state = self._state
-        if not state.absence.is_possible(now_us) or state.log_end_offset == state.first_segment_offset:
+        if not state.tombstone_window.is_possible(now_us) or state.log_end_offset == state.first_segment_offset:
             return False
-        return state.absence.is_shown_by(headers, now_us, delete_retention_ms=state.config.delete_retention_ms)
+        return state.tombstone_window.is_shown_by(headers, now_us, delete_retention_ms=state.config.delete_retention_ms)
 
     def caught_up(self, high_watermark: int) -> None:
         """End the absence if the log reaches the leader's ``high_watermark``."""
         if self.log_end_offset >= high_watermark:
-            self._state.absence.ended()
+            self._state.tombstone_window.ended()

@@ -52,7 +52,7 @@ def carry_out(log: LogState, runs: Sequence[SegmentWrite], now_us: int) -> int:
     markers = markers_of(runs)
     _write(log, runs)
     log.clean = log.untouched = False
-    log.absence.last_progress_us = time.time_ns() // 1000
+    log.tombstone_window.last_progress_us = time.time_ns() // 1000
     if log.log_start_offset == log.log_end_offset:
         # An empty follower received its leader's first segment, which may begin below the log start.
         log.log_start_offset = min(log.log_start_offset, runs[0].headers[0].base_offset)
@@ -80,7 +80,7 @@ def failed(log: LogState, failure: OSError | StorageError) -> BrokerError | Stor
     if isinstance(failure, StorageError):
         return log.services.offline(str(failure))
     if is_full(failure):
-        log.segment_was_cut()
+        log.segment_was_truncated()
         detail = f"{log.tp}: no room left in {log.directory.path.parent}: {failure}"
         return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, detail)
     return log.services.offline(f"appending to {log.tp}: {failure}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from sparklog.errors import StorageError
-from sparklog.storage.batch_cache import forget_below
+from sparklog.storage.batch_cache import drop_below
 from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
 from sparklog.storage.cleaning_plan import (
     CLEANER_FILE,
@@ -52,7 +52,7 @@ class LogCleaning:
         path = self._log.directory.path / CLEANER_FILE
         try:
             found = decode_state(read_file(self._log.disk, path), CleanerState, path=path)
-            self.state = found.cut(self._log.log_end_offset)
+            self.state = found.truncated(self._log.log_end_offset)
         except FileNotFoundError:
             pass
         except NewerFormatError:
@@ -67,7 +67,7 @@ class LogCleaning:
             StorageError: the log directory must go offline.
         """
         self._log.check_open()
-        with self._log.offline_on_error("looking at"):
+        with self._log.offline_on_error("planning the cleaning of"):
             found = self._due(now_us, at_once=at_once)
         return found[0].dirty_ratio if found is not None else None
 
@@ -79,7 +79,7 @@ class LogCleaning:
         Raises:
             StorageError: the log directory must go offline.
         """
-        with self._log.offline_on_error("looking at"):
+        with self._log.offline_on_error("planning the cleaning of"):
             return due_again_us(self._cleanable(), self.state, now_us=now_us, config=self._log.config)
 
     def begin(self, rules: CleaningRules, now_us: int, *, at_once: bool = False) -> CleanJob | None:
@@ -99,7 +99,7 @@ class LogCleaning:
             if found is None or not log.bridge(log.chain.segments[: found[0].segment_count]):
                 return None
             due, segments = found
-            log.seals.forget_below(segments[-1].end_offset)
+            log.seals.drop_below(segments[-1].end_offset)
             self.job = CleanJob(
                 log.disk,
                 log.directory.path,
@@ -166,7 +166,7 @@ class LogCleaning:
         with log.offline_on_error("replacing segments of"):
             ends = (replacement.first, replacement.last)
             log.chain.replace(replacement.bases, rename=job.swap_in, count=replacement.batch_count, ends=ends)
-        forget_below(log.hot, replacement.end_offset)
+        drop_below(log.hot, replacement.end_offset)
         log.services.moved.add(log.tp)
         return True
 
@@ -179,7 +179,7 @@ class LogCleaning:
         if state is not None:
             self.state = state
             # the cleaned part has no aborted records any more
-            self._log.producers.transactions.forget_below(min(state.end, job.segments[-1].end_offset))
+            self._log.producers.transactions.drop_below(min(state.end, job.segments[-1].end_offset))
 
     def stop(self) -> None:
         """Cancel the running job before another part of the log changes the segments. Raises OSError like the disk."""
@@ -187,10 +187,10 @@ class LogCleaning:
         if job is not None:
             job.cancel()
 
-    def cut(self, end: int) -> None:
+    def before_truncation(self, end: int) -> None:
         """Lower the cleaned state on disk before the log is truncated to ``end``. Raises OSError like the disk."""
         self.stop()
-        state = self.state.cut(end)
+        state = self.state.truncated(end)
         if state != self.state:
             replace_file(self._log.disk, self._log.directory.path / CLEANER_FILE, encode_state(state))
             self.state = state

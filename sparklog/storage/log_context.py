@@ -42,8 +42,8 @@ class LogContext:
     #: The count of producer ids in all logs together.
     producer_count: ProducerCount | None = None
     #: ``moved``: logs whose checkpoint entry has changed since the last checkpoint, or that changed otherwise as
-    #: ``LogDirectory.take_changed`` defines. ``retired``: logs with segments whose deletion waits for the checkpoint.
-    #: Of thousands of logs most are in neither, every few seconds.
+    #: ``LogDirectory.consume_changed`` defines. ``retired``: logs with segments whose deletion waits for the
+    #: checkpoint. Of thousands of logs most are in neither, every few seconds.
     moved: set[TopicPartition] = field(default_factory=set)
     retired: set[TopicPartition] = field(default_factory=set)
     _preludes: dict[bytes, bytes] = field(default_factory=dict)

@@ -149,7 +149,7 @@ class LogDirectory:
         self.unnamed: set[TopicPartition] = set()
         #: Called on the event loop when ``unnamed`` grows. None: logs need no name before they count.
         self._on_unnamed: Callable[[], None] | None = None
-        #: Logs that a checkpoint has named since the last call of ``take_named``.
+        #: Logs that a checkpoint has named since the last call of ``consume_named``.
         self._newly_named: list[Log] = []
         #: The checkpoint names each log whose replica may have confirmed or committed records.
         self._names_complete = False
@@ -185,7 +185,9 @@ class LogDirectory:
         try:
             meta = read_meta(disk, path, cluster_id=cluster_id)
             if meta is not None and meta.broker_id != broker_id:
-                raise StorageError(f"log directory {path} is of broker {meta.broker_id}, this is broker {broker_id}")
+                raise StorageError(
+                    f"log directory {path} belongs to broker {meta.broker_id}, this is broker {broker_id}"
+                )
             try:
                 if meta is None or (port and meta.port != port):
                     meta = DirectoryMeta(cluster_id, broker_id, port)
@@ -243,12 +245,12 @@ class LogDirectory:
             for name in self._disk.names(self.path):
                 if parse_directory_name(name) is not None:
                     lost |= self._load_one(name, checkpoints)
-            self.missing = {tp: entry.topic_id for tp, entry in checkpoints.items() if self._lacks(entry)}
+            self.missing = {tp: entry.topic_id for tp, entry in checkpoints.items() if self._is_missing(entry)}
             self._doubt_logs(self.missing)
             unnamed = {tp for tp, log in self._logs.items() if not _named_in(checkpoints, log)}
             self.unnamed |= unnamed
             if lost or found is None or unnamed:
-                self._note_cuts()
+                self._checkpoint_truncations()
             self._names_complete = self._checkpoint_content is not None or (found is not None and not unnamed)
             self._remove_leftovers()
         except OSError as failure:
@@ -270,7 +272,7 @@ class LogDirectory:
         if self._disk.can_sync_file_system(self._lock):
             self._disk.sync_file_system(self._lock)
 
-    def _lacks(self, entry: PartitionCheckpoint) -> bool:
+    def _is_missing(self, entry: PartitionCheckpoint) -> bool:
         log = self._logs.get(TopicPartition(entry.topic, entry.partition))
         return log is None or log.topic_id != entry.topic_id
 
@@ -355,7 +357,7 @@ class LogDirectory:
                     raise
                 mark_failed(self._disk, self.path, mark)
 
-    def _note_cuts(self) -> None:
+    def _checkpoint_truncations(self) -> None:
         """Write a checkpoint after a truncation.
 
         Records that replace the truncated ones are not fsynced, but the old checkpoint claims that these offsets are.
@@ -364,7 +366,7 @@ class LogDirectory:
             self.checkpoint()
         except OSError as failure:  # a full disk also has little room for records that would replace the truncated ones
             logger.error("%s: the checkpoint claims records that the logs no longer have: %s", self.path, failure)
-        self.take_named()
+        self.consume_named()
 
     def note_incarnation(self, incarnation: int) -> None:
         """Record ``incarnation``, which this process has or is about to receive.
@@ -572,7 +574,7 @@ class LogDirectory:
         """Require from now on that a durable checkpoint names a new log before the log is ``named``.
 
         ``on_unnamed`` is called when another log needs a name. The caller then writes a checkpoint and calls
-        ``take_named``.
+        ``consume_named``.
 
         A replica does not count before its log is named: its fetches confirm no records, and as a leader it commits
         none. So the next start can distinguish a lost log from a log that never held records. Neither has a directory,
@@ -587,7 +589,7 @@ class LogDirectory:
         if self._on_unnamed is not None:
             self._on_unnamed()
 
-    def take_named(self) -> list[Log]:
+    def consume_named(self) -> list[Log]:
         """Mark the logs that checkpoints have named durably since the last call as named, and return them."""
         with self._checkpoint_lock:
             found, self._newly_named = self._newly_named, []
@@ -675,7 +677,7 @@ class LogDirectory:
             self._taken = tuple(self._marks.values())
         return self._taken
 
-    def take_changed(self) -> set[TopicPartition]:
+    def consume_changed(self) -> set[TopicPartition]:
         """Return the logs that changed since the last call, and start a new set.
 
         A log changes when its committed, durable, sealed, cleaned or deleted part changes, or when a segment or a

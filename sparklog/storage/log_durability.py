@@ -11,7 +11,7 @@ from sparklog.storage.flushing import FlushJob
 from sparklog.storage.log_state import LogState
 from sparklog.storage.partition_file import PARTITION_FILE, PartitionFileJob
 from sparklog.storage.sealing import SealJob
-from sparklog.storage.segment import NO_CUT
+from sparklog.storage.segment import NO_TRUNCATION
 
 #: A log with at most this many batches leaves no state files at a clean stop.
 _FEW_BATCHES = 256
@@ -20,7 +20,7 @@ _FEW_BATCHES = 256
 class LogDurability:
     """The fsyncs of one ``Log``, which owns it, on the event loop."""
 
-    __slots__ = ("_cut", "_job", "_schemas_job", "_state", "_unflushed_records", "_unflushed_since_us")
+    __slots__ = ("_job", "_schemas_job", "_state", "_truncation_at_flush", "_unflushed_records", "_unflushed_since_us")
 
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -28,8 +28,8 @@ class LogDurability:
         self._unflushed_records = 0
         #: The flush that runs in a thread.
         self._job: FlushJob | None = None
-        #: ``LogState.unsynced_cut`` at the start of that flush.
-        self._cut = NO_CUT
+        #: ``LogState.unsynced_truncation`` at the start of that flush.
+        self._truncation_at_flush = NO_TRUNCATION
         self._schemas_job: PartitionFileJob | None = None
 
     @property
@@ -39,7 +39,7 @@ class LogDurability:
         If so, call ``seals_due`` and ``schemas_due`` periodically. Otherwise they need no call before the next append.
         """
         chain = self._state.chain
-        return chain.sealed_prefix < len(chain.segments) - 1 or self._lacks_schema()
+        return chain.sealed_prefix < len(chain.segments) - 1 or self._has_unstored_schema()
 
     @property
     def may_be_due(self) -> bool:
@@ -74,7 +74,7 @@ class LogDurability:
         if job.done and state.chain.sealed_prefix:
             # The sealed segments are fsynced. Later segments may contain a truncation that is not fsynced.
             fsynced = state.chain.segments[state.chain.sealed_prefix - 1].end_offset
-            state.unsynced_cut = max(state.unsynced_cut, fsynced)
+            state.unsynced_truncation = max(state.unsynced_truncation, fsynced)
 
     def _count_sealed(self) -> None:
         state = self._state
@@ -106,11 +106,11 @@ class LogDurability:
         state = self._state
         if not state.directory.unstored or self._schemas_job is not None:
             return None  # the usual case after an append
-        if self._lacks_schema():
+        if self._has_unstored_schema():
             self._schemas_job = state.directory.store_job()
         return self._schemas_job
 
-    def _lacks_schema(self) -> bool:
+    def _has_unstored_schema(self) -> bool:
         """Return whether there is a segment whose schema only its own front has."""
         unstored, chain = self._state.directory.unstored, self._state.chain
         return bool(unstored) and any(
@@ -171,7 +171,7 @@ class LogDurability:
         """
         state = self._state
         state.check_open()
-        start = min(state.recovery_point, self._unsynced_cut)
+        start = min(state.recovery_point, self._unsynced_truncation)
         if start >= state.log_end_offset:
             return
         with state.offline_on_error("flushing"):
@@ -183,9 +183,9 @@ class LogDurability:
         self._flushed()
 
     @property
-    def _unsynced_cut(self) -> int:
+    def _unsynced_truncation(self) -> int:
         """Return the start of the truncation that is not known to be fsynced while a flush runs."""
-        return min(self._state.unsynced_cut, NO_CUT if self._job is None else self._cut)
+        return min(self._state.unsynced_truncation, NO_TRUNCATION if self._job is None else self._truncation_at_flush)
 
     def _store_schemas(self) -> None:
         """Store the schemas in ``partition.json``, durably. If the disk is full, a later flush tries again."""
@@ -198,7 +198,7 @@ class LogDurability:
 
     def _flushed(self) -> None:
         self._state.recovery_point = max(self._state.recovery_point, self._with_schemas(self._state.log_end_offset))
-        self._state.unsynced_cut = NO_CUT
+        self._state.unsynced_truncation = NO_TRUNCATION
         self._unflushed_since_us = -1
         self._unflushed_records = 0
 
@@ -210,7 +210,7 @@ class LogDurability:
         """
         if self._state.config.flush_ms <= 0:
             return False
-        return self._unflushed_since_us >= 0 or self._job is not None or self._lacks_schema()
+        return self._unflushed_since_us >= 0 or self._job is not None or self._has_unstored_schema()
 
     def flush_due(self, now_us: int) -> FlushJob | None:
         """Return a job that fsyncs the log when ``flush.ms`` have passed since the oldest append that is not fsynced.
@@ -222,8 +222,8 @@ class LogDurability:
         waited_us = now_us - self._unflushed_since_us
         if self._job is not None or self._unflushed_since_us < 0 or not 0 < state.config.flush_ms * 1000 <= waited_us:
             return None
-        self._cut, state.unsynced_cut = state.unsynced_cut, NO_CUT
-        segments = state.chain.beyond(min(state.recovery_point, self._cut))
+        self._truncation_at_flush, state.unsynced_truncation = state.unsynced_truncation, NO_TRUNCATION
+        segments = state.chain.beyond(min(state.recovery_point, self._truncation_at_flush))
         self._job = FlushJob(
             state.disk,
             [path for segment in segments for path in (segment.data_path, segment.index_path)]
@@ -250,7 +250,7 @@ class LogDurability:
         if job is not None:
             job.cancelled = True
             self._unflushed_since_us = job.since_us
-            self._state.unsynced_cut = min(self._state.unsynced_cut, self._cut)
+            self._state.unsynced_truncation = min(self._state.unsynced_truncation, self._truncation_at_flush)
 
     # --- clean stops ----------------------------------------------------------------------------------------------
 

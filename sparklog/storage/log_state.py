@@ -17,7 +17,7 @@ from pathlib import Path
 from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition, TopicSchema
-from sparklog.storage.batch_cache import HotLog, forget_from
+from sparklog.storage.batch_cache import HotLog, drop_from
 from sparklog.storage.checkpoints import PartitionCheckpoint
 from sparklog.storage.disk import is_full
 from sparklog.storage.epochs import EpochCache
@@ -27,7 +27,7 @@ from sparklog.storage.producers import ProducerTable
 from sparklog.storage.rebuild_state import load_producers, snapshot_offsets
 from sparklog.storage.recovery import recover_log
 from sparklog.storage.seal_queue import SealQueue
-from sparklog.storage.segment import NO_CUT, Segment
+from sparklog.storage.segment import NO_TRUNCATION, Segment
 from sparklog.storage.segment_chain import SegmentChain
 from sparklog.storage.tombstone_window import TombstoneWindow
 
@@ -36,10 +36,30 @@ class LogState:
     """The state of one ``Log``, which owns it. Empty until ``recover`` or the first append."""
 
     __slots__ = (
-        "_high_watermark", "_log_start_offset", "_recovery_point", "absence", "chain", "claimed_end", "clean", "closed",
-        "config", "directory", "disk", "epochs", "findings", "hot", "log_end_offset", "producers", "seals",
-        "served_end", "services", "topic_id", "tp", "unsynced_cut", "untouched",
-    )  # fmt: skip
+        "_high_watermark",
+        "_log_start_offset",
+        "_recovery_point",
+        "chain",
+        "claimed_end",
+        "clean",
+        "closed",
+        "config",
+        "directory",
+        "disk",
+        "epochs",
+        "findings",
+        "hot",
+        "log_end_offset",
+        "producers",
+        "seals",
+        "served_end",
+        "services",
+        "tombstone_window",
+        "topic_id",
+        "tp",
+        "unsynced_truncation",
+        "untouched",
+    )
 
     def __init__(
         self,
@@ -64,7 +84,7 @@ class LogState:
         self.producers = ProducerTable()
         self.producers.count_in(services.producer_count)
         self.hot: HotLog = {}
-        self.absence = TombstoneWindow()
+        self.tombstone_window = TombstoneWindow()
         #: The next offset to be written.
         self.log_end_offset = 0
         self._log_start_offset = 0
@@ -73,7 +93,7 @@ class LogState:
         #: Segments from this offset on were truncated and not fsynced since. A power cut may restore what was
         #: truncated. Then the batches of the next segment would not follow it, so they are not durable before the
         #: truncation is.
-        self.unsynced_cut = NO_CUT
+        self.unsynced_truncation = NO_TRUNCATION
         #: Readers may have mapped the files up to this offset.
         self.served_end = 0
         #: The greatest offset that any checkpoint, on disk or being written, has for this log.
@@ -117,15 +137,15 @@ class LogState:
         self.claimed_end = max(high_watermark, recovery_point)
         self.high_watermark = min(max(high_watermark, self.log_start_offset), self.log_end_offset)
         self.recovery_point = min(recovery_point, self.log_end_offset)
-        self.unsynced_cut = found.cut_from
+        self.unsynced_truncation = found.truncated_from
         if last is not None and not clean:
             # The killed process may have truncated any segment that is not wholly below the recovery point, or that
             # ends there.
-            self.unsynced_cut = min(found.cut_from, self.recovery_point - 1)
+            self.unsynced_truncation = min(found.truncated_from, self.recovery_point - 1)
         # a reader of the earlier process may still have all of this mapped
         self.served_end = self.log_end_offset
         if last is not None:
-            self.absence.last_progress_us = last.last_append_us
+            self.tombstone_window.last_progress_us = last.last_append_us
         return found.names
 
     # --- marks: the entry of this log in the directory's checkpoint ---------------------------------------------------
@@ -189,20 +209,20 @@ class LogState:
             lambda: self.seals.bridge(base, lambda: self.load_producers(leaving)),
         )
 
-    def segment_was_cut(self) -> None:
+    def segment_was_truncated(self) -> None:
         """Record that the last segment was truncated: batches, or the beginning of an append."""
         self.clean = self.untouched = False
         last = self.chain.last
         if last is not None:
-            self.unsynced_cut = min(self.unsynced_cut, last.base_offset)
+            self.unsynced_truncation = min(self.unsynced_truncation, last.base_offset)
 
-    def forget_from(self, end: int) -> None:
+    def drop_from(self, end: int) -> None:
         """Drop everything derived from batches at or above ``end``, where the segments now end."""
         self.clean = self.untouched = False
-        forget_from(self.hot, end)
+        drop_from(self.hot, end)
         self.epochs.truncate(end)
         if self.directory.exists:
-            self.seals.forget_from(end)
+            self.seals.drop_from(end)
         self.log_end_offset = end
         self.log_start_offset = min(self.log_start_offset, end)
         self.high_watermark = min(self.high_watermark, end)

@@ -49,7 +49,7 @@ class LogTruncation:
         with state.offline_on_error("truncating"):
             end = state.chain.boundary(offset)
             if end > state.first_segment_offset:
-                copied = state.chain.copied_by_cut(end, served_end=state.served_end)
+                copied = state.chain.copied_by_truncation(end, served_end=state.served_end)
                 if copied is not None:
                     self._cleaning.stop()  # the cleaner may have begun when more was committed
                     self._job = TruncationJob(*copied, frees_segments=copied[0] is not state.chain.last)
@@ -82,12 +82,12 @@ class LogTruncation:
                 self.restart_at(end)
                 return end
             served_end = state.served_end
-            self._prepare_cut(end)
+            self._prepare_truncation(end)
             # The segment that ends at the new end becomes the last one, and may be appended to.
             state.seals.cancel(segment for segment in state.chain.segments if segment.end_offset >= end)
-            state.chain.cut(end, served_end=served_end, job=job)
-            state.segment_was_cut()
-            state.forget_from(end)
+            state.chain.truncate(end, served_end=served_end, job=job)
+            state.segment_was_truncated()
+            state.drop_from(end)
             state.producers.count_in(None)
             state.producers = state.load_producers(state.chain.segments)
             state.producers.count_in(state.services.producer_count)
@@ -98,17 +98,17 @@ class LogTruncation:
         state.check_open()
         self.cancel()
         with state.offline_on_error("restarting"):
-            self._prepare_cut(0)
+            self._prepare_truncation(0)
             state.seals.cancel(state.chain.segments)
             if state.directory.exists:
                 state.chain.clear()
-            state.forget_from(-1)
+            state.drop_from(-1)
             state.log_start_offset = state.log_end_offset = offset
             state.high_watermark = state.served_end = offset
             state.producers.clear()
-            state.absence.ended()
+            state.tombstone_window.ended()
 
-    def _prepare_cut(self, end: int) -> None:
+    def _prepare_truncation(self, end: int) -> None:
         """Lower the checkpoint on disk to what a truncation to ``end`` leaves.
 
         Appends above ``end`` are not fsynced, whatever the checkpoint says of the old batches there. A log shorter than
@@ -118,7 +118,7 @@ class LogTruncation:
         """
         state = self._state
         if state.directory.exists:
-            self._cleaning.cut(end)
+            self._cleaning.before_truncation(end)
         self._durability.cancel_flush()
         if end < max(state.claimed_end, state.high_watermark, state.recovery_point):
             state.log_start_offset = min(state.log_start_offset, end)
@@ -154,7 +154,7 @@ class LogTruncation:
         if state.chain.has_retired:
             state.services.retired.add(state.tp)
         state.epochs.advance_start(state.first_segment_offset)
-        state.producers.transactions.forget_below(start)
+        state.producers.transactions.drop_below(start)
         return start
 
     def delete_retired(self, durable_start: int) -> None:

@@ -47,11 +47,11 @@ def derive_state(
     Raises:
         BrokerError, StorageError: data to be read are damaged.
     """
-    believed = None
+    trusted = None
     if has_epochs and recovery_point is not None:
-        believed = _believed_epochs(disk, directory, segments, recovery_point=recovery_point)
-    epochs = epochs_of(directory, segments, headers) if believed is None else believed
-    stale = [directory / EPOCHS_FILE] if has_epochs and believed is None else []
+        trusted = _trusted_epochs(disk, directory, segments, recovery_point=recovery_point)
+    epochs = epochs_of(directory, segments, headers) if trusted is None else trusted
+    stale = [directory / EPOCHS_FILE] if has_epochs and trusted is None else []
     end = segments[-1].end_offset if segments else 0
     kept = [offset for offset in snapshots if offset <= end]
     producers, used = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
@@ -65,7 +65,7 @@ def derive_state(
     return epochs, producers, [offset for offset in kept if offset <= used]
 
 
-def _believed_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> EpochCache | None:
+def _trusted_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> EpochCache | None:
     """Return the epochs of ``leader-epochs``, trusted below the recovery point, and of the headers for the rest.
 
     The epoch of each segment's first batch must agree. Return None if the file belongs to another log, or to a longer
@@ -77,7 +77,9 @@ def _believed_epochs(disk: Disk, directory: Path, segments: list[Segment], *, re
     try:
         content = decode_state(read_file(disk, path), EpochFile, path=path)
         if content.through > segments[-1].end_offset:
-            raise ValueError(f"it is of a log up to {content.through}, which ends at {segments[-1].end_offset}")
+            raise ValueError(
+                f"it covers offsets up to {content.through}, but the log ends at {segments[-1].end_offset}"
+            )
         epochs = EpochCache(content.entries)
         through = min(content.through, recovery_point)
         epochs.truncate(through)
@@ -150,7 +152,7 @@ def load_producers(
             table = from_snapshot(decode_state(read_file(disk, path), ProducerSnapshot, path=path))
             start = used = offset
             if start < segments[0].base_offset:
-                table.transactions.forget_open()  # their ends are in batches that were deleted
+                table.transactions.drop_open()  # their ends are in batches that were deleted
             break
         except NewerFormatError:
             raise
@@ -161,7 +163,7 @@ def load_producers(
             known = headers.get(segment.base_offset)
             found = _read_batches(segment, start) if known is None else _known_batches(segment, known, start)
             replay(table, found)
-    table.transactions.forget_below(segments[0].base_offset)
+    table.transactions.drop_below(segments[0].base_offset)
     return table, used
 
 

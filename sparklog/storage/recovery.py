@@ -57,7 +57,7 @@ from sparklog.storage.segment import (
     DATA_SUFFIX,
     DELETED_SUFFIX,
     INDEX_SUFFIX,
-    NO_CUT,
+    NO_TRUNCATION,
     Segment,
     file_stem,
 )
@@ -89,8 +89,8 @@ class RecoveredLog(NamedTuple):
     findings: tuple[str, ...]
     #: Schema messages by schema id: the known ones, and those that only segments have.
     schemas: dict[int, bytes]
-    #: Base offset of the first segment that was truncated, and so is not fsynced. ``NO_CUT``: none.
-    cut_from: int
+    #: Base offset of the first segment that was truncated, and so is not fsynced. ``NO_TRUNCATION``: none.
+    truncated_from: int
 
 
 class _Scan(NamedTuple):
@@ -119,7 +119,7 @@ class _Found(NamedTuple):
     #: The headers of all its batches, if all were checked; the files need not be read again.
     headers: list[BatchHeader] | None = None
     #: Recovery truncated the index.
-    cut: bool = False
+    truncated: bool = False
     #: Leader epochs of its first and its last batch.
     first_epoch: int = NO_EPOCH
     last_epoch: int = NO_EPOCH
@@ -154,7 +154,7 @@ def recover_log(
         names, bases, snapshots = _remove_leftovers(disk, directory)
         below = sum(following <= log_start_offset for following in bases[1:])
         _remove_segments(disk, directory, bases[:below], files=files)
-        segments, findings, headers, cut_from = _recover_segments(
+        segments, findings, headers, truncated_from = _recover_segments(
             disk,
             directory,
             bases[below:],
@@ -183,7 +183,7 @@ def recover_log(
             findings.append(f"{damage}: every batch is checked")
             for segment in segments:
                 segment.close()
-            segments, found, _, cut_again = _recover_segments(
+            segments, found, _, truncated_again = _recover_segments(
                 disk,
                 directory,
                 [segment.base_offset for segment in segments],
@@ -196,7 +196,7 @@ def recover_log(
                 keep_headers=False,
             )
             findings += found
-            cut_from = min(cut_from, cut_again)
+            truncated_from = min(truncated_from, truncated_again)
             epochs, producers, kept = derive_state(
                 disk,
                 directory,
@@ -216,7 +216,7 @@ def recover_log(
         raise StorageError(f"{directory}: {failure}") from failure
     for finding in findings:
         logger.warning("%s: %s", directory, finding)
-    return RecoveredLog(names, segments, epochs, producers, kept, tuple(findings), schemas, cut_from)
+    return RecoveredLog(names, segments, epochs, producers, kept, tuple(findings), schemas, truncated_from)
 
 
 def _recover_segments(
@@ -238,7 +238,7 @@ def _recover_segments(
     into memory.
     """
     segments: list[Segment] = []
-    cut_from = NO_CUT
+    truncated_from = NO_TRUNCATION
     findings: list[str] = []
     headers: dict[int, Sequence[BatchHeader]] = {}
     last_epoch = NO_EPOCH
@@ -279,15 +279,15 @@ def _recover_segments(
             last_epoch = found.last_epoch
             if found.headers is not None and keep_headers:
                 headers[base] = found.headers
-            if found.cut:
-                cut_from = min(cut_from, base)
+            if found.truncated:
+                truncated_from = min(truncated_from, base)
         if failure or not segment.count:
             unusable = bases[number + (segment.count > 0) :]
             _take_out(disk, directory, unusable, files=files, aside=aside, claimed=claimed)
             if number + 1 < len(bases):
-                findings.append(f"{len(bases) - number - 1} segments from {bases[number + 1]} on taken out")
+                findings.append(f"removed {len(bases) - number - 1} segments from offset {bases[number + 1]} on")
             break
-    return segments, findings, headers, cut_from
+    return segments, findings, headers, truncated_from
 
 
 def _sync_sealed(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> None:
@@ -360,18 +360,18 @@ def _recover_one(
                 if not is_full(no_room):
                     raise
                 # Keeping the whole segment needs no room. The log then ends before it.
-                return _Found(f"{failure}; no room to keep that apart ({no_room})")
+                return _Found(f"{failure}; no room to set that aside ({no_room})")
         segment.adopt(count=scan.whole, first=scan.headers[0], last=scan.headers[-1])
         segment.sealed = scan.sealed
         # The scan's map no longer exists: a file must not shrink under a map.
-        cut = index_bytes != scan.whole * HEADER_BYTES
-        if cut:
+        truncated = index_bytes != scan.whole * HEADER_BYTES
+        if truncated:
             disk.truncate(index, scan.whole * HEADER_BYTES)
         if not scan.sealed and data_bytes != segment.data_size:
             disk.truncate(data, segment.data_size)
         first, last = scan.headers[0], scan.headers[-1]
         kept = scan.headers if scan.complete else None
-        return _Found(failure, kept, cut, first.leader_epoch, last.leader_epoch)
+        return _Found(failure, kept, truncated, first.leader_epoch, last.leader_epoch)
     finally:
         disk.close(data)
         disk.close(index)

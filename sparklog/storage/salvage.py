@@ -109,7 +109,7 @@ class SalvagedSegment:
                 self.problems.append(f"header {number}: {error}")
                 continue
             if header.position < 0 or header.position + header.stored_bytes > len(self._view):
-                self.problems.append(f"the batch at offset {header.base_offset} is not in the data as a whole")
+                self.problems.append(f"the batch at offset {header.base_offset} is not completely in the data")
             else:
                 insort(found, header, key=lambda one: one.position)
         return found
@@ -128,7 +128,7 @@ class SalvagedSegment:
             offsets = offsets_of(header, stored)
             _validate(records)
         except BrokerError as error:
-            self.problems.append(f"the batch at offset {header.base_offset} is left out: {error}")
+            self.problems.append(f"the batch at offset {header.base_offset} is skipped: {error}")
             return
         yield self._counted(SalvagedBatch(records, offsets, bool(header.flags & Flag.TRANSACTIONAL)))
 

@@ -87,7 +87,7 @@ class SealQueue:
             if job is not None:
                 job.cancel()
 
-    def forget_from(self, end: int) -> None:
+    def drop_from(self, end: int) -> None:
         """Drop the state above ``end``, where the log now ends.
 
         Durable on return.
@@ -120,7 +120,7 @@ class SealQueue:
             replace_file(self._disk, self._snapshot_path(base), encode_state(to_snapshot(state, base)))
             self._snapshots.append(base)
 
-    def forget_below(self, base: int) -> None:
+    def drop_below(self, base: int) -> None:
         """Remove the snapshots below ``base``, where the log is about to be cleaned.
 
         A snapshot at or above ``base`` includes their state (``bridge``). They would need batches and markers that the

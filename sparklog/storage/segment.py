@@ -32,7 +32,7 @@ INDEX_SUFFIX = ".index"
 DELETED_SUFFIX = ".deleted"
 COPY_SUFFIX = ".copy"
 #: An offset above every segment: no truncation.
-NO_CUT = 2**63 - 1
+NO_TRUNCATION = 2**63 - 1
 #: The data size from which a segment reserves disk space ahead. It reserves a quarter of the data's size, up to the
 #: limit below.
 RESERVE_FROM_BYTES = 16 << 20
@@ -148,7 +148,7 @@ class Segment:
             written = write_all(self.disk, self._data, [prelude, *data] if prelude else data, data_size)
             write_all(self.disk, self._index, packed, self.count * HEADER_BYTES)
         except OSError as failure:
-            self._cut_back(failure)
+            self._undo_append(failure)
             raise
         data_size += written
         assert data_size == last.position + last.stored_bytes, (self, last)
@@ -182,7 +182,7 @@ class Segment:
             write_one(self.disk, self._data, body, position)
             write_one(self.disk, self._index, packed, count * HEADER_BYTES)
         except OSError as failure:
-            self._cut_back(failure)
+            self._undo_append(failure)
             raise
         self.data_size = position + len(body)
         self.end_offset = end_offset
@@ -206,11 +206,11 @@ class Segment:
             self.disk.reserve(self._data, end - start, start)
             self._reserved = end
         except OSError:  # no space, or a file system without support: the append itself then fails or succeeds
-            self._reserved = NO_CUT
+            self._reserved = NO_TRUNCATION
             with contextlib.suppress(OSError):  # part of it may be reserved
                 self.disk.truncate(self._data, start)
 
-    def _cut_back(self, failure: OSError) -> None:
+    def _undo_append(self, failure: OSError) -> None:
         try:
             if self.count == 0:
                 self.close()
@@ -223,7 +223,7 @@ class Segment:
                 self._reserved = RESERVE_FROM_BYTES
         except OSError as second:
             raise StorageError(
-                f"{self.data_path}: an append failed ({failure}) and could not be cut back ({second})"
+                f"{self.data_path}: an append failed ({failure}) and could not be undone ({second})"
             ) from failure
 
     # --- read ---------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class Segment:
 
         A file must not shrink under a reader's map (SIGBUS). So without ``in_place`` the remaining part is copied, and
         the copy is renamed over the file. The file may have been fsynced by a process that was killed, so the copy is
-        fsynced before the rename. ``put_copies`` renames copies of ``files_cut_to`` that already exist and are fsynced.
+        fsynced before the rename. ``put_copies`` renames copies of ``files_truncated_to`` that exist and are fsynced.
         """
         assert 0 < count <= self.count, (count, self)
         last = self.header(count - 1)
@@ -344,7 +344,7 @@ class Segment:
             self.disk.truncate(self._index, count * HEADER_BYTES)
             self.disk.truncate(self._data, data_size)
         else:
-            files = self.files_cut_to(count)
+            files = self.files_truncated_to(count)
             self.close()
             if put_copies is not None:
                 put_copies()
@@ -362,7 +362,7 @@ class Segment:
         self.last_append_us = last.append_time
         self.cleaned = bool(last.flags & _CLEANED)
 
-    def files_cut_to(self, count: int) -> list[tuple[Path, int]]:
+    def files_truncated_to(self, count: int) -> list[tuple[Path, int]]:
         """Return the files in the order of their truncation, each with the bytes of its first ``count`` batches."""
         last = self.header(count - 1)
         return [(self.index_path, count * HEADER_BYTES), (self.data_path, last.position + last.stored_bytes)]

@@ -98,7 +98,7 @@ class SegmentChain:
                 self.segments[-1].truncate(count, in_place=True)
         except (OSError, StorageError) as second:
             raise StorageError(
-                f"{self._directory}: an append failed ({failure}) and could not be cut back ({second})"
+                f"{self._directory}: an append failed ({failure}) and could not be undone ({second})"
             ) from failure
 
     # --- truncation ---------------------------------------------------------------------------------------------
@@ -108,14 +108,14 @@ class SegmentChain:
         segment = self.at(offset)
         return segment.bases()[segment.find(offset)]
 
-    def copied_by_cut(self, end: int, *, served_end: int) -> tuple[Segment, int] | None:
-        """Return the segment that ``cut`` copies and the number of its batches to keep, or None if it copies none."""
+    def copied_by_truncation(self, end: int, *, served_end: int) -> tuple[Segment, int] | None:
+        """Return the segment that ``truncate`` copies and the number of batches to keep, or None if it copies none."""
         last = self.segments[segment_at(self.segments, end - 1)]
         count = last.count if end == last.end_offset else last.find(end)
         is_whole = count == last.count and last.sealed
         return None if is_whole or (end >= served_end and not last.sealed) else (last, count)
 
-    def cut(self, end: int, *, served_end: int, job: TruncationJob | None = None) -> None:
+    def truncate(self, end: int, *, served_end: int, job: TruncationJob | None = None) -> None:
         """Remove the batch at ``end`` and everything after it.
 
         At least one batch remains.
@@ -129,7 +129,7 @@ class SegmentChain:
             self._remove(doomed)
             self.segments.pop()
         last = self.segments[keep]
-        copied = self.copied_by_cut(end, served_end=served_end)
+        copied = self.copied_by_truncation(end, served_end=served_end)
         if copied is not None:
             is_there = job is not None and job.done and copied == (job.segment, job.count)
             last.truncate(copied[1], in_place=False, put_copies=job.put_in_place if job and is_there else None)

@@ -60,7 +60,7 @@ class SegmentsAside:
 
     def move(self, segment: Segment) -> None:
         """Move the files of ``segment`` out of the log."""
-        target = self._made()
+        target = self._make_target()
         for path in (segment.data_path, segment.index_path):
             if self._disk.exists(path):
                 self._disk.rename(path, target / path.name)
@@ -70,7 +70,7 @@ class SegmentsAside:
 
         The copy is durable on return, because the log's files are about to be truncated.
         """
-        target = self._made()
+        target = self._make_target()
         copies = (
             (data, target / segment.data_path.name, position, position),
             (index, target / segment.index_path.name, batches * HEADER_BYTES, 0),
@@ -101,7 +101,7 @@ class SegmentsAside:
         self._disk.sync_directory(self._target.parent)
         self._disk.sync_directory(self._directory)
 
-    def _made(self) -> Path:
+    def _make_target(self) -> Path:
         if self._target is None:
             # A name has at most 255 bytes. The mark has the full name.
             name = f"{time.time_ns()}-{self._directory.name}"[:255]

@@ -35,9 +35,9 @@ def survey(log_dir: Path) -> DirectoryInventory:
     try:
         meta = decode_state(read_file(disk, log_dir / META_FILE), DirectoryMeta, path=log_dir / META_FILE)
     except OSError as failure:
-        raise StorageError(f"{log_dir}: no log directory of a broker: {failure.strerror or failure}") from failure
+        raise StorageError(f"{log_dir}: not a broker's log directory: {failure.strerror or failure}") from failure
     if is_locked(disk, log_dir / BROKER_LOCK):
-        raise StorageError(f"{log_dir}: broker {meta.broker_id} runs: stop it first")
+        raise StorageError(f"{log_dir}: broker {meta.broker_id} is running: stop it first")
     seen = read_seen(disk, log_dir)
     problems: list[str] = []
     logs = tuple(_logs(log_dir, meta.broker_id, problems))

@@ -98,11 +98,11 @@ class TransactionTable:
         """Return the aborted transactions with an offset in ``[start, end)``."""
         return self._aborted.between(start, end)
 
-    def forget_below(self, log_start_offset: int) -> None:
+    def drop_below(self, log_start_offset: int) -> None:
         """Drop the aborted transactions that ended below the log start."""
-        self._aborted.forget_below(log_start_offset)
+        self._aborted.drop_below(log_start_offset)
 
-    def forget_open(self) -> None:
+    def drop_open(self) -> None:
         """Drop the open transactions, because their ends are unknown. Only aborted ranges stay."""
         self._open.clear()
         self._recent.clear()

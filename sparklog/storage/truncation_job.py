@@ -47,7 +47,7 @@ class TruncationJob:
         #: still run when another one begins, for this segment or for that of a recreated topic.
         self._copies = [
             (path, path.with_name(f"{path.name}.{number}{COPY_SUFFIX}"), length)
-            for path, length in segment.files_cut_to(count)
+            for path, length in segment.files_truncated_to(count)
         ]
         self._ends = threading.Lock()
 
@@ -67,7 +67,7 @@ class TruncationJob:
             # The job wrote no file of the log. So the failure of a cancelled job may come from later events and is
             # ignored.
             if not (self.cancelled or isinstance(failure, FileNotFoundError) or is_full(failure)):
-                raise StorageError(f"copying {self.segment.data_path} to cut it: {failure}") from failure
+                raise StorageError(f"copying {self.segment.data_path} to truncate it: {failure}") from failure
             self.awaits_room = is_full(failure) and not (self._frees_segments or self.cancelled)
         finally:
             if not self.done:

@@ -138,10 +138,10 @@ class NoDivergenceReplica(Replica):
 class EagerMark(Follower):
     """Raises its mark before the histories agree, as far as its own end."""
 
-    def answered(self, event: ev.LeaderAnswered) -> list[fx.Effect]:
+    def on_response(self, event: ev.LeaderAnswered) -> list[fx.Effect]:
         if event.leader_epoch != self.epoch:
             return []
-        return [*self._raise_to(event.high_watermark), *super().answered(event)]
+        return [*self._raise_to(event.high_watermark), *super().on_response(event)]
 
 
 class EagerMarkReplica(Replica):

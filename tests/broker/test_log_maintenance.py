@@ -83,7 +83,7 @@ class _Broker:
 def _name(directory: LogDirectory) -> None:
     """Have a checkpoint name all logs, so that none is written for that."""
     directory.checkpoint()
-    directory.take_named()
+    directory.consume_named()
 
 
 def _keep_up(directory: LogDirectory, until: Callable[[_Broker], object], *hosted: Partition) -> _Broker:

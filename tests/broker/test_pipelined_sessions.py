@@ -33,7 +33,7 @@ def begun(builder: SessionBuilder, cache: SessionCache) -> FetchReply:
 def test_requests_overtake_responses_in_an_established_session(builder: SessionBuilder) -> None:
     cache = SessionCache(slots=10)
     assert not builder.established
-    builder.answered(begun(builder, cache))
+    builder.on_response(begun(builder, cache))
     assert builder.established and not builder.changed
     first = fetch(builder.next_request())
     builder.want(wanted(1))
@@ -43,23 +43,23 @@ def test_requests_overtake_responses_in_an_established_session(builder: SessionB
     answers = [cache.begin(request, 0).reply([]) for request in (first, second)]
     for answer in answers:
         assert answer.code == ErrorCode.NONE
-        builder.answered(answer)
+        builder.on_response(answer)
     third = cache.begin(fetch(builder.next_request()), 0)
     assert third.session is not None and set(third.session.wanted) == {("t", 0), ("t", 1)}
 
 
 def test_a_lost_request_is_noticed_and_everything_is_named_again(builder: SessionBuilder) -> None:
     cache = SessionCache(slots=10)
-    builder.answered(begun(builder, cache))
+    builder.on_response(begun(builder, cache))
     builder.next_request()
     with pytest.raises(BrokerError) as caught:
         cache.begin(fetch(builder.next_request()), 0)
     assert caught.value.code is ErrorCode.INVALID_FETCH_SESSION_EPOCH
-    builder.answered(FetchReply(0, caught.value.code, NO_SESSION, ()))
+    builder.on_response(FetchReply(0, caught.value.code, NO_SESSION, ()))
     assert not builder.established
     again = builder.next_request()
     assert (again.session_epoch, len(again.partitions)) == (0, 1)
-    builder.answered(cache.begin(fetch(again), 0).reply([]))
+    builder.on_response(cache.begin(fetch(again), 0).reply([]))
     assert builder.established
     idle = builder.next_request()
     assert (idle.session_epoch, idle.partitions) == (1, ()), "a full request is answered at once, again and again"

@@ -113,7 +113,7 @@ class _Stage:
         sessions = self.broker.fetches._sessions._followers.values()
         return [
             [sorted((number, reply) for number, (reply, _) in line.answers.items()) for line in self.lines.values()],
-            [(dict(one.told), list(one.due), one.epoch) for one in sessions],
+            [(dict(one.reported), list(one.due), one.epoch) for one in sessions],
             [(one.log.log_start_offset, one.log.log_end_offset, one.replica.high_watermark) for one in self.partitions],
             dict(self.broker.counters),
         ]
@@ -141,7 +141,7 @@ def _answers(script: list[tuple[str, Any]], taken: Counter[str], *, short: bool)
 _WAYS: list[tuple[type, str, Any]] = [
     (OpenFetch, "park_at_end", False),
     (OpenFetch, "_reply_single_partition", False),
-    (SessionCache, "_gone_on", None),
+    (SessionCache, "_continued", None),
     (Replica, "append_epoch", NO_EPOCH),
 ]
 

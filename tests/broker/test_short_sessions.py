@@ -65,10 +65,10 @@ class _Cache:
         self._lines: dict[str, object] = {}
 
     def run(self, steps: list[dict[str, Any]]) -> list[object]:
-        with mock.patch.object(SessionCache, "_gone_on", self._gone_on()):
+        with mock.patch.object(SessionCache, "_continued", self._gone_on()):
             return [self._step(number, step) for number, step in enumerate(steps)]
 
-    def _gone_on(self, real: Any = SessionCache._gone_on) -> Any:
+    def _gone_on(self, real: Any = SessionCache._continued) -> Any:
         def gone_on(cache: SessionCache, fetch: Fetch, now_ms: int, line: object) -> Any:
             session = real(cache, fetch, now_ms, line) if self._short else None
             self.taken += session is not None
@@ -117,7 +117,7 @@ class _Cache:
         request = Fetch(number, replica, incarnation, 5, 1, 99, 0, session, session_epoch, named, forgotten)
         cache = self._cache
         try:
-            context = cache.begin(request, number, line=self._lines.setdefault(line, object()))
+            context = cache.begin(request, number, connection=self._lines.setdefault(line, object()))
         except BrokerError as error:
             return [str(error), self._state()]
         due = context.due()
@@ -132,12 +132,12 @@ class _Cache:
         cache = self._cache
         sessions = [*cache._followers.values(), *cache._consumers.values()]
         names = {line: name for name, line in self._lines.items()}
-        seen = [name for name in FetchSession.__slots__ if name not in {"due", "line"}]
+        seen = [name for name in FetchSession.__slots__ if name not in {"due", "connection"}]
         return [
-            [[getattr(one, name) for name in seen] + [list(one.due), names.get(one.line)] for one in sessions],
+            [[getattr(one, name) for name in seen] + [list(one.due), names.get(one.connection)] for one in sessions],
             (list(cache._followers), list(cache._consumers), cache._partitions),
             {key: list(found) for key, found in cache.holders.items()},
-            {names[line]: list(found) for line, found in cache._by_line.items()},
+            {names[line]: list(found) for line, found in cache._by_connection.items()},
         ]
 
 

@@ -112,7 +112,7 @@ def test_a_rebuild_refuses_to_overwrite_or_disturb_a_cluster(
     with ProcessCluster(base_dir=tmp_path / "cluster", settings=SETTINGS) as cluster:
         log_dirs = [str(slot.log_dir) for slot in cluster.slots.values()]
         assert run(["zookeeper", "rebuild", *log_dirs, "--zookeeper", cluster.zookeeper, "--yes"]) == 1
-        assert "runs: stop it first" in capsys.readouterr().err
+        assert "is running: stop it first" in capsys.readouterr().err
         cluster.stop_brokers()
         cluster.start_controller()
         rebuild = ["zookeeper", "rebuild", *log_dirs, "--zookeeper", cluster.zookeeper, "--yes"]

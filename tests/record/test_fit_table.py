@@ -112,14 +112,14 @@ def test_types_of_one_kind_are_cast(array: pa.Array, kind: pa.DataType, expected
 @pytest.mark.parametrize(
     ("array", "kind", "reason"),
     [
-        (pa.array(["12"]), pa.int64(), "not of one kind"),
-        (pa.array([12]), pa.string(), "not of one kind"),
-        (pa.array([12]), UTC, "not of one kind"),
-        (pa.array([True]), pa.int8(), "not of one kind"),
-        (pa.array([1], pa.timestamp("us")), pa.date32(), "not of one kind"),
+        (pa.array(["12"]), pa.int64(), "of different kinds"),
+        (pa.array([12]), pa.string(), "of different kinds"),
+        (pa.array([12]), UTC, "of different kinds"),
+        (pa.array([True]), pa.int8(), "of different kinds"),
+        (pa.array([1], pa.timestamp("us")), pa.date32(), "of different kinds"),
         (pa.array([1]), pa.list_(pa.int64()), "not a list"),
         (pa.array([1]), pa.map_(pa.int64(), pa.int64()), "not a map"),
-        (pa.array([[1]]), pa.int64(), "not of one kind"),
+        (pa.array([[1]]), pa.int64(), "of different kinds"),
         (pa.array([[1]]), pa.struct([("a", pa.int64())]), "not a struct"),
         (pa.array([300]), pa.int8(), "300"),
         (pa.array([1.5]), pa.int64(), "1.5"),
@@ -149,8 +149,8 @@ def test_every_bad_column_is_named() -> None:
     detail = refused(pa.table({"id": [1, None], "name": [1, 2], "extra": ["x", "y"]}), schema)
     for part in (
         "column 'extra' (string) is not among the topic's columns ['id', 'name', 'must']",
-        "column 'id' (int64) does not fit int64: 'id' holds nulls and may not",
-        "column 'name' (int64) does not fit string: the types are not of one kind",
+        "column 'id' (int64) does not fit int64: 'id' holds nulls but is not nullable",
+        "column 'name' (int64) does not fit string: the types are of different kinds",
         "column 'must' does not fit int8: it is missing and cannot be null",
     ):
         assert part in detail

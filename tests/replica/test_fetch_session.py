@@ -37,7 +37,7 @@ def opened(cache: SessionCache, *partitions: int) -> tuple[SessionBuilder, int]:
         builder.want(wanted(partition))
     context = cache.begin(fetch(builder.next_request()), 0)
     reply = context.reply([result(partition) for partition in partitions])
-    builder.answered(reply)
+    builder.on_response(reply)
     return builder, reply.session_id
 
 
@@ -47,7 +47,7 @@ def test_the_first_request_names_all_partitions_and_the_next_the_changed() -> No
     assert session_id == 70
     builder.want(wanted(1))
     builder.want(wanted(2, 5))
-    builder.forget("t", 0)
+    builder.drop("t", 0)
     request = builder.next_request()
     assert (request.session_id, request.session_epoch) == (70, 1)
     assert (named(request.partitions), request.forgotten) == ([2], (("t", 0),))
@@ -73,10 +73,10 @@ def test_an_idle_partition_is_neither_read_nor_named() -> None:
     (session,) = cache.wake(("t", 1))
     assert session is context.session
     assert named(context.due().values()) == [1]
-    assert not context.weigh(result(1))
+    assert not context.has_news_else_not_due(result(1))
     assert context.due() == {}
     cache.wake(("t", 1))
-    assert context.weigh(result(1, mark=3))
+    assert context.has_news_else_not_due(result(1, mark=3))
     assert context.reply([result(1, mark=3)]).partitions == (result(1, mark=3),)
     assert context.due() == {}
 
@@ -88,7 +88,7 @@ def test_records_stay_due_until_the_fetcher_has_moved() -> None:
     cache.wake(("t", 0))
     cache.wake(("t", 1))
     context = cache.begin(fetch(builder.next_request()), 0)
-    builder.answered(context.reply([result(0, mark=1, batches=2)]))
+    builder.on_response(context.reply([result(0, mark=1, batches=2)]))
     assert named(context.due().values()) == [1, 0]
     builder.want(wanted(0, 8))
     context = cache.begin(fetch(builder.next_request()), 0)
@@ -113,7 +113,7 @@ def test_a_repeated_or_lost_request_is_noticed() -> None:
     with pytest.raises(BrokerError) as caught:
         cache.begin(fetch(request), 0)
     assert caught.value.code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
-    builder.answered(FetchReply(0, ErrorCode.INVALID_FETCH_SESSION_EPOCH, 0, ()))
+    builder.on_response(FetchReply(0, ErrorCode.INVALID_FETCH_SESSION_EPOCH, 0, ()))
     again = builder.next_request()
     assert (again.session_epoch, named(again.partitions)) == (FULL, [0])
 
@@ -162,16 +162,16 @@ def test_a_session_ends_with_its_last_connection() -> None:
     cache = SessionCache(slots=4)
     builder = SessionBuilder()
     builder.want(wanted(0))
-    builder.answered(cache.begin(fetch(builder.next_request()), 0, line="first").reply([result(0)]))
-    cache.begin(fetch(builder.next_request()), 0, line="second")
+    builder.on_response(cache.begin(fetch(builder.next_request()), 0, connection="first").reply([result(0)]))
+    cache.begin(fetch(builder.next_request()), 0, connection="second")
     other = SessionBuilder()
     other.want(wanted(0))
-    cache.begin(fetch(other.next_request(), replica=3), 0, line="first")
-    cache.line_lost("first")
+    cache.begin(fetch(other.next_request(), replica=3), 0, connection="first")
+    cache.connection_lost("first")
     (session,) = cache.wake(("t", 0))
     assert session.replica_id == 2, "it has gone on elsewhere"
-    cache.line_lost("first")
-    cache.line_lost("second")
+    cache.connection_lost("first")
+    cache.connection_lost("second")
     assert len(cache) == 0
     assert not cache.wake(("t", 0))
 
@@ -180,7 +180,7 @@ def test_a_single_fetch_leaves_no_session() -> None:
     cache = SessionCache(slots=4)
     context = cache.begin(fetch(SessionRequest(0, SESSIONLESS, (wanted(0),), ()), replica=CONSUMER), 0)
     assert named(context.due().values()) == [0]
-    assert context.weigh(result(0))
+    assert context.has_news_else_not_due(result(0))
     assert context.reply([result(0)]).partitions == (result(0),)
     assert len(cache) == 0
 
@@ -201,7 +201,7 @@ def test_a_fetcher_without_a_slot_continues_to_name_all_partitions() -> None:
     builder = SessionBuilder()
     builder.want(wanted(0))
     builder.next_request()
-    builder.answered(FetchReply(0, ErrorCode.NONE, 0, ()))
+    builder.on_response(FetchReply(0, ErrorCode.NONE, 0, ()))
     assert named(builder.next_request().partitions) == [0]
 
 
@@ -223,14 +223,14 @@ def test_both_ends_agree_whatever_is_wanted_forgotten_and_lost(seed: int) -> Non
             partition = chance.randrange(6)
             if chance.random() < 0.3:
                 want.pop(partition, None)
-                builder.forget("t", partition)
+                builder.drop("t", partition)
             else:
                 want[partition] = wanted(partition, chance.randrange(3))
                 builder.want(want[partition])
         try:
             context = cache.begin(fetch(builder.next_request()), step)
         except BrokerError as refusal:
-            builder.answered(FetchReply(0, refusal.code, 0, ()))
+            builder.on_response(FetchReply(0, refusal.code, 0, ()))
             continue
         assert context.session is not None
         assert {key[1]: found for key, found in context.session.wanted.items()} == want
@@ -240,7 +240,7 @@ def test_both_ends_agree_whatever_is_wanted_forgotten_and_lost(seed: int) -> Non
         elif chance.random() < 0.1:
             cache.close(context.session.session_id)
         else:
-            builder.answered(reply)
+            builder.on_response(reply)
 
 
 def test_partitions_of_all_sessions_are_bounded_and_followers_come_first() -> None:

@@ -29,7 +29,7 @@ def test_every_aborted_range_that_overlaps_is_found(seed: int) -> None:
         start = chance.randint(0, everything[-1].last_offset)
         end = start + chance.choice([0, 1, 20, 5000])
         below = everything[0].last_offset if chance.random() < 0.9 else start // 2
-        kept.forget_below(below)
+        kept.drop_below(below)
         everything = [over for over in everything if over.last_offset >= below]
         wanted = [over for over in everything if over.last_offset >= start and over.first_offset < end]
         assert list(kept.between(start, end)) == (wanted if start < end else [])

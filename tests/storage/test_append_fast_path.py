@@ -85,7 +85,7 @@ class Pair:
     def run(self, steps: list[tuple[str, Any, int, int]]) -> None:
         with (
             mock.patch(_CLOCK % "log_appends", lambda: self.now_us * 1000),
-            mock.patch(_CLOCK % "plain_append", lambda: self.now_us * 1000),
+            mock.patch(_CLOCK % "append_fast_path", lambda: self.now_us * 1000),
             mock.patch.object(append_fast_path, "_growing", self._growing),
             mock.patch.object(append_fast_path, "_append", self._plain_append),
         ):
@@ -240,7 +240,13 @@ def _state(log: Log) -> list[object]:
     state = log._state
     return [
         (log.log_start_offset, log.log_end_offset, log.high_watermark, log.recovery_point, log.last_epoch),
-        (state.clean, state.untouched, state.absence.last_progress_us, state.epochs.entries, state.services.moved),
+        (
+            state.clean,
+            state.untouched,
+            state.tombstone_window.last_progress_us,
+            state.epochs.entries,
+            state.services.moved,
+        ),
         (log.durability._unflushed_records, log.durability._unflushed_since_us),
         (state.producers.state(), log.open_transactions(), state.services.hot.size_bytes),
         {base: (bytes(hot.header), bytes(hot.body), hot.next_offset) for base, hot in state.hot.items()},

@@ -64,8 +64,8 @@ def test_tombstones_wait_for_a_pass_to_be_old_enough() -> None:
 
 def test_a_truncation_shortens_the_cleaner_state() -> None:
     state = CleanerState(30, ((20, 1_000), (30, 5_000)), 25, 3)
-    assert state.cut(30) == state
-    assert state.cut(22) == CleanerState(22, ((20, 1_000),), 22, 3)
+    assert state.truncated(30) == state
+    assert state.truncated(22) == CleanerState(22, ((20, 1_000),), 22, 3)
 
 
 def test_neighbours_with_one_schema_merge_into_one_segment() -> None:

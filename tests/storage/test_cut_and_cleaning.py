@@ -18,7 +18,7 @@ def test_nothing_is_cleaned_during_a_truncation() -> None:
     end = log._state.chain.segments[0].end_offset
     log.set_high_watermark(end)
     seals = log.durability.seals_due()
-    cut = log.cuts.begin(end)
+    cut = log.truncation.begin(end)
     assert cut is not None
     assert seals
     for seal in seals:

@@ -33,7 +33,7 @@ def _log(disk: SimDisk, *, batches: int = 10) -> tuple[LogDirectory, Log]:
 
 def _begun(log: Log, offset: int) -> TruncationJob:
     log.set_high_watermark(min(log.high_watermark, offset))
-    job = log.cuts.begin(offset)
+    job = log.truncation.begin(offset)
     assert job is not None
     return job
 
@@ -55,7 +55,7 @@ def test_a_prepared_truncation_equals_a_direct_one(seed: int) -> None:
             commit_and_seal(log, mark)
         offset = chance.randrange(log.log_end_offset)  # what was committed may go as well
         log.set_high_watermark(min(log.high_watermark, offset))
-        job = log.cuts.begin(offset) if with_job else None
+        job = log.truncation.begin(offset) if with_job else None
         changed = chance.choice(["nothing", "sealed", "log start", "ran late"])
         if job is not None and changed != "ran late":
             job.run()
@@ -79,16 +79,16 @@ def test_a_truncation_without_a_copy_starts_no_job() -> None:
     disk = SimDisk()
     _, log = _log(disk)
     first, second = log.segments[0].end_offset, log.segments[1].end_offset
-    assert log.cuts.begin(log.log_end_offset) is None
-    assert log.cuts.begin(0) is None, "all of it goes"
+    assert log.truncation.begin(log.log_end_offset) is None
+    assert log.truncation.begin(0) is None, "all of it goes"
     log.truncate(second)  # by copy: it was not sealed
-    assert log.cuts.begin(second - 3) is not None
+    assert log.truncation.begin(second - 3) is not None
     log.truncate(second - 3)
     fill(log, 1, leader_epoch=2)
-    assert log.cuts.begin(log.log_end_offset - 3) is None, "in place: no reader has mapped that"
+    assert log.truncation.begin(log.log_end_offset - 3) is None, "in place: no reader has mapped that"
     commit_and_seal(log, first)
     assert log.segments[0].sealed
-    assert log.cuts.begin(first) is None, "at the end of a sealed segment"
+    assert log.truncation.begin(first) is None, "at the end of a sealed segment"
 
 
 def test_a_second_truncation_discards_the_copy_of_the_first() -> None:
@@ -111,7 +111,7 @@ def test_a_copy_is_made_in_pieces(piece_bytes: int, monkeypatch: pytest.MonkeyPa
     _, log = _log(disk)
     log.durability.flush()
     job = _begun(log, 9)
-    lengths = [length for _, length in job.segment.files_cut_to(job.count)]
+    lengths = [length for _, length in job.segment.files_truncated_to(job.count)]
     job.run()
     assert job.done and disk.copies == sum(-(-length // piece_bytes) for length in lengths)
     assert log.truncate(9, job) == 9
@@ -192,7 +192,7 @@ def test_a_truncation_that_frees_no_space_waits_for_space() -> None:
     _, log = _log(disk)
     end = log.log_end_offset
     job = _begun(log, end - 3)
-    disk.capacity_bytes = disk.used_bytes + sum(length for _, length in job.segment.files_cut_to(job.count)) - 1
+    disk.capacity_bytes = disk.used_bytes + sum(length for _, length in job.segment.files_truncated_to(job.count)) - 1
     for _ in range(2):
         job.run()
         assert job.awaits_room and not job.done

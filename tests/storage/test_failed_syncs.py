@@ -211,7 +211,7 @@ def test_a_doubt_that_cannot_be_written_is_logged(disk: SimDisk, caplog: pytest.
     disk.read_only = True
     with pytest.raises(StorageError):
         log.durability.flush()
-    assert f"{LOG_DIR}: the next start must not trust it" in caplog.text
+    assert f"{LOG_DIR}: the next start must not trust this directory" in caplog.text
 
 
 def test_a_full_disk_without_space_for_state_raises_no_doubt(disk: SimDisk) -> None:

@@ -69,7 +69,7 @@ def test_an_append_that_cannot_be_undone_takes_the_directory_offline(
     fill(log, 2)
     disk.fail_next("write", errno.ENOSPC)
     disk.fail_next("truncate", errno.EIO)
-    with pytest.raises(StorageError, match="could not be cut back"):
+    with pytest.raises(StorageError, match="could not be undone"):
         fill(log, 1)
     assert directory.offline is not None
 

@@ -53,7 +53,7 @@ def test_another_clusters_or_brokers_directory_is_refused(tmp_path: Path) -> Non
     open_directory(tmp_path).close()
     with pytest.raises(StorageError, match="belongs to cluster 'cluster', this is cluster 'other'"):
         LogDirectory.open(tmp_path, cluster_id="other", broker_id=1)
-    with pytest.raises(StorageError, match="is of broker 1, this is broker 2"):
+    with pytest.raises(StorageError, match="belongs to broker 1, this is broker 2"):
         LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=2)
     # refusing freed the lock
     open_directory(tmp_path).close()

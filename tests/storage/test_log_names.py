@@ -26,7 +26,7 @@ def create(directory: LogDirectory, tp: TopicPartition = TP, topic_id: str = TOP
 
 def name_all(directory: LogDirectory) -> list[Log]:
     directory.checkpoint()
-    return directory.take_named()
+    return directory.consume_named()
 
 
 def reopened(disk: SimDisk, *, boot_id: str = "boot-1") -> LogDirectory:
@@ -55,11 +55,11 @@ def test_a_log_is_named_once_a_later_checkpoint_is_durable(disk: SimDisk) -> Non
     fill(log, 1)
     assert asked == [1] and directory.unnamed == {TP}
     early()
-    assert directory.take_named() == [] and not log.named
+    assert directory.consume_named() == [] and not log.named
     write = directory.checkpoint_job()
-    assert directory.take_named() == [] and not log.named, "it is not written yet"
+    assert directory.consume_named() == [] and not log.named, "it is not written yet"
     write()
-    assert directory.take_named() == [log] and log.named and not directory.unnamed
+    assert directory.consume_named() == [log] and log.named and not directory.unnamed
     fill(log, 1)
     assert asked == [1]
 
@@ -73,7 +73,7 @@ def test_a_failed_checkpoint_names_nothing(disk: SimDisk) -> None:
         disk.fail_next("sync", errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
         directory.checkpoint()
-    assert directory.take_named() == [] and directory.unnamed == {TP}
+    assert directory.consume_named() == [] and directory.unnamed == {TP}
     assert name_all(directory) == [log]
 
 
@@ -86,7 +86,7 @@ def test_a_log_recreated_during_a_checkpoint_is_not_the_named_one(disk: SimDisk)
     again = create(directory, topic_id="again")
     fill(again, 1)
     write()
-    assert directory.take_named() == [] and not again.named and directory.unnamed == {TP}
+    assert directory.consume_named() == [] and not again.named and directory.unnamed == {TP}
 
 
 def test_logs_found_at_start_are_named_before_they_count(disk: SimDisk) -> None:

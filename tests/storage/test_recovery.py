@@ -170,7 +170,7 @@ def test_a_bit_flip_in_an_unsealed_segment_truncates_all_after_it(disk: SimDisk)
     log = filled(disk, seal_to=12)
     disk.flip_bit(DIRECTORY / data(12), log.segments[1].position_of(2) + 100)
     log = reopened(disk)
-    assert len(log.findings) == 3 and "1 segments from 24 on taken out" in log.findings[1]
+    assert len(log.findings) == 3 and "removed 1 segments from offset 24 on" in log.findings[1]
     assert disk.names(DIRECTORY).count(data(24)) == 0
     check_usable(log, 18)
 

@@ -10,7 +10,7 @@ import pytest
 from sparklog.errors import BrokerError
 from sparklog.storage import sealing, segment
 from sparklog.storage.log import Log
-from sparklog.storage.segment import NO_CUT, Segment
+from sparklog.storage.segment import NO_TRUNCATION, Segment
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import (
     append,
@@ -100,7 +100,7 @@ def test_appends_continue_where_space_cannot_be_reserved(code: int) -> None:
         before = _size(log)
         disk.cuts.clear()
         _append(log)
-    assert before + 2000 > _FROM and log.segments[-1]._reserved == NO_CUT
+    assert before + 2000 > _FROM and log.segments[-1]._reserved == NO_TRUNCATION
     assert disk.cuts == [before]  # a part of it may have been taken from others
     _append(log, 20)
     assert disk.reserved == []

@@ -109,7 +109,7 @@ def test_a_damaged_batch_is_left_out_and_named(log_dir: Path) -> None:
     (first, *_) = segments_to_salvage(log_dir)
     assert 3 * sum(1 for _ in first.batches()) == bases(log_dir)[1] - 3
     (problem,) = first.problems
-    assert "the batch at offset 3 is left out" in problem and "CRC32C" in problem
+    assert "the batch at offset 3 is skipped" in problem and "CRC32C" in problem
 
 
 def test_a_damaged_header_costs_its_rows_only_their_offsets(log_dir: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_salvage_command_reports_omissions_and_exits_with_1(log_dir: Path) -
     output = log_dir.parent / "rows.arrow"
     result = in_process("segments", "salvage", log_dir, "-o", output)
     assert result.code == 1 and "1 batches or headers are damaged" in result.err
-    assert "the batch at offset 6 is left out" in result.text
+    assert "the batch at offset 6 is skipped" in result.text
     assert 6 not in pa.ipc.open_file(output).read_all().column("number").to_pylist()
 
 

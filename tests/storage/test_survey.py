@@ -41,7 +41,7 @@ def test_a_survey_lists_stored_notes_and_damaged_logs(tmp_path: Path) -> None:
     fill(create_log(directory), 3)
     directory.seen_file.note_controller(9, "controller")
     directory.note_counted(5)
-    with pytest.raises(StorageError, match="broker 4 runs: stop it first"):
+    with pytest.raises(StorageError, match="broker 4 is running: stop it first"):
         survey(tmp_path)
     directory.close()
     (tmp_path / "broken-0").mkdir()
@@ -55,5 +55,5 @@ def test_a_survey_lists_stored_notes_and_damaged_logs(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_no_log_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="no log directory of a broker"):
+    with pytest.raises(StorageError, match="not a broker's log directory"):
         survey(tmp_path)

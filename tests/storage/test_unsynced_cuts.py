@@ -312,7 +312,7 @@ class _Life:
         if start >= end:
             return
         offset = self.random.randrange(start, end)
-        log, job = self.log, self.log.cuts.begin(offset)
+        log, job = self.log, self.log.truncation.begin(offset)
         if job is not None:
             job.run()
         others = [self.seal, self.flush, self.flush_by_time, self.checkpoint, self.advance_start, self.kill]

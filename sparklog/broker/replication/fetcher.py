@@ -105,7 +105,7 @@ class LeaderFetcher:
 
     def unfollow(self, key: Key) -> None:
         if self._followed.pop(key, None) is not None:
-            self._session.forget(*key)
+            self._session.drop(*key)
             # otherwise a connection of months would keep the positions of all deleted topics
             self._positions.pop(key, None)
 
@@ -245,7 +245,7 @@ class LeaderFetcher:
     def _request(self, key: Key) -> None:
         followed = self._followed[key]
         if followed.partition.awaits_name:  # the partition is followed again once a checkpoint names its log
-            self._session.forget(*key)
+            self._session.drop(*key)
             return
         self._request_from_end(key, followed, self._throttle.limit(followed.partition.tp))
 
@@ -283,7 +283,7 @@ class LeaderFetcher:
         assert isinstance(reply, FetchReply)
         self._in_flight.popleft()
         if request.session_id == self._session.session_id:
-            self._session.answered(reply)
+            self._session.on_response(reply)
         if reply.code != ErrorCode.NONE:
             self._broker.counters["fetcher.sessions.lost"] += 1
         elif len(reply.partitions) == 1 and not self._responses:  # the common case, where latency counts
@@ -384,7 +384,7 @@ class LeaderFetcher:
         if self._followed.get(key) is not followed:
             return
         if partition.is_cutting or partition.awaits_name:  # the partition is followed again later
-            self._session.forget(*key)
+            self._session.drop(*key)
             return
         moved = log.log_end_offset != before
         if answer.diverging is not None and partition.replica.refuses_cut:
@@ -410,13 +410,13 @@ class LeaderFetcher:
 
     def _back_off(self, key: Key, followed: Followed, pause_s: float = _PARTITION_PAUSE_S) -> None:
         """Leave the partition out of the session for ``pause_s``."""
-        self._session.forget(*key)
+        self._session.drop(*key)
         asyncio.get_running_loop().call_later(pause_s, self._resume, key, followed)
 
     def _defer(self, key: Key, followed: Followed) -> None:
         """Leave the partition out of the session until the throttle has bytes for it."""
         self._broker.counters["fetcher.throttled"] += 1
-        self._session.forget(*key)
+        self._session.drop(*key)
         self._throttle.hold(followed.partition.tp, partial(self._resume, key, followed))
 
     def _resume(self, key: Key, followed: Followed) -> None:

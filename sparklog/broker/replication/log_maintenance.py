@@ -212,7 +212,7 @@ class LogMaintenance:
         write = self._directory.checkpoint_job()
         await asyncio.get_running_loop().run_in_executor(pool, write)
         self._broker.counters["checkpoints"] += 1
-        for log in self._directory.take_named():
+        for log in self._directory.consume_named():
             partition = self._broker.partitions.get(log.tp)
             if partition is not None and partition.log is log:
                 partition.log_named()

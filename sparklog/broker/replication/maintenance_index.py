@@ -89,7 +89,7 @@ class MaintenanceIndex:
             self._to_clean[partition] = due_us
 
     def _check_changed(self) -> None:
-        changed_logs = map(self._hosted, self._directory.take_changed())
+        changed_logs = map(self._hosted, self._directory.consume_changed())
         changed, self._changed = self._changed.union(filter(None, changed_logs)), set()
         for partition in changed:
             self._check(partition)

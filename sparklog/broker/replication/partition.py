@@ -443,7 +443,7 @@ class Partition:
             self._events.append(FollowerAppended(end_offset))
 
     def _truncate_log(self, effect: TruncateLog) -> None:
-        job = self.log.cuts.begin(effect.offset)
+        job = self.log.truncation.begin(effect.offset)
         if job is None:
             self._events.append(self._cut_at(effect.offset, None))
         else:  # the copy and its fsync would block the event loop for as long as the disk takes
@@ -518,7 +518,7 @@ class Partition:
         """Drop the pending cut, as if the leader's response had not arrived: the replica asks its next leader again."""
         if self._cut is not None:
             self._cut = None
-            self.log.cuts.cancel()
+            self.log.truncation.cancel()
 
     # --- responses ---
 

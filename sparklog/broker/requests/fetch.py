@@ -187,7 +187,7 @@ class Fetches:
             # The fetcher wants something else now; the older request must not delay the newer one.
             earlier.complete()
         try:
-            context = self._sessions.begin(request, broker.now_ms(), line=connection)
+            context = self._sessions.begin(request, broker.now_ms(), connection=connection)
         except BrokerError as error:
             broker.counters["fetch.session.errors"] += 1
             _log.info("fetch of %s: %s", connection.peer, error)
@@ -312,7 +312,7 @@ class Fetches:
         for fetch in list(self._sessionless_of.get(connection, ())):
             fetch.abandon()
         # A session's request waits on the connection that last used the session.
-        for session_id in self._sessions.line_lost(connection):
+        for session_id in self._sessions.connection_lost(connection):
             of_session = self._waiting.get(session_id)
             if of_session is not None:
                 of_session.abandon()

@@ -19,7 +19,7 @@ from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import AbortedRange, FetchedPartition, FetchPartition
 from sparklog.record.header import HEADER_BYTES
 from sparklog.replica.effects import AnswerDiverging, RefuseFetch
-from sparklog.replica.view import parted
+from sparklog.replica.view import divergence_point
 
 
 class PartitionRead(msgspec.Struct, frozen=True, gc=False):
@@ -43,9 +43,9 @@ def read_for_consumer(
     partition: Partition | None = None
     try:
         partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
-        parted = _check_consumer(partition, wanted)
-        if parted is not None:
-            return _diverging(partition, wanted, parted.epoch, parted.end_offset)
+        divergence_point = _check_consumer(partition, wanted)
+        if divergence_point is not None:
+            return _diverging(partition, wanted, divergence_point.epoch, divergence_point.end_offset)
         end_offset = partition.replica.readable_end(isolation)
         return _read(
             partition,
@@ -77,9 +77,9 @@ def _check_consumer(partition: Partition, wanted: FetchPartition) -> EpochEnd | 
     if wanted.last_epoch > replica.leader_epoch:
         # The consumer has read records of a later leader: this replica is not current, and its log proves nothing.
         raise BrokerError(ErrorCode.UNKNOWN_LEADER_EPOCH, partition.describe_role(wanted.last_epoch))
-    parted = parted_from_consumer(partition, wanted)
-    if parted is not None:
-        return parted
+    divergence = parted_from_consumer(partition, wanted)
+    if divergence is not None:
+        return divergence
     code = replica.check_offset(wanted.fetch_offset)
     if code is not None:
         raise BrokerError(code, _out_of_reach(partition, wanted.fetch_offset))
@@ -106,9 +106,9 @@ def read_for_follower(
         end_offset = log.log_end_offset
         # A position in the log's own last epoch, and not beyond its end, cannot diverge.
         if wanted.last_epoch >= 0 and (wanted.last_epoch != log.last_epoch or wanted.fetch_offset > end_offset):
-            parting = parted(log, wanted.fetch_offset, wanted.last_epoch)
-            if parting is not None:
-                return _diverging(partition, wanted, parting.epoch, parting.end_offset)
+            divergence = divergence_point(log, wanted.fetch_offset, wanted.last_epoch)
+            if divergence is not None:
+                return _diverging(partition, wanted, divergence.epoch, divergence.end_offset)
         return _read(
             partition, wanted, end_offset=end_offset, max_bytes=max_bytes, kept=partitions.crc_cache, for_follower=True
         )

@@ -119,7 +119,7 @@ class OpenFetch:
         self.stale[key] = wanted
         wait_ms = request.max_wait_ms
         wait_s = (wait_ms if wait_ms < _MAX_WAIT_MS else _MAX_WAIT_MS) / 1000
-        if wait_s > _MARK_LINGER_S and session.told.get(key) != (
+        if wait_s > _MARK_LINGER_S and session.reported.get(key) != (
             partition.replica.high_watermark,
             log.log_start_offset,
         ):
@@ -253,7 +253,7 @@ class OpenFetch:
         fetches.drop(self)
         broker.counters["fetch.follower.bytes"] += size
         # The partition stays the only due one.
-        session.told[key] = result.high_watermark, result.log_start_offset
+        session.reported[key] = result.high_watermark, result.log_start_offset
         reply = FetchReply(request.cid, ErrorCode.NONE, session.session_id, (result,))
         self.connection.reply(reply, read.body, size)
         return True
