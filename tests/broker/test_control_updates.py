@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from sparklog.broker.replication import leader_and_isr
 from sparklog.broker.replication.leader_and_isr import handle_control_update
 from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode
@@ -116,12 +117,40 @@ class Topic(Hosted):
     def unclaimed_logs(self) -> list[Any]:
         return []
 
-    def drop(self, replica: Replica) -> None:
+    def drop(self, replica: Replica, *, keep: str = "") -> None:
         self.dropped.append(replica)
+
+    def drop_log(self, tp: TopicPartition, *, keep: str = "") -> None:
+        raise AssertionError(f"no log of {tp}")
 
     def apply_topic_config(self, replica: Replica, topic: object) -> bool:
         self.tuned.append(replica)
         return False
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_replicas_that_are_dropped_do_not_take_a_turn_each(
+    broker: BrokerState, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next update waits until the last one is dropped, and clients can make each turn long."""
+    monkeypatch.setattr(leader_and_isr, "_DROPS_S", 60.0)
+    hosted = Topic(350)
+    broker.partitions = cast(Any, hosted)
+    broker.registry = cast(Any, SimpleNamespace(vouch=lambda: None))
+    answers = Answers()
+
+    async def test() -> int:
+        request = ControlUpdate(0, "c", 7, 4, full, None, (), (), () if full else (("t", "t-id"),), sequence=1)
+        handle_control_update(broker, answers, request, memoryview(b""))  # type: ignore[arg-type]
+        turns = 0
+        while not answers.given:
+            turns += 1
+            await asyncio.sleep(0)
+        await broker.end_tasks()
+        return turns
+
+    assert asyncio.run(test()) < 20
+    assert len(hosted.dropped) == 350
 
 
 @pytest.mark.parametrize("what", ["deleted", "changed"])

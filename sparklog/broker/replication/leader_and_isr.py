@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 from sparklog.broker.metadata_cache import CachedTopic
 from sparklog.broker.replication.partition import Partition
@@ -28,6 +31,7 @@ from sparklog.replica.events import BrokersChanged, Decided
 _log = logging.getLogger(__name__)
 
 Failure = tuple[str, int, int, str]
+_T = TypeVar("_T")
 
 
 #: The longest wait for this broker's registration: the controller may see the registration before ZooKeeper's response
@@ -37,6 +41,8 @@ _REGISTRATION_S = 2.0
 
 #: Decisions that are applied in one turn of the event loop.
 _SLICE = 100
+#: The time for which one turn of the loop drops replicas and logs.
+_DROPS_S = 0.01
 
 
 def handle_control_update(
@@ -259,32 +265,31 @@ def _apply_topic_configs(broker: BrokerState, update: ControlUpdate) -> Iterator
     retuned = 0
     for partition in broker.partitions:
         topic = changed.get(partition.tp.topic)
-        if topic is not None and topic.change.topic_id == partition.topic_id and not partition.stopped:
-            retuned += 1
-            if retuned % _SLICE == 0:
-                yield
-            try:
-                settings_changed = broker.partitions.apply_topic_config(partition, topic)
-            except BrokerError as error:
-                _log.error("%s: could not apply a new schema or settings: %s", partition.tp, error)
-                continue
-            known = broker.cache.partition(partition.tp)
-            if settings_changed and known is not None and broker.broker_id in known.replicas:
-                partition.step(_decided(broker, known, topic))  # min.insync.replicas may have changed
+        if topic is None or topic.change.topic_id != partition.topic_id:
+            continue
+        retuned += 1
+        if retuned % _SLICE == 0:
+            yield
+        if partition.stopped:
+            continue
+        try:
+            settings_changed = broker.partitions.apply_topic_config(partition, topic)
+        except BrokerError as error:
+            _log.error("%s: could not apply a new schema or settings: %s", partition.tp, error)
+            continue
+        known = broker.cache.partition(partition.tp)
+        if settings_changed and known is not None and broker.broker_id in known.replicas:
+            partition.step(_decided(broker, known, topic))  # min.insync.replicas may have changed
 
 
 def _delete(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
     if not update.deleted:
         return
     gone = set(update.deleted)
-    for partition in broker.partitions:
-        if (partition.tp.topic, partition.topic_id) in gone and not partition.stopped:
-            broker.partitions.drop(partition)
-            yield
-    for log in broker.partitions.unclaimed_logs():
-        if (log.tp.topic, log.topic_id) in gone:
-            broker.partitions.drop_log(log.tp)
-            yield
+    replicas = [p for p in broker.partitions if (p.tp.topic, p.topic_id) in gone and not p.stopped]
+    yield from _in_parts(replicas, broker.partitions.drop)
+    logs = [log.tp for log in broker.partitions.unclaimed_logs() if (log.tp.topic, log.topic_id) in gone]
+    yield from _in_parts(logs, broker.partitions.drop_log)
 
 
 def _drop_stale(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
@@ -299,11 +304,21 @@ def _drop_stale(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
         if broker.broker_id in decision.replicas or broker.broker_id in decision.state.isr
     }
     why = f"the controller, in epoch {update.controller_epoch}, names no such replica of this broker"
-    for partition in broker.partitions:
-        if (partition.tp, partition.topic_id) not in own:
-            broker.partitions.drop(partition, keep=why)
+    replicas = [p for p in broker.partitions if (p.tp, p.topic_id) not in own]
+    yield from _in_parts(replicas, partial(broker.partitions.drop, keep=why))
+    logs = [log.tp for log in broker.partitions.unclaimed_logs() if (log.tp, log.topic_id) not in own]
+    yield from _in_parts(logs, partial(broker.partitions.drop_log, keep=why))
+
+
+def _in_parts(items: Iterable[_T], drop: Callable[[_T], None]) -> Iterator[None]:
+    """Drop each item; yield after a hundred of them, or when this turn has used its time.
+
+    The next update waits until the last item is dropped. If each item had a turn of its own, clients that keep the
+    turns long could delay decisions about other partitions for minutes.
+    """
+    ends_s = time.monotonic() + _DROPS_S
+    for number, item in enumerate(items, 1):
+        drop(item)
+        if number % _SLICE == 0 or time.monotonic() >= ends_s:
             yield
-    for log in broker.partitions.unclaimed_logs():
-        if (log.tp, log.topic_id) not in own:
-            broker.partitions.drop_log(log.tp, keep=why)
-            yield
+            ends_s = time.monotonic() + _DROPS_S
