@@ -23,12 +23,19 @@ def handle_describe_broker(
 
 
 def _describe_broker(broker: BrokerState, connection: ServerConnection, cid: int) -> Generator[None, None, Reply]:
+    # Read before the first replica: a controller elects a leader by these log ends if they are of the incarnation that
+    # it knows. An incarnation that registers between two parts may shorten logs that are described already.
+    incarnation = broker.incarnation
+    hosted, unclaimed = (
+        sorted(broker.partitions, key=lambda partition: partition.tp),
+        broker.partitions.unclaimed_logs(),
+    )
     replicas: list[ReplicaDescription] = []
-    for partition in sorted(broker.partitions, key=lambda hosted: hosted.tp):
+    for partition in hosted:
         if broker.slices.over():
             yield
         replicas.append(_describe(partition))
-    for log in broker.partitions.unclaimed_logs():
+    for log in unclaimed:
         if broker.slices.over():
             yield
         replicas.append(_describe_log(log))
@@ -36,7 +43,7 @@ def _describe_broker(broker: BrokerState, connection: ServerConnection, cid: int
     return DescribeBrokerReply(
         cid,
         broker.broker_id,
-        broker.incarnation,
+        incarnation,
         os.getpid(),
         getattr(sparklog, "__version__", "0"),
         broker.log_dir,

@@ -1,0 +1,57 @@
+"""A description of a broker that takes several turns of the loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from sparklog.broker.requests.describe import _describe_broker
+from sparklog.model import NO_EPOCH, TopicPartition
+from sparklog.protocol.messages import DescribeBrokerReply
+from tests.broker.support import broker_state
+
+
+class Replicas(list[Any]):
+    """Hosted replicas, and logs that belong to no replica yet."""
+
+    directory = SimpleNamespace(producer_ids=0)
+
+    def __init__(self, logs: list[Any]) -> None:
+        super().__init__()
+        self.logs = logs
+
+    def unclaimed_logs(self) -> list[Any]:
+        return list(self.logs)
+
+
+def test_log_ends_are_of_the_incarnation_that_the_description_names(tmp_path: Path) -> None:
+    """A controller elects a leader by log ends of the incarnation that it knows. Here the broker registers again and
+    claims a log between two parts of its description."""
+    broker = broker_state(1, tmp_path)
+    broker.incarnation = 4
+    log = SimpleNamespace(
+        tp=TopicPartition("t", 0),
+        log_start_offset=0,
+        high_watermark=0,
+        log_end_offset=9,
+        size_bytes=0,
+        directory=tmp_path,
+        last_epoch=NO_EPOCH,
+    )
+    logs = [log, SimpleNamespace(**{**vars(log), "tp": TopicPartition("t", 1)})]
+    broker.partitions = cast(Any, Replicas(logs))
+    broker.slices = cast(Any, SimpleNamespace(over=lambda: True))
+    steps = _describe_broker(broker, cast(Any, SimpleNamespace(server_queue=(0, 0))), 7)
+    next(steps)
+    next(steps)
+    broker.incarnation = 5
+    logs.clear()
+    try:
+        while True:
+            next(steps)
+    except StopIteration as ended:
+        reply = ended.value
+    assert isinstance(reply, DescribeBrokerReply)
+    assert reply.incarnation == 4
+    assert [(found.partition, found.log_end_offset) for found in reply.replicas] == [(0, 9), (1, 9)]
