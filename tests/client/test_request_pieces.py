@@ -9,7 +9,10 @@ import pytest
 from sparklog.client.admin.admin import Admin
 from sparklog.client.cluster.request_pieces import pieces
 from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.producer.partition_queues import ProducerIdentity
 from sparklog.client.producer.producer import Producer
+from sparklog.client.producer.transaction_run import TransactionRun
+from sparklog.client.producer.transaction_session import OpenTransaction
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.fields import IN_ONE_REQUEST, MAX_ENTRIES
@@ -143,3 +146,16 @@ def test_the_largest_piece_of_entries_fits_into_a_header() -> None:
     wanted = FetchPartition("t" * 249, 99_999, "i" * 32, 1 << 30, 1 << 62, 1 << 30, 1 << 30, 1 << 62)
     request = Fetch(1 << 40, -1, -1, 500, 1, 1 << 30, 1, 0, -1, (wanted,) * IN_ONE_REQUEST)
     assert len(encode_message(request)) <= MAX_HEADER_BYTES
+
+
+def test_a_registration_of_partitions_with_long_names_fits_into_a_header() -> None:
+    """A transaction that writes to more partitions than that registers them with several requests."""
+    transaction = OpenTransaction.__new__(OpenTransaction)
+    transaction.run = TransactionRun("key", "run", -1, timeout_s=1.0)
+    transaction.identity = ProducerIdentity(1, 0)
+    transaction.registered = set()
+    wanted = [TopicPartition("t" * 249, number) for number in range(MAX_ENTRIES)]
+    missing = transaction._missing(lambda: wanted)
+    assert len(encode_message(transaction._addition(missing))) <= MAX_HEADER_BYTES
+    transaction.registered.update(missing)
+    assert transaction._missing(lambda: wanted)[0] == wanted[len(missing)]

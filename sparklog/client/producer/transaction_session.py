@@ -24,8 +24,8 @@ from sparklog.client.producer.partition_queues import ProducerIdentity
 from sparklog.client.producer.transaction_run import MARKERS_WAIT_S, SERVER_SHARE, TransactionRun, end_error
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
+from sparklog.protocol.fields import IN_ONE_REQUEST
 from sparklog.protocol.messages import (
-    MAX_ENTRIES,
     Ack,
     AddToTransaction,
     BeginTransaction,
@@ -168,7 +168,7 @@ class OpenTransaction:
             raise CommitRefused(error.code, error.detail) if error.code in FENCED else error from None
 
     def _missing(self, wanted: Callable[[], Iterable[TopicPartition]]) -> tuple[TopicPartition, ...]:
-        return tuple(tp for tp in wanted() if tp not in self.registered)[:MAX_ENTRIES]
+        return tuple(tp for tp in wanted() if tp not in self.registered)[:IN_ONE_REQUEST]
 
     def _addition(
         self,
