@@ -1,9 +1,9 @@
-"""A real cluster without Spark: ZooKeeper, a controller, and broker processes to kill, to pause and to cut off.
+"""A real cluster without Spark: ZooKeeper, a controller, and broker processes that tests kill, pause and cut off.
 
-For tests of what only real processes show. Everything lives below one directory; brokers keep their ports, so a
-restarted one is found where it was. Nothing is left behind by ``stop``, whatever state the processes are in.
+It is for tests of behaviour that only real processes show. All files are below one directory. Brokers keep their
+ports, so a restarted broker has its old address. ``stop`` leaves no process, whatever state the processes are in.
 
-The controller is a thread of this process, or, for faults of its own, a pair of processes of which one stands by.
+The controller is a thread of this process, or a pair of processes, one active and one standby, for faults of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sparklog.zk.errors import ZkNoNode
 from sparklog.zk.protection import protect
 from sparklog.zk.session import ZkSession
 
-#: Of a machine on which much else runs.
+#: For a very busy machine.
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
@@ -59,20 +59,20 @@ class BrokerSlot:
         self.log_file = directory / f"broker-{broker_id}.log"
         self.config_file = directory / f"broker-{broker_id}.json"
         self.control_socket = control_socket
-        #: The module that is run, and arguments before those of a broker.
+        #: The module to run, and the arguments before those of a broker.
         self.program: tuple[str, ...] = ("sparklog.broker",)
-        #: What others connect to; ``bind_host`` is where the broker listens, if that is elsewhere.
+        #: The advertised host; ``bind_host`` is the host on which the broker listens.
         self.host = "127.0.0.1"
         self.bind_host = ""
         self.port = 0
-        #: Where this broker finds ZooKeeper; empty: where everyone does.
+        #: The ZooKeeper address of this broker; empty: the cluster's.
         self.zookeeper = ""
-        #: The directory with the sources that this broker runs; empty: this process's own.
+        #: The directory with the sources that this broker runs; empty: the sources of this process.
         self.sources = ""
-        #: Whether it is given the cluster's secret, unless it runs other sources: release 0.1.0 knows of none.
+        #: Whether the broker gets the cluster's secret; other sources get none, as release 0.1.0 has no secrets.
         self.has_secret = True
         self.process: Process | None = None
-        #: By SIGSTOP: it runs, and answers nothing.
+        #: Whether SIGSTOP has paused the broker: the process exists, and answers nothing.
         self.paused = False
 
     @property
@@ -85,7 +85,7 @@ class BrokerSlot:
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
 
     def command(self, op: str, **fields: Any) -> dict[str, Any]:
-        """One line over the control socket, as a supervisor sends it."""
+        """Send one line over the control socket, as a supervisor does; return the response."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(5)
             connection.connect(str(self.control_socket))
@@ -96,7 +96,7 @@ class BrokerSlot:
 
 
 class ControllerSlot:
-    """One of two controller processes: where it finds ZooKeeper, where it logs, and the process, if any."""
+    """One of two controller processes: its ZooKeeper address, its log file, and its process, if any."""
 
     def __init__(self, number: int, directory: Path) -> None:
         self.number = number
@@ -110,11 +110,12 @@ class ControllerSlot:
 
 
 class ProcessCluster:
-    """Context manager, or ``start`` and ``stop``. Owner: one test thread.
+    """A cluster of processes; a context manager, or ``start`` and ``stop``. Owner: one test thread.
 
-    ``settings`` are every broker's; ``base_dir`` None: a temporary one, removed at the end. ``network``: all
-    connections go over it, and it is closed with the cluster. ``controller_processes``: two of them instead of a thread
-    here. ``with_secret`` false: nobody knows a secret, and brokers take every connection for one of their own.
+    ``settings`` apply to every broker. Without ``base_dir`` the cluster makes a temporary directory and removes it at
+    the end. All connections use ``network``, which is closed with the cluster. ``controller_processes`` starts two
+    controller processes instead of a thread here. Without ``with_secret`` the cluster has no secret, and brokers trust
+    every connection as one of the cluster's own.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class ProcessCluster:
     ) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sparklog-")
         self.base_dir = base_dir or Path(self._temporary) / "data"
-        # records may be of any time: those that are to be deleted belong to topics that say so
+        # test records have arbitrary timestamps: only topics with their own retention delete records
         kept = {"internal.topic.replication.factor": str(min(3, brokers)), "retention.ms": "-1"}
         self.settings = {**kept, **(settings or {})}
         self.cluster_id = ""
@@ -172,7 +173,7 @@ class ProcessCluster:
         return ",".join(f"{slot.host}:{slot.port}" for slot in self.slots.values() if slot.port)
 
     def start(self) -> None:
-        """ZooKeeper, controller, all brokers; returns when every broker has the cluster's metadata."""
+        """Start ZooKeeper, the controller and all brokers; return when every broker has the cluster's metadata."""
         self.base_dir.mkdir(parents=True, exist_ok=True)
         if self.keys:
             write_secret_file(self.secret_file, self.keys)
@@ -193,14 +194,14 @@ class ProcessCluster:
             controller.zookeeper = network.add_zookeeper(CONTROLLER, self.zookeeper)
 
     def start_brokers(self) -> None:
-        """Start those that do not run, at the same time; returns when all know each other."""
+        """Start the brokers that do not run, in parallel; return when all brokers know each other."""
         down = [slot for slot in self.slots.values() if not slot.running]
         for slot, ready_fd in [(slot, self._launch(slot)) for slot in down]:
             self._await_ready(slot, ready_fd)
         self.wait_ready()
 
     def stop(self) -> None:
-        """Stop all of it: in order where brokers still answer, by force where not."""
+        """Stop the whole cluster: in order where brokers still respond, by force where not."""
         if self.network is not None:
             self.network.heal()
         self.resume()
@@ -218,7 +219,7 @@ class ProcessCluster:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def pause(self) -> None:
-        """SIGSTOP to all of it: it takes no processor time until ``resume``."""
+        """Send SIGSTOP to all processes: the cluster takes no processor time until ``resume``."""
         for slot in self.slots.values():
             if slot.running:
                 self.kill(slot.broker_id, signal.SIGSTOP)
@@ -228,7 +229,7 @@ class ProcessCluster:
         self.signal_zookeeper(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Sessions have run out meanwhile, or run out now: leaders may be others than before."""
+        """Resume after ``pause``. Sessions may have expired or may expire now, so leaders may change."""
         if self._zookeeper is not None:
             self.signal_zookeeper(signal.SIGCONT)
         for controller in self.controllers:
@@ -239,7 +240,10 @@ class ProcessCluster:
                 self.kill(slot.broker_id, signal.SIGCONT)
 
     def stop_brokers(self) -> dict[int, int]:
-        """A cluster stop: no new writes, followers catch up, every log durable, ISRs as they are. Exit codes by id."""
+        """Stop all brokers as a cluster stop does, and return the exit codes by broker id.
+
+        Brokers refuse new writes, followers catch up, every log is made durable, and ISRs stay as they are.
+        """
         running = [slot for slot in self.slots.values() if slot.running]
         for slot in running:
             with contextlib.suppress(OSError):
@@ -261,14 +265,14 @@ class ProcessCluster:
             self._inside(CONTROLLER, self._controller.start)
 
     def signal_zookeeper(self, number: signal.Signals) -> None:
-        """SIGSTOP, SIGCONT; SIGTERM and SIGKILL end it, and ``start_zookeeper`` brings it back."""
+        """Send a signal to ZooKeeper; after SIGTERM or SIGKILL ``start_zookeeper`` starts it again."""
         assert self._zookeeper is not None, "the cluster has not been started"
         send_signal(self._zookeeper.process, number)
         if number in {signal.SIGTERM, signal.SIGKILL}:
-            self._zookeeper.stop()  # which only waits for its end
+            self._zookeeper.stop()  # the process has its signal: this only waits for its end
 
     def start_zookeeper(self) -> None:
-        """On the data and the port it had; adopts one that runs."""
+        """Start ZooKeeper on its data and its port, or adopt the running one."""
         host = "127.0.0.1" if self.network is None else self.network.zookeeper_host
         self._zookeeper = self._inside(
             ZOOKEEPER, lambda: EmbeddedZookeeper.start(self.base_dir / "zookeeper", host=host)
@@ -284,7 +288,7 @@ class ProcessCluster:
             self._controller = None
 
     def ask_zookeeper(self, question: Callable[[ClusterStore], Coroutine[Any, Any, _T]]) -> _T:
-        """Run one coroutine over a session of its own."""
+        """Run one coroutine over a new ZooKeeper session and return its result."""
 
         async def ask() -> _T:
             session = await ZkSession.open(self.zookeeper, keys=self.keys)
@@ -296,7 +300,7 @@ class ProcessCluster:
         return asyncio.run(ask())
 
     def wait_ready(self, timeout_s: float = _START_TIMEOUT_S) -> None:
-        """Until every running broker knows all running brokers."""
+        """Wait until every running broker knows all running brokers."""
         running = {slot.broker_id for slot in self.slots.values() if slot.running}
 
         def known() -> bool:
@@ -307,7 +311,7 @@ class ProcessCluster:
     # --- the controller processes ---
 
     def active_controller(self) -> int | None:
-        """Which of the controller processes holds ``/controller``; None while none does."""
+        """Return the number of the controller process that holds ``/controller``; None while none holds it."""
 
         async def holder(store: ClusterStore) -> str:
             try:
@@ -322,7 +326,7 @@ class ProcessCluster:
         return None
 
     def kill_controller(self, number: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to one of the controller processes, and see it end if that ends it."""
+        """Send a signal to one of the controller processes, and wait for its exit if the signal ends it."""
         slot = self.controllers[number]
         assert slot.process is not None, f"controller {number} does not run"
         slot.process.send_signal(with_signal)
@@ -342,13 +346,13 @@ class ProcessCluster:
         return process.pid
 
     def connect(self, broker_id: int, *, identity: Identity | None = None, **options: Any) -> BlockingConnection:
-        """A client's connection; with ``identity``, one that has proved to be of that broker or controller."""
+        """Open a client's connection, or with ``identity`` one that proves to be of that broker or controller."""
         slot = self.slots[broker_id]
         credentials = Credentials(self.keys, lambda: identity) if identity is not None and self.keys else None
         return BlockingConnection(slot.host, slot.port, client_id="test", credentials=credentials, **options)
 
     def as_broker(self, broker_id: int) -> Identity:
-        """The identity of a broker in its present incarnation."""
+        """Return the identity of a broker in its current incarnation."""
         return Identity(Sender.BROKER, broker_id, self.describe(broker_id).incarnation)
 
     def metadata(self, broker_id: int, *topics: str) -> MetadataReply:
@@ -364,20 +368,23 @@ class ProcessCluster:
             return reply
 
     def start_broker(self, broker_id: int) -> None:
-        """Start it on its directory and port; returns when it serves."""
+        """Start a broker on its directory and port; return when it serves."""
         slot = self.slots[broker_id]
         self._await_ready(slot, self._launch(slot))
 
     def stop_broker(self, broker_id: int) -> int:
-        """A controlled stop; the exit code."""
+        """Stop a broker by a controlled shutdown; return its exit code."""
         slot = self.slots[broker_id]
         assert slot.process is not None
         slot.process.send_signal(signal.SIGTERM)
         return self._reap(slot)
 
     def kill(self, broker_id: int, number: signal.Signals = signal.SIGKILL, *, retire: bool = True) -> None:
-        """Send a signal. After SIGKILL the registration is removed, as a supervisor that saw the exit does, unless
-        ``retire`` is false: then the others find out when the session expires."""
+        """Send a signal to a broker.
+
+        After SIGKILL this removes the registration, as a supervisor does that has seen the exit. Without ``retire``
+        the registration stays until the session expires.
+        """
         slot = self.slots[broker_id]
         assert slot.process is not None
         slot.process.send_signal(number)
@@ -390,7 +397,7 @@ class ProcessCluster:
             self.retire(broker_id, pid)
 
     def retire(self, broker_id: int, pid: int) -> None:
-        """What a supervisor says once it has seen that process end."""
+        """Retire the broker in ZooKeeper, as a supervisor does once it has seen that process end."""
 
         async def retire(store: ClusterStore) -> None:
             await store.retire_broker(broker_id, pid=pid, boot_id=boot_id())
@@ -398,7 +405,7 @@ class ProcessCluster:
         self.ask_zookeeper(retire)
 
     def restart(self, broker_id: int) -> None:
-        """Stop it in order if it runs, then start it."""
+        """Stop a broker in order if it runs, then start it."""
         if self.slots[broker_id].running:
             self.stop_broker(broker_id)
         self.start_broker(broker_id)
@@ -471,7 +478,7 @@ class ProcessCluster:
         slot.port = int(line.split()[1])
 
     def _reap(self, slot: BrokerSlot) -> int:
-        """Wait for the exit, by force after a while; the exit code."""
+        """Wait for the exit, kill the process after a timeout, and return the exit code."""
         process = slot.process
         if process is None:
             return 0
@@ -494,7 +501,11 @@ async def _prepare(store: ClusterStore) -> str:
 
 
 def wait_until(true: Callable[[], object], timeout_s: float, what: str) -> None:
-    """Poll until ``true()`` is. Raises ClusterError naming ``what`` was waited for."""
+    """Poll until ``true()`` holds.
+
+    Raises:
+        ClusterError: time is up; the message names ``what`` was awaited.
+    """
     deadline = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""What operators do to a simulated cluster: topics come, grow, move and go; brokers are restarted in an orderly way.
+"""The operators of a simulated cluster: they create, extend, move and delete topics, and restart brokers in order.
 
-Each action takes its choices from a generator of its own, and does nothing where it cannot be done. Requests are put
-where the admin side of a broker puts them, into ZooKeeper; that side's checks are its own code where it is pure.
+Each action draws its choices from its own generator, and does nothing where it is impossible. Requests go into
+ZooKeeper, where the admin handlers of a broker put them; the pure checks of those handlers are the production code.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_zk import SimZk
 
-#: beside the topic that is always there
+#: in addition to the permanent topic
 NAMES = ("u", "v")
 MAX_PARTITIONS = 8
-#: of these topics, so many may elect uncleanly
+#: the share of these topics that allows unclean elections
 UNCLEAN_SHARE = 0.4
 #: limits of moves in bytes per second; a batch has about ten, and 0 is no limit
 LIMITS = (0, 0, 200, 1000)
 
 
 class OperatedCluster(Protocol):
-    """What operators reach."""
+    """The parts of the cluster that operators use."""
 
     world: SimNetwork
     zk: SimZk
@@ -44,7 +44,7 @@ class OperatedCluster(Protocol):
 
 
 class AdminActions:
-    """Mutable, owned by the ``SimCluster``."""
+    """The actions of operators on one cluster. Mutable; the ``SimCluster`` owns it."""
 
     def __init__(self, cluster: OperatedCluster) -> None:
         self.cluster = cluster
@@ -71,7 +71,7 @@ class AdminActions:
     # --- brokers ------------------------------------------------------------------------------------------------
 
     def _spared(self, broker: SimBroker) -> bool:
-        """An orderly stop takes a log out of the ISRs as a crash does; the others must hold what is promised."""
+        """Return whether the other ISR members hold all promised data if this broker stops in order."""
         return all(
             hosted.checker.spared(broker.broker_id, self.zk.read(tp), leaving=self.zk.stopping)
             for tp, hosted in broker.hosted.items()
@@ -130,7 +130,7 @@ class AdminActions:
             self.zk.deletions[record.name] = record.topic_id
 
     def _create_again(self, chance: Random) -> None:
-        """Delete a topic, and create another of its name as soon as the name is free."""
+        """Delete a topic, and create another one of its name as soon as the name is free."""
         record = self._some_topic(chance)
         if record is None:
             return
@@ -184,7 +184,7 @@ class AdminActions:
         self.zk.put_topic(draft.record)
 
     def _reassign(self, chance: Random) -> None:
-        """Fewer than two replicas could not hold what is committed with min.insync.replicas 2."""
+        """Move partitions to at least two replicas; fewer could not commit with min.insync.replicas 2."""
 
         def target(replicas: tuple[int, ...]) -> tuple[int, ...]:
             return self._replicas(chance, self._factor(chance))
@@ -200,7 +200,7 @@ class AdminActions:
         self.zk.elections[f"e{self._elections}"] = ElectionAsked(PREFERRED)
 
     def _elect_uncleanly(self, chance: Random) -> None:
-        """Of all partitions of a topic that comes and goes: the one that is always there keeps its promises."""
+        """Ask for unclean elections in a temporary topic; the permanent topic must keep its promises."""
         record = self._some_topic(chance)
         if record is None:
             return
@@ -212,7 +212,7 @@ class AdminActions:
         self.zk.elections[f"e{self._elections}"] = ElectionAsked(UNCLEAN, tps)
 
     def lift_limits(self) -> None:
-        """Moves go on as fast as they can."""
+        """Remove the limits of all moves."""
         for record in list(self.zk.topics.values()):
             if any(move.throttle_bytes for move in record.reassigning.values()):
                 moves = {n: structs.replace(move, throttle_bytes=0) for n, move in record.reassigning.items()}

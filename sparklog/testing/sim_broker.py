@@ -1,8 +1,8 @@
-"""A simulated broker's life: it starts, registers, follows controllers, stops or dies.
+"""The life of a simulated broker: it starts, registers, follows controllers, stops or crashes.
 
-What its ``Replica`` cores order is carried out by ``ReplicaPerformer``; the replica cores, the picture of the cluster
-and the tables of producers are the production ones. A crash ends the process and keeps the log, all of it or what was
-flushed.
+``ReplicaPerformer`` carries out the effects of its ``Replica`` cores. The replica cores, the metadata cache and the
+producer tables are the production code. A crash ends the process and keeps the log: all of it, or only its flushed
+part.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ FETCH_TIMEOUT_MS = 150
 TICK_MS = 40
 CHECKPOINT_MS = 300
 REGISTER_MS = 50
-#: an update for an incarnation that the broker has not heard of yet waits so long
+#: how long an update waits that is for an incarnation the broker does not know yet
 REGISTRATION_MS = 300
 STOP_MS = 500
-#: before ZooKeeper is told again of a stop, or that it is withdrawn
+#: how long the broker waits before it repeats a stop request, or the withdrawal of one, to ZooKeeper
 TELL_MS = 50
 
 
 class SimBroker(ReplicaPerformer):
-    """Mutable, owned by the ``SimCluster``."""
+    """A simulated broker process. Mutable; the ``SimCluster`` owns it."""
 
     def __init__(self, broker_id: int, cluster: PartitionHost) -> None:
         super().__init__(broker_id, cluster)
         self.stopping = False
-        #: known from the host's boot id, and not yet told to a controller
+        #: the host's boot id shows that the page cache was lost; no controller has accepted this yet
         self._lost_page_cache = False
-        #: named in the checkpoint and not found, and not yet told to a controller
+        #: logs that the checkpoint names and the start did not find; no controller has accepted this yet
         self._lost_logs: set[TopicPartition] = set()
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """A new process on what the disk holds; it leads nothing until told."""
+        """Start a new process on the data of the disk; it leads nothing until a controller's update says so."""
         self.begin()
         self.incarnation = -1
         self.cache = MetadataCache("simulated", {})
@@ -62,13 +62,19 @@ class SimBroker(ReplicaPerformer):
         self.later(CHECKPOINT_MS, self._checkpoint)
 
     def _open_session(self) -> None:
-        """Also after a session ended: the same process, log intact, under a new incarnation."""
+        """Open a ZooKeeper session and register in it.
+
+        After an expired session the same process, with its logs intact, registers under a new incarnation.
+        """
         self.session = SimSession(self, self.zk, on_over=self._open_session)
         self._register(self.session)
 
     def _register(self, session: SimSession) -> None:
-        """Read the last incarnation, then register as the next one; from the start where an answer is lost, or where
-        somebody else's registration, perhaps an earlier process' late one, came between."""
+        """Read the last incarnation, then register as the next one.
+
+        Starts over when a response is lost, or when another registration (perhaps a late one of an earlier process)
+        came between the two requests.
+        """
         if session is not self.session:
             return
         broker_id, lost, lost_logs = self.broker_id, self._lost_page_cache, frozenset(self._lost_logs)
@@ -100,7 +106,10 @@ class SimBroker(ReplicaPerformer):
         session.ask(lambda: self.zk.incarnation(broker_id), read, again)
 
     def crash(self, *, lose_page_cache: bool, chance: Random | None = None) -> None:
-        """The process ends, and with ``lose_page_cache`` the host. Closed connections tell the others."""
+        """End the process, and with ``lose_page_cache`` the host.
+
+        Only when the host survives do the other brokers see their connections close.
+        """
         self.end()
         self.world.note(f"b{self.broker_id} crashes, page cache {'lost' if lose_page_cache else 'kept'}")
         for hosted in self.hosted.values():
@@ -117,8 +126,10 @@ class SimBroker(ReplicaPerformer):
             hosted.checker.lost[self.broker_id] = self.zk.incarnation(self.broker_id)
 
     def lose_log(self, tp: TopicPartition) -> None:
-        """The directory of this log is gone, torn, or holds another log, and the next start finds that out: the
-        checkpoint has named the log with its first record."""
+        """Remove this log, as if its directory were missing, torn, or held another log.
+
+        The next start detects the loss, because the checkpoint names a log from its first record on.
+        """
         hosted = self.hosted[tp]
         if hosted.log.log_end_offset > hosted.log.first_segment_offset:
             self._lost_logs.add(tp)
@@ -154,7 +165,7 @@ class SimBroker(ReplicaPerformer):
             self._tell_stopping()
 
     def _tell_stopping(self) -> None:
-        """Until it is answered; what is said again is what is wanted by then."""
+        """Send the stop request, or its withdrawal, until ZooKeeper responds; a repetition sends the current wish."""
         zk, session, incarnation, stopping = self.zk, self.session, self.incarnation, self.stopping
         if session is None:
             return
@@ -168,7 +179,7 @@ class SimBroker(ReplicaPerformer):
         session.ask(tell, lambda _: None, lambda: self.later(TELL_MS, self._tell_stopping))
 
     def stop_in_order(self, stopped: Callable[[], None]) -> None:
-        """Ask to be relieved, wait until nothing is led that another could lead, flush, and end."""
+        """Ask for relief, wait until this broker leads nothing that another broker could lead, flush, and exit."""
         self.ask_to_stop()
         end_ms = self.now_ms + STOP_MS
 
@@ -198,7 +209,7 @@ class SimBroker(ReplicaPerformer):
 
     @property
     def movable(self) -> int:
-        """Led partitions that another live in-sync replica could lead."""
+        """Number of partitions that this broker leads and another live in-sync replica could lead."""
         live, own = self.cache.incarnations, self.broker_id
         return sum(
             hosted.replica is not None
@@ -209,12 +220,12 @@ class SimBroker(ReplicaPerformer):
 
     @property
     def in_sync(self) -> int:
-        """Partitions that have this broker in the ISR, as far as it was told."""
+        """Number of partitions with this broker in the ISR, as far as this broker knows."""
         replicas = [hosted.replica for hosted in self.hosted.values() if hosted.replica is not None]
         return sum(self.broker_id in replica.isr for replica in replicas)
 
     def disk_failed(self, stopped: Callable[[], None]) -> None:
-        """One directory is one disk: all replicas go offline, and the process ends. The log keeps what it held."""
+        """Take all replicas offline, then end the process; one directory is one disk. The logs keep their content."""
         self.world.note(f"b{self.broker_id} finds its disk failing")
 
         def fail_all() -> None:
@@ -247,16 +258,16 @@ class SimBroker(ReplicaPerformer):
                 hosted.log.flush()
         self.later(CHECKPOINT_MS, self._checkpoint)
 
-    # --- what the controller says -------------------------------------------------------------------------------
+    # --- updates of the controller ------------------------------------------------------------------------------
 
     def refusal(self, update: ControlUpdate) -> ErrorCode | None:
-        """Why an update changes nothing here."""
+        """Return the error code with which this broker refuses an update; None if it accepts the update."""
         if update.controller_epoch < self.cache.controller_epoch:
             return ErrorCode.STALE_CONTROLLER_EPOCH
         return ErrorCode.STALE_BROKER_EPOCH if update.incarnation != self.incarnation else None
 
     def updated(self, update: ControlUpdate, answer: Callable[[ErrorCode], None], *, waited_ms: int = 0) -> None:
-        """A controller's request, in the order of ``broker/replication/leader_and_isr.py``."""
+        """Handle a controller's request with the checks of ``broker/replication/leader_and_isr.py``, in their order."""
         if update.incarnation > self.incarnation and waited_ms < REGISTRATION_MS:
             self.later(20, lambda: self.updated(update, answer, waited_ms=waited_ms + 20))
             return
@@ -277,7 +288,7 @@ class SimBroker(ReplicaPerformer):
             detail = f"broker {self.broker_id} follows controller epoch {update.controller_epoch}"
             raise Violation(f"{detail} after {self.cache.controller_epoch}", rule="control requests fenced")
         self._lost_logs.clear()
-        self._lost_page_cache = False  # a controller has told this incarnation what it is: it has taken note
+        self._lost_page_cache = False  # the controller that sends this update has read the registration
         before = self.cache.incarnations
         self.cache.apply(update)
         if self.cache.incarnations != before:
@@ -303,7 +314,7 @@ class SimBroker(ReplicaPerformer):
                 self.drop(tp)
 
     def _decide(self, decision: PartitionDecision) -> None:
-        """Also what is not this broker's any more: it goes, unless others may still count on it."""
+        """Apply one decision; drop a replica that left this broker, unless an ISR may still count it."""
         topic = self.cache.topic(decision.topic)
         if topic is None or topic.change.topic_id != decision.topic_id:
             raise Violation(f"{decision.topic}: topic id {decision.topic_id} came without its topic", rule="TypeOk")
@@ -331,13 +342,13 @@ class SimBroker(ReplicaPerformer):
             self.drop(tp)
 
     def _let_go(self, tp: TopicPartition) -> None:
-        """Data found at start that was kept for the ISR goes when this broker is in neither it nor the replicas."""
+        """Drop data that the start kept for the ISR once this broker is neither in the ISR nor a replica."""
         known = self.cache.partition(tp)
         if known is not None and self.broker_id not in (*known.replicas, *known.state.isr):
             self.drop(tp)
 
     def _host(self, tp: TopicPartition, topic_id: str) -> None:
-        """The replica of ``tp``, created with an empty log if need be. Data of another topic id is deleted."""
+        """Host the replica of ``tp``, with an empty log if there is none yet; delete data of another topic id."""
         hosted = self.hosted.get(tp)
         if hosted is not None and hosted.topic_id != topic_id:
             self.drop(tp)
@@ -353,7 +364,7 @@ class SimBroker(ReplicaPerformer):
             hosted.mark = hosted.replica.high_watermark
 
     def drop(self, tp: TopicPartition) -> None:
-        """Forget the replica and delete its data."""
+        """Stop the replica and delete its data."""
         hosted = self.hosted[tp]
         self.world.note(f"b{self.broker_id} deletes {tp} of {hosted.topic_id}")
         self.world.happened["replica deleted"] += 1

@@ -1,4 +1,4 @@
-"""One run of the simulator as a value: everything it takes to play it again, elsewhere or with something left out."""
+"""One run of the simulator as a value: all that is needed to play it again, elsewhere or with fewer actions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparklog.testing.sim_network import FINE
 from sparklog.testing.sim_schedule import Action, draw_schedule
 from sparklog.testing.sim_trace import about, traced
 
-#: schedules are looked up this far: numbers beyond it do not exist
+#: the length of schedules that are searched for an action's number
 SCHEDULE_MS = 120_000
 NO_ACTIONS = "none"
 
@@ -27,23 +27,23 @@ class Found(NamedTuple):
     """A broken promise."""
 
     at_ms: int
-    #: what was found, without seed and trace
+    #: the description, without seed and trace
     what: str
-    #: which promise
+    #: the name of the promise
     rule: str
-    #: the partition it was found at; empty where it is not one's
+    #: the partition of the violation; empty if it concerns no single partition
     partition: str
 
 
 class Play(NamedTuple):
-    """How a run went: what it found, and what was traced of it."""
+    """The outcome of a run: the violation, if any, and the trace."""
 
     found: Found | None
     lines: tuple[str, ...]
 
 
 class _CaseCluster(SimCluster):
-    """Plays its case's part of the seed's schedule."""
+    """A cluster that plays the selected actions of its seed's schedule."""
 
     case: Case
 
@@ -60,7 +60,7 @@ class _CaseCluster(SimCluster):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Small and picklable. ``mutant``: the variant's name, None for the code as it is."""
+    """The parameters of one run, small and picklable. ``mutant`` names a variant; None: the production code."""
 
     seed: int
     mutant: str | None = None
@@ -69,7 +69,7 @@ class Case:
     fault_ms: int = 6000
     heal_ms: int = 4000
     page_cache_loss: float | None = None
-    #: the actions to play, by number in the seed's schedule, and when; None: all, as scheduled
+    #: the actions to play, by number in the seed's schedule, with their times; None: all, as scheduled
     only: tuple[tuple[int, int], ...] | None = None
     #: another network, the same actions
     salt: int = 0
@@ -79,15 +79,18 @@ class Case:
     produce_ms: int | None = None
 
     def schedule(self) -> tuple[Action, ...]:
-        """The actions that are played."""
+        """Return the actions that the run plays."""
         return self._cluster().schedule(self.fault_ms)
 
     def play(self) -> Found | None:
-        """Play it; what was broken, if something was."""
+        """Play the case and return the violation; None if there was none."""
         return self._run(self._cluster())
 
     def play_traced(self) -> Play:
-        """The same, and every step of the violated partition's replicas (all replicas', where nothing is found)."""
+        """Play the case and return also every step of the violated partition's replicas.
+
+        Without a violation the steps are those of all replicas.
+        """
         cluster = self._cluster()
         cluster.world.trace = deque()
 
@@ -141,7 +144,7 @@ class Case:
         return None
 
     def command(self) -> str:
-        """What to type to play it again."""
+        """Return the command line that plays the case again."""
         words = [f"python -m sparklog.testing.simulate --seeds {self.seed}"]
         if self.mutant is not None:
             words.append(f"--mutant '{self.mutant}'")
@@ -162,7 +165,7 @@ class Case:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """A run makes much garbage and little of it in cycles; looking for them took a fifth of the time."""
+    """Disable the cyclic garbage collector: a run makes few cycles, and the search took a fifth of its time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -173,7 +176,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def format_actions(only: tuple[tuple[int, int], ...]) -> str:
-    """As ``parse_actions`` reads them: ``7@300,12@410``."""
+    """Return the text that ``parse_actions`` reads, such as ``7@300,12@410``."""
     return ",".join(f"{number}@{at_ms}" for number, at_ms in only) or NO_ACTIONS
 
 

@@ -1,7 +1,8 @@
 """Clients of the simulated cluster: idempotent producers that retry, and writers that do not.
 
-A producer has at most five batches under way, sends them again in order until each is answered, and gives up after its
-delivery time-out: then, as its fate is unknown, it goes on in a new epoch of its producer id from sequence 0.
+A producer has at most five batches in flight. It sends them again in order until each has a response, and gives up
+after its delivery timeout. As the fate of the batches is then unknown, it continues in a new epoch of its producer id
+from sequence 0.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DELIVERY_MS = 3000
 
 
 class ServedCluster(Protocol):
-    """What a client sees of the cluster."""
+    """The parts of the cluster that a client uses."""
 
     world: SimNetwork
     zk: SimZk
@@ -33,7 +34,7 @@ class ServedCluster(Protocol):
 
 
 class Write:
-    """One batch under way."""
+    """One batch in flight."""
 
     __slots__ = ("began_ms", "body", "count", "sequence")
 
@@ -45,7 +46,7 @@ class Write:
 
 
 def find_leader(cluster: ServedCluster, tp: TopicPartition, chance: Random) -> SimBroker:
-    """Clients know the leader most of the time."""
+    """Return the leader in nine of ten cases, else any broker: clients may have old metadata."""
     node = cluster.zk.read(tp)
     if node is not None and node.state.leader != NO_LEADER and chance.random() < 0.9:
         return cluster.brokers[node.state.leader]
@@ -58,7 +59,7 @@ def send(cluster: ServedCluster, tp: TopicPartition, produce: Produce) -> None:
 
 
 class SimProducer:
-    """An idempotent producer of one partition, whatever topic of that name is there."""
+    """An idempotent producer of one partition, for each topic that has the name in turn."""
 
     def __init__(self, cluster: ServedCluster, tp: TopicPartition, producer_id: int, *, pause_ms: int) -> None:
         self.cluster = cluster
@@ -66,7 +67,7 @@ class SimProducer:
         self.world = cluster.world
         self.pending: list[Write] = []
         self.acked = 0
-        #: the last write that was given up began then
+        #: the start time of the last write that this producer gave up
         self.gave_up_ms = -1
         self.last_acked_ms = -1
         self.stopped = False
@@ -98,7 +99,7 @@ class SimProducer:
         self._send(write)
 
     def _look_for_topic(self) -> None:
-        """A topic deleted, or created again under the same name: what was under way went with the old one."""
+        """Drop the batches in flight if the topic was deleted, or created again under the same name."""
         record = self.cluster.zk.topics.get(self.tp.topic)
         found = record.topic_id if record is not None and self.tp.partition < len(record.assignment) else ""
         if found != self._topic_id:
@@ -121,8 +122,11 @@ class SimProducer:
         send(self.cluster, self.tp, produce)
 
     def _answered(self, write: Write, code: ErrorCode | None, *, foremost: bool = False) -> None:
-        """``code`` None: no answer came. One that comes late or twice is as good as the first. ``foremost``: all
-        earlier writes had been answered when it was sent, so that none of them can be missing."""
+        """Handle the response to a write; ``code`` None: no response came in time.
+
+        A late or repeated response counts as the first does. ``foremost``: all earlier writes had responses when this
+        one was sent, so that none of them can be missing.
+        """
         if write not in self.pending:
             return
         if code == ErrorCode.NONE:
@@ -143,7 +147,7 @@ class SimProducer:
             self.world.at(RETRY_MS, self._again)
 
     def _again(self) -> None:
-        """Everything under way, in order."""
+        """Send all batches in flight again, in order."""
         self._retrying = False
         self.world.happened["write sent again"] += len(self.pending)
         for write in self.pending:
@@ -151,7 +155,7 @@ class SimProducer:
 
 
 class SimWriter:
-    """Sends batches to one partition with any acks, and never asks what became of them."""
+    """A writer that sends batches to one partition with any acks, and ignores the responses."""
 
     def __init__(self, cluster: ServedCluster, tp: TopicPartition, *, pause_ms: int) -> None:
         self.cluster = cluster

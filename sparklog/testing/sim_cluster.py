@@ -37,12 +37,15 @@ from sparklog.testing.sim_zk import SimZk
 #: mean pause between two batches of idempotent producers, all together
 PRODUCE_MS = 25
 UNCLEAN_KEY = "unclean.leader.election.enable"
-#: clients stop so long before the end
+#: the time between the last write of the clients and the end
 QUIET_MS = 1500
 
 
 class SimCluster:
-    """Mutable; one run each. ``check_cores`` off leaves finding a fault to the checker that sees only behaviour."""
+    """A simulated cluster for one run. Mutable.
+
+    Without ``check_cores`` only the checker of behaviour finds faults, not the invariants of the cores.
+    """
 
     def __init__(
         self,
@@ -64,11 +67,14 @@ class SimCluster:
         salt: int = 0,
         produce_ms: int | None = None,
     ) -> None:
-        """``weather`` and ``restless`` (how much operators do) are the seed's choice if not given;
-        ``page_cache_loss`` is the chance that a crash takes what was not flushed, where the promise allows it. Without
-        ``accidents`` nothing happens but what a test orders. ``salt``: the same schedule over another network.
-        ``produce_ms``: mean pause between two batches of a partition's producer; if not given, the cluster as a
-        whole is sent as much however many partitions it has."""
+        """Create the cluster of a seed.
+
+        The seed chooses ``weather`` and ``restless`` (the activity of operators) if they are not given.
+        ``page_cache_loss`` is the chance that a crash loses unflushed data, where the promise allows that. Without
+        ``accidents`` only the actions of the test happen. Another ``salt`` plays the same schedule over another
+        network. ``produce_ms`` is the mean pause between two batches of a partition's producer; by default the load
+        of the whole cluster is independent of its number of partitions.
+        """
         self.seed = seed
         self.world = SimNetwork(seed, weather=FINE, salt=salt)
         self.world.weather = weather or self.world.random.choice(WEATHERS)
@@ -84,7 +90,7 @@ class SimCluster:
         self.checkers: dict[TopicPartition, PartitionChecker] = {}
         self.producers: dict[TopicPartition, SimProducer] = {}
         self.faults_over = False
-        #: nothing is broken from then on: faults have stopped, and whoever was paused by then is awake
+        #: the time from which no fault acts and no process is paused
         self._sound_ms = 0
         self.restless = self.world.random.choice((0.0, 0.03, 0.15)) if restless is None else restless
         self._accidents = accidents
@@ -112,7 +118,7 @@ class SimCluster:
         self.zk.put_topic(TopicRecord(name, topic_id, assignment, (TopicSchema(0, b""),), config=config))
 
     def _serve(self, record: TopicRecord) -> None:
-        """Checkers and clients for partitions that are new."""
+        """Create checkers and clients for new partitions."""
         for number, replicas in enumerate(record.assignment):
             tp = TopicPartition(record.name, number)
             checker = self._by_id.get((record.topic_id, number))
@@ -142,7 +148,7 @@ class SimCluster:
     # --- the run ------------------------------------------------------------------------------------------------
 
     def schedule(self, fault_ms: int) -> tuple[Action, ...]:
-        """What befalls this cluster within that time, by its seed."""
+        """Return the actions on this cluster within ``fault_ms``, as its seed draws them."""
         if not self._accidents:
             return ()
         return draw_schedule(Random(f"schedule {self.seed}"), until_ms=fault_ms, restless=self.restless)
@@ -239,7 +245,7 @@ class SimCluster:
                 fail("metadata converges", f"broker {broker.broker_id} takes {known} for {state}")
 
     def _check_disks(self) -> None:
-        """Deleted topics are gone from every disk, and so are replicas that moved away."""
+        """Check that no disk holds a deleted topic or a replica that has moved away."""
         for broker in self.brokers.values():
             for tp, hosted in broker.hosted.items():
                 record = self.zk.topics.get(tp.topic)

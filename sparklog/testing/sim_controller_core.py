@@ -1,9 +1,9 @@
 """One controller process in the simulated cluster: the performer of production controller cores, one for each term.
 
-What ``cluster/controller_loop.py`` and ``controller_term.py`` do with kazoo and sockets. Several of them stand for
-election; the one that is not elected waits for the node to go. Watches are modelled by asking for all levels every few
-milliseconds. A term may end at any moment, and its owner may not know: the next one is elected meanwhile, starts from
-what ZooKeeper holds, and its epoch fences the old one.
+It does with the simulation what ``cluster/controller_loop.py`` and ``controller_term.py`` do with kazoo and sockets.
+Several processes stand for election; each one that is not elected waits until the controller node vanishes. Watches
+are modelled as reads of all levels every few milliseconds. A term may end at any moment without the knowledge of its
+process: another process is elected, starts from the content of ZooKeeper, and its epoch fences the old term.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Outcome = VersionedState | BadVersion | NodeGone | EpochLost
 
 
 class ControlledCluster(PartitionHost, Protocol):
-    """What a controller asks of the cluster besides."""
+    """The parts of the cluster that a controller uses."""
 
     checkers: dict[TopicPartition, PartitionChecker]
     controllers: list[CoreController]
@@ -51,7 +51,7 @@ class ControlledCluster(PartitionHost, Protocol):
 
 
 class CoreController(SimProcess):
-    """Mutable, owned by the ``SimCluster``."""
+    """A simulated controller process. Mutable; the ``SimCluster`` owns it."""
 
     #: seam for variants that the simulator must catch
     core_type: ClassVar[type[Controller]] = Controller
@@ -62,9 +62,9 @@ class CoreController(SimProcess):
         self.zk = cluster.zk
         self.core: Controller | None = None
         self.session: SimSession | None = None
-        #: the last session expired: what was seen of brokers may be an artefact
+        #: the last session expired: missing brokers may be an artefact of that
         self._cautious = False
-        #: levels as last shown to the core
+        #: the levels that the core has seen last
         self._shown: Levels | None = None
         self._deleting: set[str] = set()
 
@@ -97,7 +97,7 @@ class CoreController(SimProcess):
     # --- terms --------------------------------------------------------------------------------------------------
 
     def _stand(self, session: SimSession) -> None:
-        """For election, until elected; a claim of this session whose answer was lost is its own."""
+        """Stand for election until elected; a claim of this session counts although its response was lost."""
         if session is not self.session or self.core is not None:
             return
 
@@ -117,7 +117,7 @@ class CoreController(SimProcess):
         session.ask(lambda: self.zk.elect(session.session_id), elected, again)
 
     def _load(self, session: SimSession, epoch: int) -> None:
-        """All at one moment, so that every state is as new as the registrations."""
+        """Read everything at one moment, so that every state is as new as the registrations; then begin the term."""
         if session is not self.session:
             return
 
@@ -170,7 +170,7 @@ class CoreController(SimProcess):
         self._look(core)
 
     def resign(self) -> None:
-        """End the session in an orderly way, and with it the term; then stand again."""
+        """Close the session, which ends the term; then stand for election again."""
         if self.session is not None:
             self.session.close()
         self.world.note(f"{self.name} resigns")
@@ -184,7 +184,7 @@ class CoreController(SimProcess):
             self.resign()
 
     def _brokers(self, levels: Levels) -> tuple[BrokerRegistration, ...]:
-        """As the controller's store reads them: the mark says whether a broker is trusted, not its registration."""
+        """Return the registrations as the controller's store does: a mark, not the registration, tells the trust."""
         return tuple(
             _registration(
                 b, incarnation, trusted=b not in levels.untrusted, doubted=tuple(sorted(levels.untrusted.get(b, ())))
@@ -195,7 +195,7 @@ class CoreController(SimProcess):
     # --- watches ------------------------------------------------------------------------------------------------
 
     def _look(self, core: Controller) -> None:
-        """Ask for the levels, and give the core the time, as long as its term lasts."""
+        """Read the levels and pass the time to the core, again and again while its term lasts."""
         session = self.session
         if core is not self.core or session is None:
             return
@@ -208,7 +208,7 @@ class CoreController(SimProcess):
         self.later(PERIOD_MS + int(self.world.random.random() * PERIOD_MS), lambda: self._look(core))
 
     def _show(self, core: Controller, session: SimSession, levels: Levels) -> None:
-        """What has changed, in the order that watches would bring it in; the same again after a lost connection."""
+        """Pass the changes to the core in the order in which watches fire; after a lost connection pass everything."""
         if core is not self.core:
             return
         if levels.controller_session != session.session_id:
@@ -239,7 +239,7 @@ class CoreController(SimProcess):
             self._read_changed(core, levels.isr_changes)
 
     def _read_changed(self, core: Controller, changes: dict[int, tuple[TopicStates, ...]]) -> None:
-        """A round trip for what the notifications say, and for the states that they leave out."""
+        """Read the states that notifications do not carry, pass all of them to the core, delete the notifications."""
         epoch = core.controller_epoch
         told = tuple(said for of_one in changes.values() for said in of_one)
         unsaid = () if all(changes.values()) else tuple(partition.tp for partition in core.state.partitions())
@@ -256,7 +256,7 @@ class CoreController(SimProcess):
     # --- effects ------------------------------------------------------------------------------------------------
 
     def _step(self, core: Controller, event: ev.Event) -> None:
-        """Results for a term that is over are nobody's."""
+        """Step the core and carry out its effects; an event for an ended term is dropped."""
         if core is not self.core:
             return
         for effect in core.step(event, self.now_ms):
@@ -298,8 +298,10 @@ class CoreController(SimProcess):
                 assert_never(effect)
 
     def _check_unclean(self, core: Controller, write: fx.StateWrite) -> None:
-        """Not while the controller knows a live member of the ISR, unless its tail is doubted, nor one that may come
-        back."""
+        """Check that an unclean election is the last resort.
+
+        The controller must know no live member of the ISR, except ones with a doubtful tail, and none that may return.
+        """
         partition, checker = core.state.partition(write.tp), self.cluster.checkers.get(write.tp)
         if partition is None or partition.stored is None or checker is None:
             return
@@ -313,7 +315,7 @@ class CoreController(SimProcess):
     def _ask(
         self, core: Controller, execute: Callable[[], _T], answered: Callable[[_T], None], lost: Callable[[], None]
     ) -> None:
-        """One request of this term to ZooKeeper; after its end the result is nobody's."""
+        """Send one request of this term to ZooKeeper; a result that arrives after the term is dropped."""
         session = self.session
         assert session is not None
         session.ask(
@@ -421,7 +423,7 @@ class CoreController(SimProcess):
         self._ask(core, lambda: self.zk.delete_topic(name, topic_id, epoch), answered, lost)
 
     def _send(self, core: Controller, order: fx.SendUpdate) -> None:
-        """Over a connection of its own: an answer, or the news that it broke."""
+        """Send an update to a broker; report its response to the core, or the loss after ``ANSWER_MS``."""
         broker = self.cluster.brokers[order.broker.broker_id]
         process = self.process
         waiting = [True]

@@ -1,15 +1,13 @@
-"""A disk in memory that behaves as badly as real ones do, on demand and by seed.
+"""A disk in memory with the faults of real disks, on demand and by seed.
 
 It implements ``sparklog.storage.disk.Disk``; ``tests/storage/test_disk.py`` holds both implementations to one contract.
-Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only one, an operation that fails (of a
-``sync`` that does, what it was to write is seen until the page cache is dropped, and never on the disk), and the
-death of the process or of the machine between any two operations or in the middle of a write (``die_after``,
-``restart``).
+Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only disk, a failing operation, and the
+death of the process or of the machine between any two operations or inside a write (``die_after``, ``restart``). The
+writes of a failed ``sync`` stay visible until the page cache is dropped, and never reach the disk.
 
-What survives a lost page cache: file content as of its last ``sync`` plus any part of the later writes, torn at
-sectors; directory entries as of the last ``sync_directory`` or later ones, entry by entry, but that a rename leaves no
-file without a name. Shrinking a file under a
-live map, which kills real readers by SIGBUS, raises AssertionError.
+A lost page cache leaves file content as of the last ``sync`` plus any part of the later writes, torn at sectors. It
+leaves each directory entry as of the last ``sync_directory`` or later; a rename never leaves a file without a name.
+Shrinking a file under a live map, which kills real readers by SIGBUS, raises AssertionError.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _SECTOR = 512
 
 
 class ProcessDied(BaseException):
-    """The simulated process ended here; not an Exception, so that nothing handles it."""
+    """The end of the simulated process; not an Exception, so that no handler catches it."""
 
 
 class _Mapping(bytearray):
@@ -40,14 +38,14 @@ class _Mapping(bytearray):
 
 
 class _File:
-    """One inode. ``content`` is what processes see, ``durable`` what a power cut leaves for certain."""
+    """One inode. Processes see ``content``; a power cut certainly leaves ``durable``."""
 
     def __init__(self) -> None:
         self.content = bytearray()
         self.durable = b""
-        #: (position, bytes) written or (length, None) cut since the last sync
+        #: writes (position, bytes) and truncations (length, None) since the last sync
         self.pending: list[tuple[int, bytes | None]] = []
-        #: a sync has failed: processes still see what is not on the disk, and never will be
+        #: a sync has failed: processes still see writes that never reach the disk
         self.lost = False
         self.mappings: list[weakref.ref[_Mapping]] = []
 
@@ -67,7 +65,7 @@ class _File:
         self.pending.clear()
 
     def fail_to_sync(self) -> None:
-        """What was to be written is gone, and the next sync does not write it."""
+        """Drop the pending writes, so that no later sync writes them."""
         self.pending.clear()
         self.lost = True
 
@@ -103,7 +101,7 @@ class SimDisk:
         self.capacity_bytes = capacity_bytes
         self.read_only = False
         self.on_sync_failed: Callable[[OSError], None] = lambda _: None
-        #: operations that change something, so far
+        #: number of changing operations so far
         self.changes = 0
         self.dead = False
         self._rng = random.Random(seed)
@@ -120,15 +118,15 @@ class SimDisk:
     # --- faults -------------------------------------------------------------------------------------------------
 
     def fail_next(self, operation: str, code: int) -> None:
-        """The next call of ``operation`` (a method's name) raises OSError(``code``) and does nothing."""
+        """Make the next call of ``operation`` (a method's name) raise OSError(``code``) without effect."""
         self._faults.append((operation, code))
 
     def die_after(self, changes: int) -> None:
-        """The process dies in the next but ``changes`` changing operation; a write may then be done in part."""
+        """Let the process die in the changing operation that follows ``changes`` others; it may write a part."""
         self._dies_at = self.changes + changes
 
     def restart(self, *, page_cache_lost: bool) -> None:
-        """Start anew: all handles and locks are gone, and so is the page cache if the machine went down."""
+        """Start the process again without handles and locks, and without the page cache if the machine went down."""
         self.dead = False
         self._dies_at = -1
         self._faults.clear()
@@ -143,7 +141,7 @@ class SimDisk:
             found = now if now is then or self._rng.random() < 0.5 else then
             if found is not None:
                 names[path] = found
-        # a renamed file has its old name or its new one, or both for a moment: never none
+        # a renamed file has its old name, its new name, or for a moment both, but never none
         lost = set(self._durable_names.values()) - set(names.values())
         names.update((path, file) for path, file in self._files.items() if file in lost)
         for file in dict.fromkeys(names.values()):
@@ -153,7 +151,7 @@ class SimDisk:
 
     @property
     def used_bytes(self) -> int:
-        """Of files that have a name, or are open, or mapped."""
+        """Total size of the files that have a name, are open, or are mapped."""
         mapped = [file for file in self._mapped if any(one() is not None for one in file.mappings)]
         files = dict.fromkeys([*self._files.values(), *self._handles.values(), *mapped])
         return sum(len(file.content) for file in files)
@@ -165,7 +163,7 @@ class SimDisk:
         file.sync()
 
     def _before(self, operation: str, *, changes: bool = True) -> bool:
-        """Common front of all operations; true when the process dies in this one."""
+        """Raise the fault of an operation, if any, and count a change; return whether the process dies in it."""
         if self.dead:
             raise ProcessDied(operation)
         for number, (name, code) in enumerate(self._faults):
@@ -243,7 +241,7 @@ class SimDisk:
         self._handles[handle].truncate(length)
 
     def reserve(self, handle: int, length: int, at: int) -> None:
-        """Looks for the room, and keeps none of it from others."""
+        """Check that the space exists, without reserving it."""
         self._before_or_die("reserve")
         assert at == len(self._handles[handle].content), at
         if self.capacity_bytes is not None and self.used_bytes + length > self.capacity_bytes:
@@ -256,7 +254,7 @@ class SimDisk:
 
     @contextlib.contextmanager
     def _failing_sync(self, files: Collection[_File]) -> Iterator[None]:
-        """An error inside is one that these files have lost something by."""
+        """Treat an OSError inside the block as a failed sync of these files, which lose their pending writes."""
         try:
             yield
         except OSError as failure:
@@ -322,7 +320,7 @@ class SimDisk:
         self._directories.update((path, *path.parents))
 
     def make_private(self, path: Path, *, tree: bool = False) -> bool:
-        """Find nothing to take: a simulated disk has one user."""
+        """Return False: a simulated disk has one user, so there are no rights to remove."""
         return False
 
     def rename(self, source: Path, target: Path) -> None:
@@ -364,7 +362,7 @@ class SimDisk:
         return handle
 
     def _rename_directory(self, source: Path, target: Path) -> None:
-        """Directories are renamed durably at once: the storage does it only to what it is deleting."""
+        """Rename a directory durably at once; the storage renames only directories that it deletes."""
         for names in (self._files, self._durable_names):
             for name in [name for name in names if name.is_relative_to(source)]:
                 names[target / name.relative_to(source)] = names.pop(name)
@@ -381,7 +379,7 @@ class SimDisk:
 
 
 def _apply(content: bytearray, at: int, data: bytes | None) -> None:
-    """Write ``data`` at ``at``; without data, cut there."""
+    """Write ``data`` at ``at``; without data, truncate the content there."""
     if data is None:
         _resize(content, at)
         return

@@ -1,9 +1,11 @@
-"""The driver of a simulated cluster goes away: nobody supervises the brokers, and its controllers end, all of them or
-but for one that stood by elsewhere. When it is back it may go without one of the brokers for a while.
+"""The driver of a simulated cluster, which may vanish and return.
 
-Brokers decide by the production lease what to do about it. The rule that is checked: without a driver everybody serves
-on, whether a controller lives or not; an orphan stops only where a living driver goes without it, and nobody counts on
-it any more.
+While the driver is away no broker has a supervisor, and its controllers are down: all of them, or all but a standby on
+another host. After its return the driver may leave out one of the brokers for a while.
+
+Brokers decide by the production lease how to react. The simulation checks this rule: without a driver every broker
+continues to serve, with or without a controller. An orphan stops only if a live driver leaves it out and no leader
+counts on it any more.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_zk import SimZk
 
 CHECK_MS = 50
-#: longer than a session: a controller that died with the driver is not taken for one that lives
+#: longer than a session, so that a controller that died with the driver does not seem alive
 ORPHAN_MS = 600
-#: the driver that came back sees after so long that a broker of its has ended
+#: the delay after which the returned driver sees that one of its brokers has ended
 SEEN_MS = 20
-#: the driver stays away for up to this long, and as long goes without a broker at most
+#: the longest absence of the driver, and the longest time for which it leaves out a broker
 AWAY_MS = 2000
 
 
 class DrivenCluster(Protocol):
-    """What the driver's end befalls."""
+    """The parts of the cluster that the driver's end affects."""
 
     world: SimNetwork
     zk: SimZk
@@ -38,7 +40,7 @@ class DrivenCluster(Protocol):
 
 
 class Driver:
-    """Mutable, owned by the ``SimCluster``. While it is there it costs nothing."""
+    """The simulated driver. Mutable; the ``SimCluster`` owns it. A present driver costs no simulated events."""
 
     def __init__(self, cluster: DrivenCluster, *, lease_type: type[SupervisorLease] = SupervisorLease) -> None:
         self.cluster = cluster
@@ -46,11 +48,11 @@ class Driver:
         self._lease_type = lease_type
         self._name = LeaseName(1, 1)
         self._away = False
-        #: the broker that the driver goes without; -1: none
+        #: the broker that the driver leaves out; -1: none
         self._left_out = -1
         #: by broker and process
         self._leases: dict[tuple[int, int], SupervisorLease] = {}
-        #: those that asked to be relieved as orphans
+        #: the brokers that asked for relief as orphans
         self._asked: set[tuple[int, int]] = set()
         self.kinds: dict[str, Callable[[Random], None]] = {"driver away": self._go}
 
@@ -73,7 +75,7 @@ class Driver:
         self.world.at(CHECK_MS, self._check)
 
     def come_back(self, left_out: int = -1) -> None:
-        """As another driver, which adopts the brokers it finds, but for one."""
+        """Return as a new driver, which adopts all brokers except ``left_out``."""
         if not self._away:
             self._adopt_left_out()
             return
@@ -123,7 +125,7 @@ class Driver:
     def _look(self, broker: SimBroker) -> None:
         lease, key = self._lease(broker), (broker.broker_id, broker.process)
         if broker.stopping and key not in self._asked:
-            return  # somebody stops it anyway
+            return  # another action stops this broker already
         step = lease.check(broker.now_ms)
         if step is OrphanStep.ASK_RELIEF:
             step = relief(
@@ -152,7 +154,7 @@ class Driver:
             raise Violation(f"{who} and is in sync in {broker.in_sync} partitions", rule="orphans serve on")
 
     def _stopped(self, broker: SimBroker) -> None:
-        """It was on its way out when the driver came back: it is started again, as one that is found dead is."""
+        """Start a broker again that was stopping when the driver returned, as the driver does with a dead one."""
         process = broker.process
 
         def start() -> None:

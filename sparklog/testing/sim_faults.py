@@ -1,7 +1,7 @@
-"""What befalls a simulated cluster, fault by fault.
+"""The faults of a simulated cluster.
 
-Each takes its choices from a generator of its own, is judged by the state of the moment, and is counted where it
-happens: a fault that never fires proves nothing.
+Each fault draws its choices from its own generator and acts on the state of the moment. Each effect is counted: a
+fault that never fires proves nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_zk import SESSION_MS, SimZk
 
 CLOCK_RATES = (0.5, 0.9, 0.97, 1.03, 1.1, 2.0)
-#: a supervisor sees the end of its broker after so long
+#: the delay after which a supervisor sees the end of its broker
 SEEN_MS = 20
 
 
 class FaultyCluster(Protocol):
-    """What faults befall."""
+    """The parts of the cluster that faults use."""
 
     world: SimNetwork
     zk: SimZk
@@ -38,7 +38,7 @@ class FaultyCluster(Protocol):
 
 
 class Faults:
-    """Mutable, owned by the ``SimCluster``."""
+    """The faults of one cluster. Mutable; the ``SimCluster`` owns it."""
 
     def __init__(self, cluster: FaultyCluster) -> None:
         self.cluster = cluster
@@ -78,7 +78,10 @@ class Faults:
     # --- crashes ------------------------------------------------------------------------------------------------
 
     def _crash(self, chance: Random) -> None:
-        """The page cache goes only where that leaves a member of each ISR with its data: the promise's condition."""
+        """Crash a broker or its host.
+
+        The page cache is lost only if each ISR keeps a member with its data: the log promises nothing otherwise.
+        """
         broker = self._broker(chance)
         loss = chance.random()
         if not broker.alive:
@@ -94,7 +97,7 @@ class Faults:
         self._after_death(broker, incarnation, chance)
 
     def _after_death(self, broker: SimBroker, incarnation: int, chance: Random) -> None:
-        """Its supervisor may see the end; its session ends in time. Somebody starts it again."""
+        """Let the supervisor perhaps see the end, and start the broker again later; the session expires in time."""
         process = broker.process
         if chance.random() < 0.5:
             self.world.at(SEEN_MS, lambda: self.zk.retire(broker.broker_id, incarnation))
@@ -110,7 +113,7 @@ class Faults:
             process.start()
 
     def _power_cut(self, chance: Random) -> None:
-        """Every host at once: what no disk holds is gone."""
+        """Crash every host at once: all data that no disk holds is lost."""
         self._did("power cut", "every host of a broker")
         for broker in self.cluster.brokers.values():
             incarnation = broker.incarnation
@@ -146,7 +149,7 @@ class Faults:
     # --- time ---------------------------------------------------------------------------------------------------
 
     def _pause(self, chance: Random) -> None:
-        """Longer than the session, sometimes: it wakes as a leader, or a controller, that does not know it is none."""
+        """Pause a process, sometimes for longer than its session: it then resumes as a deposed leader or controller."""
         process = self._some_process(chance)
         pause_ms = chance.randrange(2 * SESSION_MS)
         if process.alive:
@@ -168,7 +171,7 @@ class Faults:
     # --- links and sessions -------------------------------------------------------------------------------------
 
     def _cut_link(self, chance: Random) -> None:
-        """One direction or both between any two of brokers, controllers and ZooKeeper."""
+        """Cut one direction or both between any two of brokers, controllers and ZooKeeper."""
         names = [process.name for process in self._processes]
         one, other = chance.sample(names, 2)
         self._cut_between(chance, one, other, chance.randrange(1000))
@@ -188,7 +191,7 @@ class Faults:
         self._cut(pairs, cut_ms)
 
     def _isolate(self, chance: Random) -> None:
-        """One process from all others."""
+        """Cut one process off from all others."""
         alone = self._some_process(chance).name
         others = [process.name for process in self._processes if process.name != alone]
         self._did("isolation")
@@ -200,7 +203,7 @@ class Faults:
         self.world.at(cut_ms, lambda: self.world.cut.difference_update(pairs))
 
     def _expire_session(self, chance: Random) -> None:
-        """Of a broker, of the controller, or of both at once."""
+        """Expire the session of a broker, of the controller, or of both at once."""
         broker, which = self._broker(chance), chance.randrange(3)
         leading = [controller for controller in self.cluster.controllers if controller.core is not None]
         if which != 1 and broker.session is not None:
@@ -220,7 +223,7 @@ class Faults:
         broker.full_until_ms = self.world.now_ms + full_ms
 
     def _failed_write(self, chance: Random) -> None:
-        """The next append fails, and the process finds its log directory offline."""
+        """Let the next append fail, which takes the log directory of the process offline."""
         broker = self._broker(chance)
 
         def fail(hosted: Hosted, batch: SimBatch) -> None:
@@ -235,7 +238,7 @@ class Faults:
         broker.append_fault = fail
 
     def _torn_write(self, chance: Random) -> None:
-        """The process dies in the next append: half of the batch is on the disk, or all of it and nobody knows."""
+        """Let the process die in the next append, with half of the batch, or the unacknowledged whole, on the disk."""
         broker = self._broker(chance)
 
         def tear(hosted: Hosted, batch: SimBatch) -> None:
@@ -253,8 +256,7 @@ class Faults:
         broker.append_fault = tear
 
     def _damaged(self, chance: Random, count: int) -> tuple[SimBroker, list[TopicPartition]] | None:
-        """End a broker's process and choose logs of it to damage, where that leaves a member of each ISR with its
-        data."""
+        """End a broker's process and return logs of it to damage; each ISR must keep a member with its data."""
         broker = self._broker(chance)
         logs = chance.sample(sorted(broker.hosted), min(count, len(broker.hosted)))
         if not broker.alive or len(logs) < count:
@@ -268,7 +270,7 @@ class Faults:
         return broker, logs
 
     def _lose_log(self, chance: Random) -> None:
-        """A directory that is gone while the process is down, or whose partition.json cannot be read."""
+        """Lose a log directory, or its readable partition.json, while the process is down."""
         found = self._damaged(chance, 1)
         if found is not None:
             broker, (tp,) = found
@@ -276,7 +278,7 @@ class Faults:
             broker.lose_log(tp)
 
     def _exchange_logs(self, chance: Random) -> None:
-        """Two directories in each other's place: neither holds the log that it is named after."""
+        """Swap two log directories, so that neither holds the log of its name."""
         found = self._damaged(chance, 2)
         if found is not None:
             broker, logs = found
@@ -287,9 +289,11 @@ class Faults:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def end(self) -> int:
-        """Everything that is down comes up, and nothing is broken any more. Pauses run out: cut short, messages that
-        wait for their end would be overtaken by later ones of their connection. Returns when the last one has: until
-        then somebody may take himself for a leader, and refuse what his log has no place for."""
+        """Start every process that is down, and end all faults; return the time at which the last pause ends.
+
+        Pauses run to their end: messages that wait for it would otherwise be overtaken by later ones of their
+        connection. Until then a paused process may still believe that it leads, and refuse appends.
+        """
         for broker in self.cluster.brokers.values():
             broker.append_fault = None
             broker.full_until_ms = -1

@@ -1,8 +1,8 @@
-"""Carries out what the ``Replica`` cores of one simulated broker order, over simulated log, network and ZooKeeper.
+"""The performer of the ``Replica`` cores of one simulated broker, over simulated logs, network and ZooKeeper.
 
-What ``broker/`` does with sockets, files and kazoo is done here with ``SimNetwork``: appends as leader and follower,
-the fetch loops and long polls, the compare-and-set of ISRs. When the process starts and ends, and what a controller
-tells it, is ``SimBroker``'s business.
+It does with ``SimNetwork`` what ``broker/`` does with sockets, files and kazoo: appends as leader and follower, fetch
+loops and long polls, and the compare-and-set of ISRs. ``SimBroker`` starts and ends the process and handles the
+controller's updates.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from sparklog.testing.sim_zk import BadVersion, NodeGone
 FETCH_PAUSE_MS = 20
 FETCH_BATCHES = 4
 NOTIFY_MS = 5
-#: a copy that is held back is looked at again: its limit may have been lifted
+#: how long a throttled copy waits at most before it checks its limit again, which may have been lifted
 HOLD_MS = 100
-#: 0: at once
+#: durations of truncations; 0: within the step
 CUTS_MS = (1000, 15, 0)
-#: chance that one that takes its time finds no room
+#: chance that a truncation that takes time finds no disk space
 CUT_FAILURE = 0.4
 
 FetchVerdict = fx.ServeFetch | fx.RefuseFetch | fx.AnswerDiverging
 
 
 class ReplicaPerformer(PeerBroker):
-    """Mutable, owned by the ``SimCluster``; the part of a broker that ``SimBroker`` completes."""
+    """The part of a simulated broker that performs effects. Mutable; the ``SimCluster`` owns it."""
 
     def __init__(self, broker_id: int, cluster: PartitionHost) -> None:
         super().__init__(broker_id, cluster.world)
@@ -53,14 +53,14 @@ class ReplicaPerformer(PeerBroker):
         self.incarnation = -1
         self.cache = MetadataCache("simulated", {})
         self.session: SimSession | None = None
-        #: until then, by the world's clock, the disk has no room
+        #: the time of the world's clock until which the disk is full
         self.full_until_ms = -1
-        #: what the next append comes to, and who hears that it did
+        #: called instead of the next append; None: the append succeeds
         self.append_fault: Callable[[Hosted, SimBatch], None] | None = None
-        #: what limited moves have copied, and may
+        #: the byte budget of throttled moves
         self.bucket: TokenBucket | None = None
         self._tickets = 0
-        #: what this broker wrote and the controller has not been told, by topic, its id, and partition
+        #: states that this broker wrote and has not reported to the controller, by (topic, topic id) and partition
         self._changed: dict[tuple[str, str], dict[int, VersionedState]] = {}
         self._known: VersionedState | None = None
 
@@ -76,7 +76,7 @@ class ReplicaPerformer(PeerBroker):
             produce = structs.replace(produce, body=f"{produce.body}.{self.broker_id}.{self._tickets}")
         hosted.produces[self._tickets] = produce
         deadline_ms = self.now_ms + produce.timeout_ms
-        # Both ways are the broker's: at once, and, where a step is under way, through the core.
+        # The broker has both paths: it appends immediately, or through the core while a step is in progress.
         leader_epoch = hosted.replica.append_epoch(produce.acks) if self._tickets % 2 else NO_EPOCH
         if leader_epoch == NO_EPOCH:
             self.handle(tp, ev.ProduceArrived(self._tickets, produce.acks, deadline_ms))
@@ -84,7 +84,7 @@ class ReplicaPerformer(PeerBroker):
         event = self._append_as_leader(tp, hosted, fx.AppendAsLeader(self._tickets, leader_epoch))
         if isinstance(event, ev.LeaderAppended):
             event = ev.AppendedAtOnce(event.ticket, produce.acks, deadline_ms, event.base_offset, event.end_offset)
-        elif isinstance(event, ev.LogFailed):  # it was not ordered: the core knows nobody to answer
+        elif isinstance(event, ev.LogFailed):  # the core did not order this append and has no ticket to answer
             self._tell(hosted.produces.pop(self._tickets), ErrorCode.KAFKA_STORAGE_ERROR)
         self.handle(tp, event)
 
@@ -101,7 +101,7 @@ class ReplicaPerformer(PeerBroker):
         batches: tuple[SimBatch, ...] = (),
         asked: Asked | None = None,
     ) -> None:
-        """Step the core, carry out its effects in order, then hand over what they led to."""
+        """Step the core, carry out its effects in order, then step it with the events that they caused."""
         hosted = self.hosted[tp]
         replica = hosted.replica
         if replica is None:
@@ -109,7 +109,7 @@ class ReplicaPerformer(PeerBroker):
         perform, now_ms = self._PERFORM, self.now_ms
         facts: list[ev.Event] = [event]
         step = replica.step
-        for fact in facts:  # grows meanwhile
+        for fact in facts:  # the list grows during the loop
             for effect in step(fact, now_ms):
                 led_to = perform[type(effect)](self, tp, hosted, effect, batches, asked)
                 if led_to is not None:
@@ -125,8 +125,10 @@ class ReplicaPerformer(PeerBroker):
         batches: tuple[SimBatch, ...],
         asked: Asked | None,
     ) -> ev.Event | None:
-        """All ways are the broker's: at once, and, where much is to be copied, when a thread has done that, if there
-        is room. What no answer of a leader has led to, variants alone order."""
+        """Truncate the log immediately, or later if a thread must first copy a segment, for which space may be lacking.
+
+        The broker has both paths. Only variants of the cores truncate without a leader's response.
+        """
         takes_ms = CUTS_MS[hosted.log.log_end_offset % len(CUTS_MS)] if asked is not None else 0
         if not takes_ms:
             return self._cut(tp, hosted, effect)
@@ -135,12 +137,12 @@ class ReplicaPerformer(PeerBroker):
         return None
 
     def _cut_late(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog) -> None:
-        """Unless the role has changed since."""
+        """Carry out a delayed truncation, unless the role has changed since it was ordered."""
         if self.hosted.get(tp) is not hosted or hosted.cut is not effect:
             return
         assert hosted.replica is not None
         hosted.cut = None
-        may_fail = self.cluster.append_failure > 0  # not while all settles
+        may_fail = self.cluster.append_failure > 0  # no failures while the cluster settles
         if self.full_until_ms > self.world.now_ms or (may_fail and self.world.random.random() < CUT_FAILURE):
             self.world.happened["cut without room"] += 1
             self.handle(tp, ev.TruncationFailed())
@@ -162,7 +164,7 @@ class ReplicaPerformer(PeerBroker):
         return ev.Truncated(effect.offset)
 
     def _refuse_cut(self, tp: TopicPartition, hosted: Hosted, effect: fx.RefuseCut, *_: object) -> None:
-        """Until it is said; nothing where the refusal does not stand any more."""
+        """Record that the replica refuses to truncate, and publish this in ZooKeeper."""
         self.world.happened["cut refused"] += 1
         self.world.note(f"b{self.broker_id} refuses to cut {tp} to {effect.offset}, below {effect.high_watermark}")
         hosted.refused = effect
@@ -277,7 +279,7 @@ class ReplicaPerformer(PeerBroker):
     def _append_as_follower(
         self, tp: TopicPartition, hosted: Hosted, effect: fx.Effect, batches: tuple[SimBatch, ...], *_: object
     ) -> ev.Event:
-        """All of them or none."""
+        """Append all batches of a leader's response, or none."""
         if self._has_no_room() or not batches:
             return ev.FollowerAppended(hosted.log.log_end_offset)
         if self.append_fault is not None:
@@ -288,7 +290,10 @@ class ReplicaPerformer(PeerBroker):
         return ev.FollowerAppended(end_offset)
 
     def _has_no_room(self) -> bool:
-        """A short write on a full disk is cut back, and so is one that fails its checks: nothing was appended."""
+        """Return whether this append fails without effect.
+
+        A short write on a full disk, and a batch that fails its checks, leave nothing in the log.
+        """
         if self.full_until_ms > self.world.now_ms:
             self.world.happened["append on a full disk"] += 1
             return True
@@ -307,8 +312,11 @@ class ReplicaPerformer(PeerBroker):
     # --- fetching -----------------------------------------------------------------------------------------------
 
     def _fetch(self, tp: TopicPartition, hosted: Hosted, fetching: Fetching) -> None:
-        """One request of the loop, from the log's present end. Every answer goes to the core, which knows the stale
-        ones; only the first answer to the latest request goes on with the loop."""
+        """Send one request of the fetch loop, from the current log end.
+
+        Every response goes to the core, which recognises stale ones. Only the first response to the latest request
+        continues the loop.
+        """
         if hosted.fetching is not fetching:
             return
         wait_ms = self._held_ms(tp)
@@ -353,7 +361,7 @@ class ReplicaPerformer(PeerBroker):
         unused = batches and log.log_end_offset == end_offset
         fetching.mark = answer.high_watermark
         if hosted.cut is not None:
-            return  # then it is followed anew
+            return  # after the truncation the fetch loop starts again
         if fetching.request == asked.request and hosted.fetching is fetching:
             fetching.request += 1
             refused = answer.diverging is not None and hosted.replica is not None and hosted.replica.refuses_cut
@@ -363,12 +371,13 @@ class ReplicaPerformer(PeerBroker):
                 self._fetch(tp, hosted, fetching)
 
     def limit(self, tp: TopicPartition) -> int:
-        """Bytes per second at which it may be copied; 0: as fast as can be."""
+        """Return the limit in bytes per second for copying the partition; 0: no limit."""
         moving = self.cache.moving
         return limit_of(moving[tp], self.broker_id) if tp in moving else 0
 
     def _held_ms(self, tp: TopicPartition) -> int:
-        """How long a copy is delayed, as in ``broker/replication/throttle.py``: the smallest limit counts."""
+        """Return the delay of a copy in milliseconds, as ``broker/replication/throttle.py`` does: the smallest limit
+        counts."""
         if not self.cache.moving or not self.limit(tp):
             return 0
         rate, now_s = min(limit for limit in map(self.limit, self.cache.moving) if limit), self.now_ms / 1000
@@ -428,7 +437,7 @@ class ReplicaPerformer(PeerBroker):
         self.reply(follower, asked.process, partial(follower.fetch_answered, asked, answer, batches))
 
     def _wake(self, hosted: Hosted) -> None:
-        """Something moved: the long polls of this epoch end."""
+        """Answer the long polls of this epoch, because the log end or the high watermark moved."""
         if hosted.parked and hosted.replica is not None:
             parked, hosted.parked = list(hosted.parked.values()), {}
             for asked in parked:
@@ -438,8 +447,11 @@ class ReplicaPerformer(PeerBroker):
     # --- ZooKeeper ----------------------------------------------------------------------------------------------
 
     def _write_isr(self, tp: TopicPartition, hosted: Hosted, order: fx.WriteIsr, *_: object) -> None:
-        """Compare-and-set. When no answer comes in time its fate is unknown: report that and read until it is known;
-        an answer that comes later still is not believed, as a lost connection would not bring it."""
+        """Write the ISR by compare-and-set.
+
+        Without a response in time the fate of the write is unknown: the broker reports that to the core and reads the
+        node until it is known. A later response is ignored, since a lost connection would not deliver it.
+        """
         expected, incarnation, session = order.expected_version, self.incarnation, self.session
         state = LeaderAndIsr(
             order.leader, order.leader_epoch, order.isr, order.controller_epoch, lossy_epoch=order.lossy_epoch
