@@ -1,8 +1,8 @@
-"""Judges a history: what was promised and not kept, in words. Pure: entries in, violations out.
+"""The checker of a history: it lists the broken promises in words. Pure: entries in, violations out.
 
-What is held against each topic depends on its rules (see ``history.Rules``); that nobody sees what is not committed,
-or sees it change, holds for all. The final logs of the replicas are the truth that everything else is compared with,
-after they have been compared with each other.
+The promises of a topic depend on its rules (see ``history.Rules``). For all topics no client may see an uncommitted
+record, or see a record change. The checker compares the final logs of the replicas with each other, and then
+everything else with them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ from sparklog.testing.history import (
 )
 
 Place: TypeAlias = tuple[str, int]
-#: Producer and number.
+#: The producer and the number of a record.
 Name: TypeAlias = tuple[str, int]
-#: Of one kind; more of them say nothing new.
+#: Violations of one kind that are printed; more of them add no information.
 _MOST_PRINTED = 20
 
 
 class Violation(NamedTuple):
-    """``kind``: lost, duplicate, reordered, unknown, uncommitted, aborted, changed, skipped, repeated, replicas,
-    consumer, not healed, unfinished."""
+    """One broken promise.
+
+    ``kind``: lost, duplicate, reordered, unknown, uncommitted, aborted, changed, skipped, repeated, replicas,
+    consumer, not healed, unfinished.
+    """
 
     kind: str
     text: str
@@ -48,7 +51,7 @@ class Report(NamedTuple):
     counts: dict[str, int]
 
     def lines(self) -> Iterator[str]:
-        """For people: counts, then what is wrong, of each kind no more than can be read."""
+        """Yield the lines of the report: the counts, then a readable number of violations of each kind."""
         yield ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
         printed: Counter[str] = Counter()
         for kind, text in self.violations:
@@ -61,7 +64,7 @@ class Report(NamedTuple):
 
 
 def check(entries: Iterable[Entry]) -> Report:
-    """Raises nothing: whatever is wrong with the history is in the report."""
+    """Check a history and return the report, which has all its faults; raises nothing."""
     checker = _Checker()
     for entry in entries:
         checker.take(entry)
@@ -76,10 +79,10 @@ class _Checker:
         self._topics: dict[str, TopicUsed] = {}
         self._sent: dict[Name, Sent] = {}
         self._ended: dict[Name, Ended] = {}
-        #: Where every record was sent to, by its own name, not its batch's.
+        #: The destination of every record, by the record's own name, not its batch's.
         self._destination: dict[Name, Sent] = {}
         self._positions: dict[tuple[str, str, int], int] = {}
-        #: What was seen at each offset, and by whom first.
+        #: The record at each offset, and the reader that saw it first.
         self._seen: dict[Place, dict[int, tuple[Name, str]]] = defaultdict(dict)
         self._logs: dict[Place, list[FinalLog]] = defaultdict(list)
         self._finished = False
@@ -161,7 +164,7 @@ class _Checker:
         self._check_acknowledged(truth)
 
     def _compare_replicas(self, place: Place, logs: list[FinalLog]) -> dict[int, Name]:
-        """Names by offset, up to the greatest high watermark."""
+        """Compare the replicas' logs; return the record names by offset, up to the greatest high watermark."""
         topic, partition = place
         first = max(logs, key=lambda log: log.high_watermark)
         digests = {batch.base_offset: batch for batch in first.batches}
@@ -209,7 +212,7 @@ class _Checker:
                 self._wrong("unknown", f"{who}: {_say(name)} at offset {offset}, which was refused: {ended.error}")
 
     def _check_content(self, place: Place, log: dict[int, Name]) -> None:
-        """Everything in a final log was sent; on a strict topic once, and in the order of its producer."""
+        """Check that all records of a final log were sent; on a strict topic once, and in their producer's order."""
         topic, partition = place
         strict = self._rules(topic) == "strict"
         first_at: dict[Name, int] = {}

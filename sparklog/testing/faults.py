@@ -1,7 +1,7 @@
-"""What can be done to a real cluster, one broken broker, controller and ZooKeeper at a time, and how it is undone.
+"""The faults of a real cluster and their repair; at most one broker, one controller and ZooKeeper fail at a time.
 
-A fault is a pair of actions with words for it. ``Faults`` makes them; whoever runs them decides for how long they last
-and waits for the cluster to be whole before the next one.
+A fault is a pair of actions with a description. ``Faults`` creates them. The caller decides how long each fault lasts,
+and waits for a whole cluster before the next one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparklog.testing.final_logs import metadata_of
 from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, broker_party
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
-#: What is broken by a fault: only one of a group at a time.
+#: The group that a fault breaks; only one member of a group is broken at a time.
 Group = Literal["broker", "controller", "zookeeper"]
 Method = Literal["kill", "crash", "pause", "stop"]
 METHODS: tuple[Method, ...] = ("kill", "crash", "pause", "stop")
@@ -27,7 +27,7 @@ _ELECTION_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``lasts_s``: for how long it makes sense at least and at most."""
+    """One fault. ``lasts_s`` is its shortest and its longest sensible duration."""
 
     text: str
     group: Group
@@ -56,7 +56,11 @@ class Faults:
     # --- brokers ---
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Raises ClusterError when there is none in time."""
+        """Wait for a leader of the partition and return its id.
+
+        Raises:
+            ClusterError: there is no leader in time.
+        """
 
         def found() -> bool:
             return metadata_of(self.cluster, topic)[partition].leader >= 0
@@ -65,8 +69,11 @@ class Faults:
         return metadata_of(self.cluster, topic)[partition].leader
 
     def broker(self, method: Method, broker_id: int, role: str = "") -> Fault:
-        """``kill``: SIGKILL, and its registration goes when its session expires. ``crash``: a supervisor sees the exit
-        and says so. ``pause``: SIGSTOP. ``stop``: SIGTERM, in order."""
+        """Return a fault of one broker.
+
+        ``kill``: SIGKILL; the registration stays until the session expires. ``crash``: SIGKILL, and a supervisor
+        retires the broker. ``pause``: SIGSTOP. ``stop``: SIGTERM, a controlled shutdown.
+        """
         cluster, name = self.cluster, f"broker {broker_id}{role and f', {role}'}"
 
         def restart() -> None:
@@ -93,7 +100,7 @@ class Faults:
     # --- controller and ZooKeeper ---
 
     def controller(self, method: Method) -> Fault:
-        """Of the active one of two processes; the other one takes over."""
+        """Return a fault of the active one of the two controller processes; the other one takes over."""
         cluster = self.cluster
         struck: list[int] = []
 
@@ -154,7 +161,7 @@ class Faults:
         return Fault(f"cut: {text}", group, apply, network.heal, self._random.choice(((0.3, 1.0), self._long)))
 
     def cut_broker(self, broker_id: int) -> Fault:
-        """One of the ways in which a network isolates one broker."""
+        """Return a random kind of network fault that isolates one broker."""
         me = broker_party(broker_id)
         others = [broker_party(other) for other in self.cluster.slots if other != broker_id]
         other = self._random.choice(others)
@@ -181,7 +188,7 @@ class Faults:
     # --- at random ---
 
     def any_fault(self, groups: Sequence[Group] = ("broker", "controller", "zookeeper")) -> Fault:
-        """Brokers most often: that is where the log is."""
+        """Return a random fault of the given groups; most are of brokers, which hold the log."""
         weights = {"broker": 6, "controller": 2, "zookeeper": 2}
         group = self._random.choices(groups, [weights[group] for group in groups])[0]
         method = self._random.choice(METHODS)
@@ -211,7 +218,7 @@ class Faults:
 
 
 def kill_all(cluster: ProcessCluster) -> Fault:
-    """Every broker at once; page caches survive, so nothing that was acknowledged may be lost."""
+    """Return the fault that kills every broker at once; page caches survive, so no acknowledged record may be lost."""
 
     def apply() -> None:
         for broker_id in cluster.slots:

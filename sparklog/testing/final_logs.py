@@ -1,4 +1,4 @@
-"""What all replicas of a topic hold in the end: waited for, then fetched from each of them as it is stored."""
+"""The final logs of a topic's replicas: wait until they are equal, then fetch each of them as it is stored."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ _FETCH_BYTES = 8 * 1024 * 1024
 
 
 def metadata_of(cluster: ProcessCluster, topic: str) -> tuple[PartitionMetadata, ...]:
-    """By the broker that answers and knows the newest epochs. Raises ClusterError when none knows the topic."""
+    """Return the topic's metadata from the broker that responds and knows the newest epochs.
+
+    Raises:
+        ClusterError: no broker knows the topic.
+    """
     found: list[tuple[PartitionMetadata, ...]] = []
     for slot in cluster.slots.values():
         if slot.running and not slot.paused:
             try:
                 found.append(cluster.metadata(slot.broker_id, topic).topics[0].partitions)
             except BrokerError:
-                continue  # it has just gone, or is cut off
+                continue  # the broker has just stopped, or is cut off
     known = max(found, key=lambda partitions: sum(p.leader_epoch for p in partitions), default=())
     if not known:
         raise ClusterError(f"no broker knows topic {topic}")
@@ -33,7 +37,7 @@ def metadata_of(cluster: ProcessCluster, topic: str) -> tuple[PartitionMetadata,
 
 
 def is_whole(cluster: ProcessCluster, topic: str) -> bool:
-    """Whether every partition has a leader and every replica is in sync, by all brokers' account."""
+    """Return whether every partition has a leader and every replica is in sync, as all brokers report."""
     try:
         return all(p.leader >= 0 and set(p.isr) == set(p.replicas) for p in metadata_of(cluster, topic))
     except ClusterError:
@@ -41,7 +45,11 @@ def is_whole(cluster: ProcessCluster, topic: str) -> bool:
 
 
 def wait_in_sync(cluster: ProcessCluster, topics: Sequence[str], timeout_s: float) -> None:
-    """Raises ClusterError with what the partitions were like when time was up."""
+    """Wait until all replicas are in sync.
+
+    Raises:
+        ClusterError: time is up; the message has the last state of the partitions.
+    """
     try:
         wait_until(
             lambda: all(is_whole(cluster, topic) for topic in topics), timeout_s, f"{list(topics)} to be in sync"
@@ -57,7 +65,7 @@ def wait_in_sync(cluster: ProcessCluster, topics: Sequence[str], timeout_s: floa
 
 
 def high_watermarks(cluster: ProcessCluster, topic: str) -> dict[int, int]:
-    """The high watermark of every partition, by its leader."""
+    """Return the high watermark of every partition, as its leader reports it."""
     leaders = {p.partition: p.leader for p in metadata_of(cluster, topic)}
     marks: dict[int, int] = {}
     for broker_id in sorted(set(leaders.values())):
@@ -68,10 +76,10 @@ def high_watermarks(cluster: ProcessCluster, topic: str) -> dict[int, int]:
 
 
 def wait_whole(cluster: ProcessCluster, topics: Sequence[str], timeout_s: float) -> None:
-    """Until all replicas are in sync, end at the same offset and know that all of it is committed.
+    """Wait until all replicas are in sync, have the same log end, and know that everything is committed.
 
     Raises:
-        ClusterError: says what was found last.
+        ClusterError: time is up; the message has the last differences.
     """
     wait_in_sync(cluster, topics, timeout_s)
     differing: list[str] = []
@@ -87,7 +95,7 @@ def wait_whole(cluster: ProcessCluster, topics: Sequence[str], timeout_s: float)
 
 
 def _differing(cluster: ProcessCluster, topic: str) -> Iterator[str]:
-    """Partitions whose replicas are not where they should be and nowhere else, or do not end where all is committed."""
+    """Yield the partitions with missing or extra replicas, or with replicas that do not end at the high watermark."""
     marks: dict[int, dict[int, tuple[int, int]]] = {}
     for slot in cluster.slots.values():
         for replica in cluster.describe(slot.broker_id).replicas:
@@ -101,7 +109,7 @@ def _differing(cluster: ProcessCluster, topic: str) -> Iterator[str]:
 
 
 def read_final_logs(cluster: ProcessCluster, topic: str) -> Iterator[FinalLog]:
-    """Every replica's log from its broker, batch by batch as stored, up to the high watermark."""
+    """Yield every replica's log from its broker, batch by batch as stored, up to the high watermark."""
     for slot in cluster.slots.values():
         for replica in cluster.describe(slot.broker_id).replicas:
             if replica.topic == topic:

@@ -1,8 +1,8 @@
-"""The history of a cluster under faults: what clients asked and were told, what was done to the cluster, what was left.
+"""The history of a cluster under faults: requests and responses of clients, actions on the cluster, and final logs.
 
-A file of JSON lines, written as it happens, one entry a line; the first says which format version it is. Records are
-known by content: ``<producer>:<number>``, numbers counting up per producer. Batches, polls and logs are written as
-runs, so a history of millions of records stays readable by eye. ``checker`` judges what is in it.
+A history is a file of JSON lines, one entry a line, written as events happen; the first line has the format version.
+The content ``<producer>:<number>`` names a record, and each producer counts up its numbers. Batches, polls and logs
+are written as runs, so that a history of millions of records stays readable. ``checker`` judges a history.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import msgspec
 from sparklog.errors import ConfigError
 
 FORMAT_VERSION = 1
-#: strict: idempotent producers, acks=all. loose: acks 1 or 0, where faults lose and repeat. remade: deleted and made
-#: again under load, so only what is read is judged.
+#: strict: idempotent producers, acks=all. loose: acks 1 or 0, where faults lose and repeat records. remade: deleted
+#: and recreated under load, so that only reads are judged.
 Rules = Literal["strict", "loose", "remade"]
 
 
@@ -72,8 +72,11 @@ class Sent(_Entry, frozen=True, tag="sent"):
 
 
 class Ended(_Entry, frozen=True, tag="ended"):
-    """What became of it. ``refused``: nothing was sent. ``unknown``: it may be in the log. ``aborted``: with its
-    transaction. ``base_offset`` -1: not told."""
+    """The outcome of a produce.
+
+    ``refused``: nothing was sent. ``unknown``: the batch may be in the log. ``aborted``: with its transaction.
+    ``base_offset`` -1: the client did not learn it.
+    """
 
     producer: str
     first: int
@@ -92,7 +95,7 @@ class Positioned(_Entry, frozen=True, tag="positioned"):
 
 
 class Polled(_Entry, frozen=True, tag="polled"):
-    """What one poll of one partition handed out: offsets ``[start, end)``."""
+    """The records that one poll of one partition returned: offsets ``[start, end)``."""
 
     consumer: str
     topic: str
@@ -105,12 +108,12 @@ class Polled(_Entry, frozen=True, tag="polled"):
 class ConsumerFailed(_Entry, frozen=True, tag="consumer_failed"):
     consumer: str
     error: str
-    #: What no fault allows: an offset that was handed out before is out of range, or a batch is corrupt.
+    #: An error that no fault allows: an offset that a poll returned before is out of range, or a batch is corrupt.
     forbidden: bool = False
 
 
 class Fault(_Entry, frozen=True, tag="fault"):
-    """Something was done to the cluster, in words."""
+    """An action on the cluster, in words."""
 
     text: str
     error: str = ""
@@ -130,13 +133,13 @@ class FinalLog(_Entry, frozen=True, tag="final_log"):
 
 
 class NotHealed(_Entry, frozen=True, tag="not_healed"):
-    """After the faults had ended, the cluster did not become whole in time."""
+    """The report that the cluster did not become whole in time after the faults had ended."""
 
     text: str
 
 
 class Finished(_Entry, frozen=True, tag="finished"):
-    """The last line: without it the run was cut short and its history proves nothing lost."""
+    """The last line. A history without it is of an interrupted run, and does not prove that nothing was lost."""
 
 
 Entry: TypeAlias = (
@@ -146,7 +149,7 @@ _DECODER = msgspec.json.Decoder(Entry)
 
 
 class HistoryWriter:
-    """Appends entries to a file from any thread, each at once: what a crash leaves behind can be read."""
+    """A writer that appends entries to a file from any thread, each at once: a history is readable after a crash."""
 
     def __init__(self, path: Path, *, seed: int, brokers: int, settings: dict[str, str] | None = None) -> None:
         self.path = path
@@ -161,7 +164,7 @@ class HistoryWriter:
         return time.monotonic() - self._began
 
     def write(self, entry: Entry) -> None:
-        """``at`` is set here, under the lock: lines are in the order of their times."""
+        """Append one entry, and set its ``at`` under the lock, so that lines are in the order of their times."""
         with self._lock:
             stamped = msgspec.structs.replace(entry, at=round(self.elapsed_s, 4))
             self._file.write(self._encoder.encode(stamped) + b"\n")
@@ -180,7 +183,7 @@ class HistoryWriter:
 
 
 def read_history(path: Path) -> Iterator[Entry]:
-    """Entries in order. A last line that was cut short by a crash is passed over.
+    """Yield the entries in order; skip an incomplete last line, which a crash leaves.
 
     Raises:
         ConfigError: not a history, a newer format, or a line that cannot be understood; names file and line.
@@ -204,7 +207,7 @@ def read_history(path: Path) -> Iterator[Entry]:
 
 
 def runs_of(records: Iterable[tuple[int, str, int]]) -> tuple[Run, ...]:
-    """Runs out of (offset, producer, number) in the order of offsets."""
+    """Return the runs of records (offset, producer, number), which are in the order of offsets."""
     runs: list[Run] = []
     offset, producer, first, count = -1, "", -1, 0
     for at, who, number in records:
@@ -220,12 +223,12 @@ def runs_of(records: Iterable[tuple[int, str, int]]) -> tuple[Run, ...]:
 
 
 def record_value(producer: str, number: int, padding: int = 0) -> bytes:
-    """The content that names a record."""
+    """Return the content that names a record."""
     return f"{producer}:{number}:".encode() + b"." * padding
 
 
 def record_name(value: bytes | None) -> tuple[str, int]:
-    """Producer and number; what was never written by ``record_value`` gets number -1 and its beginning as producer."""
+    """Return producer and number of a record; other content gets number -1, and its first bytes as the producer."""
     producer, _, rest = (value or b"").partition(b":")
     number, _, _ = rest.partition(b":")
     if number.isdigit():

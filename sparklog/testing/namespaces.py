@@ -1,12 +1,12 @@
-"""A network that can be cut, of the kernel's own means: each party in a network namespace of its own.
+"""A network that tests can cut, made of kernel features: each party is in its own network namespace.
 
-A namespace with a bridge is the switch; every party hangs on it by one veth pair, clients by one into the namespace of
-this process. All addresses are known beforehand, so nobody asks for them (no ARP): a cut gives the sender a hardware
-address for the receiver that nobody has. What it sends is lost on the wire in silence, in that direction only; a route
-that is a blackhole would tell the sender. After a cut TCP sends again, later the longer the cut was.
+A namespace with a bridge is the switch. A veth pair connects every party to it; that of the clients ends in the
+namespace of this process. All addresses are configured in advance, without ARP. A cut gives the sender an unused
+hardware address for the receiver: packets of that direction are lost silently, whereas a blackhole route would return
+an error to the sender. After a cut TCP retransmits, the later the longer the cut was.
 
-Nothing has a name but the one link in this process' namespace: namespaces live by open files and processes, so that the
-kernel removes all of them, the link too, when this process and those it started have ended, however they did.
+Only the link in this process' namespace has a name. Open files and processes keep the namespaces alive, so that the
+kernel removes all of them and the link when this process and its children have ended, in whatever way.
 
 Needs Linux, root and ``ip`` (iproute2).
 """
@@ -28,14 +28,14 @@ from sparklog.errors import ClusterError
 from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, BrokerAddress, T, broker_party
 
 _CLONE_NEWNET = 0x40000000
-#: For measurements between networks (RFC 2544): used by nobody else. The third byte tells clusters apart.
+#: The range for measurements between networks (RFC 2544), otherwise unused. The third byte distinguishes clusters.
 _ADDRESSES = "198.18"
 _NOBODY = "02:73:6c:ff:ff:ff"
 _IP_TIMEOUT_S = 10.0
 
 
 class _Place(NamedTuple):
-    """Where a party is: its namespace as an open file, and its link to the switch."""
+    """The place of a party: its namespace as an open file, and its link to the switch."""
 
     namespace: int
     link: str
@@ -47,9 +47,9 @@ class _Place(NamedTuple):
 
 
 class NamespaceNetwork:
-    """Implements ``Network``. Owner: one thread. Close it at the end.
+    """A ``Network`` of namespaces. Owner: one thread, which closes it at the end.
 
-    Raises ClusterError when made, with the reason, on a machine that does not permit it.
+    Its construction raises ClusterError with the reason on a machine that does not permit namespaces.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class NamespaceNetwork:
             raise ClusterError(f"network namespaces are Linux's; this is {sys.platform}")
         if shutil.which("ip") is None:
             raise ClusterError("network namespaces need `ip` (iproute2), which is not installed")
-        #: The one that is to be seen from outside.
+        #: The link that is visible in the namespace of this process.
         self.link = f"sl{secrets.token_hex(4)}"
         self._open: list[int] = []
         self._places: dict[str, _Place] = {}
@@ -100,7 +100,7 @@ class NamespaceNetwork:
         self._cuts.clear()
 
     def close(self) -> None:
-        """Whoever still runs inside keeps its namespace, and is alone in it."""
+        """Remove the network; a process that still runs inside keeps its namespace, without any link."""
         try:
             if CLIENT in self._places:
                 _ip(f"link del {self.link}")
@@ -113,7 +113,7 @@ class NamespaceNetwork:
     # --- parties ---
 
     def _add(self, party: str, namespace: int, link: str) -> None:
-        """Hang a party on the switch, and make it and all others known to each other."""
+        """Connect a party to the switch, and give it and all others each other's addresses."""
         place = _Place(namespace, link, len(self._places) + 1)
         end = f"type veth peer name {link} address {place.hardware_address} netns {_path(namespace)}"
         port = f"port{place.number}"
@@ -150,7 +150,7 @@ class NamespaceNetwork:
 
     @staticmethod
     def _in(namespace: int, work: Callable[[], T]) -> T:
-        """A thread may be in another namespace than its process, and hands it on to what it starts."""
+        """Run ``work`` in a thread that enters the namespace, and return its result; child processes inherit it."""
 
         def enter() -> T:
             _call("setns", namespace, _CLONE_NEWNET)
@@ -175,7 +175,7 @@ def _in_a_thread(work: Callable[[], T]) -> T:
 
 
 def _call(function: str, *arguments: int) -> None:
-    """A function of the C library that says 0 when it has done it: Python has these from 3.12 on."""
+    """Call a function of the C library that returns 0 on success; Python has these functions since 3.12."""
     if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments):
         reason = os.strerror(ctypes.get_errno())
         raise ClusterError(f"this process may not make and enter network namespaces: {function}: {reason}")
@@ -199,7 +199,7 @@ def _free_subnet() -> str:
 
 
 def _ip(*orders: str) -> str:
-    """Run ``ip`` once for each order; what it said."""
+    """Run ``ip`` once for each order; return its output."""
     said = []
     for order in orders:
         done = subprocess.run(

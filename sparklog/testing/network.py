@@ -1,7 +1,7 @@
-"""A network that can be cut: what a cluster of processes asks of one, whichever way it is made.
+"""The protocol of a network that tests can cut.
 
-``proxies.py`` makes it anywhere, ``namespaces.py`` out of the kernel's own means where the machine permits. Parties are
-brokers, the controller (all its processes together), ZooKeeper, and clients: everyone else.
+``proxies.py`` implements it on any machine, ``namespaces.py`` with kernel features where the machine permits them.
+Parties are each broker, the controller (all its processes together), ZooKeeper, and the clients (all others).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 def broker_party(broker_id: int) -> str:
-    """The name of a broker in ``cut``."""
+    """Return the name of a broker for ``cut``."""
     return f"broker-{broker_id}"
 
 
 class BrokerAddress(NamedTuple):
-    """Where others find a broker, and where it listens; one port for both, 0: any that is free there."""
+    """The advertised address and the listening address of a broker; one port for both, 0: any free port."""
 
     host: str
     bind_host: str
@@ -29,26 +29,29 @@ class BrokerAddress(NamedTuple):
 
 
 class Network(Protocol):
-    """Across a cut nothing is heard, not even that a connection was closed; after ``heal`` connections go on."""
+    """A network that can be cut.
+
+    Nothing crosses a cut, not even the close of a connection; after ``heal`` connections continue.
+    """
 
     @property
     def zookeeper_host(self) -> str:
-        """Where ZooKeeper is to listen."""
+        """The host on which ZooKeeper must listen."""
 
     def add_broker(self, broker_id: int) -> BrokerAddress:
         """Make a place for a broker that is about to start."""
 
     def add_zookeeper(self, caller: str, target: str) -> str:
-        """Where the processes of one party find the ZooKeeper that listens at ``target``."""
+        """Return the address at which the processes of one party reach the ZooKeeper that listens at ``target``."""
 
     def inside(self, party: str, work: Callable[[], T]) -> T:
-        """Do ``work`` at the place of ``party``: threads, processes and sockets that it makes belong there."""
+        """Run ``work`` at the place of ``party``: the threads, processes and sockets that it makes belong there."""
 
     def cut(self, sender: str, receiver: str, *, one_way: bool = False) -> None:
-        """``receiver`` hears no more of ``sender``, nor the other way round unless ``one_way``."""
+        """Cut the traffic from ``sender`` to ``receiver``, and the reverse direction unless ``one_way``."""
 
     def heal(self) -> None:
-        """All cuts end."""
+        """End all cuts."""
 
     def close(self) -> None:
-        """Leave nothing of it behind."""
+        """Remove the network completely."""

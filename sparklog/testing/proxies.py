@@ -1,11 +1,11 @@
-"""A network that can be cut, of TCP proxies in front of brokers and ZooKeeper: no privileges, no kernel modules.
+"""A network that tests can cut, made of TCP proxies in front of brokers and ZooKeeper: it needs no privileges.
 
 Each broker listens on one loopback address and is advertised under another, where a proxy of the same port listens.
-Who has connected is told by the first frame, the hello: ``replica-<id>`` is a broker, ``controller-<epoch>`` the
-controller, anyone else a client. ZooKeeper is reached by each process through a proxy of its own.
+The first frame of a connection, the hello, identifies the party: ``replica-<id>`` is a broker, ``controller-<epoch>``
+the controller, any other a client. Each process reaches ZooKeeper through its own proxy.
 
-A cut works as it does on a wire under TCP: bytes of that direction are held, not lost, connections stay open, and with
-``heal`` what was held arrives. New connections are accepted and stay silent, as if the answer to the hello was lost.
+A cut acts as one below TCP does: the proxy holds the bytes of that direction, connections stay open, and ``heal``
+delivers the held bytes. New connections are accepted and stay silent, as if the response to the hello was lost.
 Needs 127.0.0.0/8 to be local, as on Linux.
 """
 
@@ -32,7 +32,7 @@ _CALL_TIMEOUT_S = 10.0
 
 
 def party_of(client_id: str) -> str:
-    """Who says hello under this name."""
+    """Return the party whose hello has this client id."""
     kind, _, number = client_id.partition("-")
     if kind == "replica" and number.isdigit():
         return broker_party(int(number))
@@ -40,7 +40,7 @@ def party_of(client_id: str) -> str:
 
 
 class ProxyNetwork:
-    """Implements ``Network``, on a loop in a thread of its own; methods may be called from any thread. Close it at the
+    """A ``Network`` of proxies, on an event loop in its own thread. Any thread may call its methods. Close it at the
     end."""
 
     def __init__(self) -> None:
@@ -57,20 +57,20 @@ class ProxyNetwork:
         return "127.0.0.1"
 
     def inside(self, party: str, work: Callable[[], T]) -> T:
-        """All are in the same place, and told apart by what they say."""
+        """Run ``work``: all parties share one place, and their hello identifies them."""
         return work()
 
     def add_broker(self, broker_id: int) -> BrokerAddress:
-        """A proxy in front of a broker that is about to start."""
+        """Open a proxy in front of a broker that is about to start."""
         host, bind_host = f"127.1.0.{broker_id + 1}", f"127.2.0.{broker_id + 1}"
-        with socket.socket() as probe:  # the broker's own address: nobody connects from there, so the port stays free
+        with socket.socket() as probe:  # no client connects from the broker's own address, so the port stays free
             probe.bind((bind_host, 0))
             port: int = probe.getsockname()[1]
         self._listen(host, port, (bind_host, port), broker_party(broker_id), caller=None)
         return BrokerAddress(host, bind_host, port)
 
     def add_zookeeper(self, caller: str, target: str) -> str:
-        """A way to ZooKeeper at ``target`` for one process; where that process finds it."""
+        """Open a proxy to the ZooKeeper at ``target`` for one process; return the address for that process."""
         host, _, port = target.rpartition(":")
         taken = self._listen("127.0.0.1", 0, (host, int(port)), ZOOKEEPER, caller=caller)
         return f"127.0.0.1:{taken}"
@@ -80,7 +80,7 @@ class ProxyNetwork:
         self._change(self._cuts | ({(sender, receiver)} if one_way else {(sender, receiver), (receiver, sender)}))
 
     def heal(self) -> None:
-        """All cuts end; what was held arrives."""
+        """End all cuts, and deliver the held bytes."""
         self._change(set())
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class ProxyNetwork:
         party: str,
         caller: str | None,
     ) -> None:
-        """One connection, from accept until either end has closed it and the other has been told."""
+        """Serve one connection, from accept until one end has closed it and the other end has learned of it."""
         onward: asyncio.StreamWriter | None = None
         try:
             first = b""
@@ -160,7 +160,7 @@ class ProxyNetwork:
                         await end.wait_closed()
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, sender: str, receiver: str) -> None:
-        """Ends when the source has, but not before the way is free: across a cut nobody hears of a closed socket."""
+        """Forward bytes until the source ends and no cut is in the way: a close does not cross a cut."""
         while True:
             chunk = await source.read(_CHUNK_BYTES)
             await self._passable(sender, receiver)
@@ -180,7 +180,7 @@ async def _first_frame(reader: asyncio.StreamReader) -> bytes:
     prefix = await reader.readexactly(PREFIX_BYTES)
     length, _ = PREFIX.unpack(prefix)
     if length > _LONGEST_HELLO:
-        return prefix  # no hello: the broker says what it thinks of it
+        return prefix  # these bytes are no hello: the broker refuses them
     return prefix + await reader.readexactly(length + 4 - PREFIX_BYTES)
 
 

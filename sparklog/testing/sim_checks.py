@@ -1,8 +1,9 @@
-"""What must hold of a simulated cluster after every step. A violation raises ``Violation`` with what was found.
+"""The invariants of a simulated cluster, checked after every step. A broken one raises ``Violation``.
 
-The checker sees everything at once, which no process does: all logs, all marks, ZooKeeper, and every answer given to
-a client. One checker per partition of one topic id. Each check looks only at what the step has changed, so that all
-of them hold by induction: a log's first batches that were found to be the committed ones stay so until it is cut.
+A checker sees everything at once, which no process does: all logs, all high watermarks, ZooKeeper, and every response
+to a client. There is one checker for each partition of one topic id. Each check examines only what the step has
+changed, so that all invariants hold by induction: the first batches of a log that equal the committed ones stay equal
+until the log is truncated.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _Place = tuple[int, int]
 
 
 class Violation(AssertionError):
-    """A promise of the log was broken. ``rule`` names it, ``partition`` says where, if it is of one partition."""
+    """A broken promise of the log. ``rule`` names the promise; ``partition`` is empty unless it concerns one."""
 
     def __init__(self, what: str, *, rule: str = "", partition: str = "") -> None:
         super().__init__(what)
@@ -27,15 +28,15 @@ class Violation(AssertionError):
 
 
 class PartitionChecker:
-    """Mutable; told about appends, cuts, marks, answers, roles and state writes as they happen."""
+    """The checker of one partition. Mutable; it is called at each append, truncation, response, and write of state."""
 
     def __init__(self, name: str, replicas: tuple[int, ...], *, min_isr: int) -> None:
         self.name = name
         self.replicas = replicas
         self.min_isr = min_isr
-        #: the smallest replication factor so far: leaders may hear late of a larger one
+        #: the smallest replication factor so far: leaders may learn late of a larger one
         self._fewest = len(replicas)
-        #: of the brokers that host the partition now
+        #: the logs of the brokers that host the partition now
         self.logs: dict[int, SimLog] = {}
         #: every batch that any replica ever showed as committed, in offset order, and where each ends
         self.committed: list[SimBatch] = []
@@ -55,11 +56,12 @@ class PartitionChecker:
         #: brokers whose page cache was lost, with the incarnation that lost it; no promise counts on them until a
         #: later incarnation is in an ISR
         self.lost: dict[int, int] = {}
-        #: the power went everywhere, or an election was unclean: the next leader's log is what is left
+        #: every host lost power, or an election was unclean: the next leader's log becomes the committed one
         self.bereft = False
-        #: an unclean election is allowed: by the topic's setting, or because it was asked for
+        #: an unclean election is allowed, by the topic's setting or by a request
         self.unclean_allowed = False
-        #: unclean elections so far, and the epoch of the last one: what earlier epochs commit still is not counted
+        #: number of unclean elections, and below it the epoch of the last one: later commits of earlier epochs do
+        #: not count
         self.unclean = 0
         self._line = NO_EPOCH
         #: each batch ever appended, by (base offset, epoch), with its predecessor's place
@@ -68,7 +70,7 @@ class PartitionChecker:
         self._sequences: dict[int, tuple[int, int]] = {}
 
     def assigned(self, replicas: tuple[int, ...], move: Reassignment | None) -> None:
-        """The topic's record has these replicas for the partition, and this move under way."""
+        """Accept the replicas and the move of the partition that the topic's record has now."""
         ended, self._move = self._move, move
         if ended is not None and move is None and set(self.replicas) != set(replicas):
             self._move_ended(ended)
@@ -77,8 +79,10 @@ class PartitionChecker:
         self._fewest = min(self._fewest, factor)
 
     def _move_ended(self, move: Reassignment) -> None:
-        """With the target in sync, and in a leader epoch in which nobody else can fetch. The state was written first,
-        in the same multi."""
+        """Check that a move ended with its target in sync, in a new leader epoch, which fences the removed replicas.
+
+        The multi wrote the state before the record.
+        """
         assert self._last is not None
         before, after = self._last
         target, isr = set(move.target), set(after.state.isr)
@@ -93,8 +97,8 @@ class PartitionChecker:
     # --- logs ---------------------------------------------------------------------------------------------------
 
     def appended(self, broker: int, count: int) -> None:
-        """Log matching: an offset and epoch name one batch with one history, whichever log holds it. The last
-        ``count`` batches are new."""
+        """Check log matching for the last ``count`` batches: in every log an offset and an epoch name one batch with
+        one history."""
         batches = self.logs[broker].batches
         first = len(batches) - count
         before = _place(batches[first - 1]) if first else None
@@ -109,38 +113,43 @@ class PartitionChecker:
             before = place
 
     def cut(self, broker: int) -> None:
-        """StrongIsr: no member of the ISR cuts what is committed off."""
+        """Check StrongIsr: no member of the ISR truncates committed records."""
         if broker in self.isr:
             self.holds(broker, self.committed_end, "StrongIsr", "cut its log in the ISR")
 
     def forgot(self, broker: int) -> None:
-        """The broker's log was deleted."""
+        """Check that the broker may delete its log, and forget the log."""
         self.logs.pop(broker, None)
         self.lost.pop(broker, None)
         if broker in self.isr and self.committed_end:
             self.fail("StrongIsr", f"broker {broker} deleted its log in the ISR {self.isr}")
 
     def spared(self, victim: int, node: VersionedState | None, *, leaving: Collection[int] = ()) -> bool:
-        """Whether a member with its data is left, in the ISR and in each that may be written next, when ``victim``
-        loses its page cache or leaves: the condition under which the log promises anything. Brokers that are
-        ``leaving`` the ISR are not counted on."""
+        """Return whether members with their data remain when ``victim`` loses its page cache or leaves.
+
+        One must remain in the ISR and in each ISR that may be written next; the log promises nothing otherwise.
+        Brokers that are ``leaving`` the ISR do not count.
+        """
         if node is None:
             return True
         sets = [node.state.isr, *(isr for version, isr in self.proposed if version >= node.version)]
         return all(set(isr) - self.lost.keys() - {victim, *leaving} for isr in sets)
 
     def power_cut(self, incarnation: Callable[[int], int]) -> None:
-        """Every host went down at once: what no disk holds is gone, and nobody promised otherwise."""
+        """Accept that every host went down at once, which loses all data that no disk holds."""
         self.bereft = True
         self.lost = {broker: incarnation(broker) for broker in self.logs}
 
     # --- marks and answers --------------------------------------------------------------------------------------
 
     def high_watermark_moved(self, broker: int, mark: int, *, before: int, epoch: int) -> None:
-        """Consistent reads: what is shown below a mark is the same wherever and whenever. StrongIsr: whatever is
-        committed is on every member of the ISR. A mark that is lower than ``before`` commits nothing: all below it was
-        shown when the mark rose, and counted then. After an unclean election a log is cut step by step, and marks on
-        the way down may still be above where its history and the new leader's part."""
+        """Check consistent reads and StrongIsr, and commit the batches below a risen high watermark.
+
+        Consistent reads: every replica shows the same records below its high watermark at all times. StrongIsr: every
+        member of the ISR holds all committed records. A mark lower than ``before`` commits nothing, since the records
+        below it were committed when it rose. After an unclean election a log is truncated step by step, and a mark on
+        its way down may still be above the offset at which the log and the new leader's diverge.
+        """
         log = self.logs[broker]
         if mark > log.log_end_offset:
             self.fail("valid high watermark", f"{mark} of broker {broker} is above its log end {log.log_end_offset}")
@@ -172,7 +181,7 @@ class PartitionChecker:
         log.verified = len(self.committed)
 
     def _follow_sequence(self, batch: SimBatch) -> None:
-        """Idempotence: each producer's sequences are committed once and in order, from 0 in each of its epochs."""
+        """Check idempotence: each producer's sequences are committed once and in order, from 0 in each epoch."""
         header = batch.header
         if header.producer_id == NO_PRODUCER:
             return
@@ -185,7 +194,7 @@ class PartitionChecker:
         self._sequences[header.producer_id] = (epoch, expected + header.record_count)
 
     def holds(self, broker: int, end: int, rule: str, why: str) -> None:
-        """What is committed below ``end`` is on the broker's log."""
+        """Check that the broker's log holds all committed records below ``end``."""
         if broker in self.lost or self.bereft or not end:
             return
         log = self.logs.get(broker)
@@ -195,7 +204,7 @@ class PartitionChecker:
             self.fail(rule, f"broker {broker}, {why}, ends at {log.log_end_offset}, or differs; committed end is {end}")
 
     def _same(self, log: SimLog, count: int) -> bool:
-        """Whether the log's first ``count`` batches are the committed ones."""
+        """Return whether the log's first ``count`` batches equal the committed ones."""
         at = log.verified
         if at < count:
             if log.batches[at:count] != self.committed[at:count]:
@@ -207,7 +216,7 @@ class PartitionChecker:
         return bisect_right(self._next_offsets, end)
 
     def answered(self, body: str, acks: int, base_offset: int, *, epoch: int) -> None:
-        """Success for acks=all means committed, where it was said to be."""
+        """Check that a success with acks=all is committed at the returned offset."""
         if acks != -1 or self.bereft or epoch < self._line:
             return
         self.acked[body] = base_offset
@@ -219,20 +228,22 @@ class PartitionChecker:
     # --- leaders and states -------------------------------------------------------------------------------------
 
     def became_leader(self, broker: int, process: int, epoch: int) -> None:
-        """One process per epoch, and it holds all that was committed in earlier ones (leader completeness). It may
-        hear late of its epoch, when newer ones have committed more."""
+        """Check that one process leads the epoch and holds all commits of earlier ones (leader completeness).
+
+        A leader may learn late of its epoch, when newer epochs have committed more.
+        """
         holder = self.leaders.setdefault(epoch, (broker, process))
         if holder != (broker, process):
             self.fail("one leader an epoch", f"epoch {epoch} led by broker {broker} process {process}, and by {holder}")
         if epoch < self._line:
-            return  # it hears late: an unclean election has made a later epoch, and this one is of no account
+            return  # the leader learns late of its epoch, which a later unclean election has voided
         if self.bereft:
             self._begin_again(broker)
         end = max((end for earlier, end in self._ends.items() if earlier < epoch), default=0)
         self.holds(broker, end, "leader completeness", f"leading epoch {epoch}")
 
     def _begin_again(self, broker: int) -> None:
-        """After a power cut everywhere or an unclean election: committed is what the first leader after it holds."""
+        """Take the log of the first leader after a total power cut or an unclean election as the committed one."""
         self.bereft = False
         log = self.logs[broker]
         self.lost.pop(broker, None)
@@ -258,8 +269,11 @@ class PartitionChecker:
         controller_epoch: int,
         incarnation: Callable[[int], int],
     ) -> None:
-        """A state was written to ZooKeeper. ``controller_epoch`` is the newest there; ``incarnation`` gives the last
-        registered one of a broker."""
+        """Check a state that was written to ZooKeeper.
+
+        ``controller_epoch`` is the newest epoch in ZooKeeper; ``incarnation`` returns the last registered incarnation
+        of a broker.
+        """
         new = after.state
         self._last = before, after
         self._type_ok(before, after)
@@ -283,7 +297,7 @@ class PartitionChecker:
                     self.holds(member, self.committed_end, "StrongIsr", f"added to the ISR {new.isr}")
 
     def _is_unclean(self, before: LeaderAndIsr, new: LeaderAndIsr) -> bool:
-        """A leader that was not in sync; where allowed, also one that has lost its page cache."""
+        """Return whether the new leader was not in sync or, where that is allowed, had lost its page cache."""
         if new.leader == NO_LEADER or new.leader_epoch == before.leader_epoch:
             return False
         if new.leader not in before.isr:
@@ -291,7 +305,7 @@ class PartitionChecker:
         return self.unclean_allowed and new.leader in self.lost and new.isr == (new.leader,) != before.isr
 
     def _elected_uncleanly(self, before: LeaderAndIsr, new: LeaderAndIsr) -> None:
-        """It may lose; members of the old ISR may go on for a while, in epochs that are of no account any more."""
+        """Check an unclean election. It may lose records, and later commits of the old ISR no longer count."""
         if not self.unclean_allowed:
             self.fail("unclean elections where allowed", f"{new} written after {before}")
         if new.isr != (new.leader,):
@@ -313,7 +327,7 @@ class PartitionChecker:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def settled(self, leader_log: SimLog) -> None:
-        """After the faults have stopped: everything acknowledged is on every replica, and all logs are equal."""
+        """Check after the end of the faults that every replica holds all acknowledged records and all logs are equal."""
         bodies = {batch.body: batch.header.base_offset for batch in leader_log.batches}
         for body, offset in self.acked.items():
             if bodies.get(body) != offset:
