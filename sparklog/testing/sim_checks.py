@@ -327,7 +327,7 @@ class PartitionChecker:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def settled(self, leader_log: SimLog) -> None:
-        """Check after the end of the faults that every replica holds all acknowledged records and all logs are equal."""
+        """Check, after the faults, that every replica holds all acknowledged records and all logs are equal."""
         bodies = {batch.body: batch.header.base_offset for batch in leader_log.batches}
         for body, offset in self.acked.items():
             if bodies.get(body) != offset:

@@ -1,4 +1,4 @@
-"""What one simulated broker holds of one partition, and what a broker asks of the cluster it is in."""
+"""The state of one partition on one simulated broker, and the protocols of its peers and its cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Told = Callable[[ErrorCode], None]
 
 
 class PeerBroker(SimProcess):
-    """A simulated broker as other simulated brokers send messages to it."""
+    """A simulated broker as its peers see it."""
 
     @abstractmethod
     def fetched(self, asked: Asked) -> None:
@@ -36,11 +36,11 @@ class PeerBroker(SimProcess):
 
     @abstractmethod
     def follower_lost(self, replica_id: int) -> Callable[[], None]:
-        """Return the action that tells this broker that a follower's connection was closed."""
+        """Return the action that notifies this broker of a follower's closed connection."""
 
 
 class Produce(msgspec.Struct, frozen=True, gc=False):
-    """One batch a client sent. What is not idempotent is made unique at each arrival: the network may double it."""
+    """One batch of a client. A broker makes a batch without sequence unique, as the network may duplicate it."""
 
     body: str
     count: int
@@ -48,7 +48,7 @@ class Produce(msgspec.Struct, frozen=True, gc=False):
     topic_id: str
     sequence: Sequenced = NOT_IDEMPOTENT
     timeout_ms: int = 500
-    #: hears the answer, over the network
+    #: called with the response, which crosses the network
     told: Told | None = None
 
 
@@ -67,8 +67,11 @@ class Fetching:
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """A follower's fetch, waiting to be answered. ``mark`` is the high watermark that the follower knows; what follows
-    is its own, by which it knows the answer again."""
+    """A follower's fetch that waits for its response.
+
+    ``mark`` is the high watermark that the follower knows. The fields after it are the follower's own, by which it
+    recognises the response.
+    """
 
     event: ev.FollowerFetched
     mark: int
@@ -83,8 +86,10 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Hosted:
-    """One partition on one broker. ``log`` and ``checkpoint`` are on disk; the rest dies with the process. ``replica``
-    None: found on the disk, and not told yet whether it is this broker's."""
+    """One partition on one broker. ``log`` and ``checkpoint`` are on disk; the other fields die with the process.
+
+    ``replica`` None: the start found the log, and no controller has assigned the replica to this broker yet.
+    """
 
     topic_id: str
     log: SimLog
@@ -112,7 +117,7 @@ class Hosted:
 
 
 class PartitionHost(Protocol):
-    """What a broker asks of the cluster it is in."""
+    """The parts of the cluster that a broker uses."""
 
     world: SimNetwork
     zk: SimZk

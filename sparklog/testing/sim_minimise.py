@@ -1,8 +1,8 @@
-"""From a failing case to a small one that breaks the same promise: fewer partitions, steps and actions.
+"""The reduction of a failing case to a small one that breaks the same promise: fewer partitions, steps and actions.
 
-Leaving one action out changes what the network does to everything after it, so a smaller case is tried under a few
-networks before it is given up. What comes out is a ``Case`` like any other and plays again exactly. Source: delta
-debugging, "Simplifying and Isolating Failure-Inducing Input" (Zeller, Hildebrandt).
+The omission of an action changes how the network treats everything after it, so the minimiser tries a smaller case
+under a few networks before it rejects the case. The result is an ordinary ``Case`` and plays again exactly. Source:
+delta debugging, "Simplifying and Isolating Failure-Inducing Input" (Zeller, Hildebrandt).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GAP_MS = 20
 
 
 class Minimiser:
-    """Mutable, one use. ``case`` is the smallest that still breaks the promise of ``rule``."""
+    """The minimiser of one case. Mutable. ``case`` is the smallest one so far that breaks the promise of ``rule``."""
 
     def __init__(self, case: Case, found: Found, *, budget: int = BUDGET) -> None:
         self.rule = found.rule
@@ -37,7 +37,7 @@ class Minimiser:
         self._budget = budget
 
     def run(self) -> Case:
-        """Leave out whatever can be left out; returns the case that remains."""
+        """Remove everything that is not needed for the failure; return the remaining case."""
         self._end_at_failure()
         for partitions in range(1, self.case.partitions):
             if self._take(replace(self.case, partitions=partitions)):
@@ -54,7 +54,7 @@ class Minimiser:
         return self.case
 
     def _take(self, smaller: Case) -> bool:
-        """Whether it fails in the same way under one of a few networks; then it is the case."""
+        """Accept the smaller case if it fails in the same way under one of a few networks; return whether it does."""
         for salt in _salts(smaller.salt):
             if self.runs >= self._budget:
                 return False
@@ -67,12 +67,12 @@ class Minimiser:
         return False
 
     def _end_at_failure(self) -> None:
-        """No steps after the failure: it comes at the same time without them."""
+        """Remove the steps after the failure, which do not change its time."""
         if self.found.at_ms < self.case.fault_ms:
             self._take(replace(self.case, fault_ms=self.found.at_ms + 1, heal_ms=0))
 
     def _fail_sooner(self) -> None:
-        """The same actions under other networks: the earliest failure is the one to look at."""
+        """Play the same actions under other networks, and keep the case with the earliest failure."""
         for salt in range(1, SOONER_SALTS):
             self.runs += 1
             sooner = replace(self.case, salt=salt)
@@ -82,7 +82,7 @@ class Minimiser:
                 self._end_at_failure()
 
     def _keep_last_actions(self) -> None:
-        """Often the last few do it, soon after the start."""
+        """Keep only the last actions, soon after the start, if they suffice; often a few do."""
         count = 2
         while count < len(self._only):
             last = replace(self.case, only=self._only[-count:])
@@ -93,11 +93,11 @@ class Minimiser:
             count *= 2
 
     def _fix_actions(self) -> None:
-        """Name the actions that are played, so that one after the other can be struck or moved."""
+        """List the actions of the case explicitly, so that each of them can be removed or moved."""
         self.case = replace(self.case, only=tuple((action.number, action.at_ms) for action in self.case.schedule()))
 
     def _drop_actions(self) -> None:
-        """Halves first, then ever smaller parts, until none of the actions that are left can be spared."""
+        """Remove halves of the actions, then smaller parts, until every remaining action is needed."""
         size = max(1, len(self._only) // 2)
         while size:
             dropped = self._drop_parts(size)
@@ -115,7 +115,7 @@ class Minimiser:
         return dropped
 
     def _close_gaps(self) -> None:
-        """No steps without need before an action."""
+        """Shorten the pause before each action."""
         for at in range(len(self._only)):
             before_ms = self._only[at - 1][1] if at else FIRST_ACTION_MS
             gap_ms = self._only[at][1] - before_ms
@@ -124,8 +124,10 @@ class Minimiser:
         self._end_at_failure()
 
     def _produce_less(self) -> None:
-        """Fewer records, fewer lines to read. As few as may be first: that a few more do not break the promise says
-        nothing of them."""
+        """Produce fewer records, for a shorter trace.
+
+        The fewest come first: a failed attempt with more records does not rule out fewer.
+        """
         before_ms = self.case.produce_ms or PRODUCE_MS
         for factor in FEWER_RECORDS:
             if self._take(replace(self.case, produce_ms=factor * before_ms)):
@@ -139,20 +141,20 @@ class Minimiser:
 
 
 def _sooner(case: Case, first: int, by_ms: int) -> Case:
-    """All actions from the ``first``-th on, and the end, come earlier."""
+    """Return the case with all actions from number ``first`` on, and the end, moved earlier."""
     only = case.only or ()
     moved = tuple((number, at_ms - by_ms) for number, at_ms in only[first:])
     return replace(case, only=only[:first] + moved, fault_ms=max(1, case.fault_ms - by_ms))
 
 
 def _salts(first: int) -> Iterator[int]:
-    """The present network, then others."""
+    """Yield the salt of the current network, then those of others."""
     yield first
     yield from (salt for salt in range(SALTS) if salt != first)
 
 
 def minimised(case: Case, *, budget: int = BUDGET, tell: Callable[[str], None] | None = None) -> Case:
-    """The smallest case found that breaks the same promise as ``case``; the case itself if it breaks none."""
+    """Return the smallest case found that breaks the same promise as ``case``; ``case`` itself if it breaks none."""
     found = case.play()
     if found is None:
         return case

@@ -1,8 +1,8 @@
-"""Plays seeds of the simulated cluster: ``python -m sparklog.testing.simulate --seeds 0..500``.
+"""The command that plays seeds of the simulated cluster: ``python -m sparklog.testing.simulate --seeds 0..500``.
 
-Prints what was played and how fast. The first seed that breaks a promise is cut down to a small case that breaks the
-same one: its trace is printed, and the command that plays it again. With ``--mutant`` a variant broken on purpose is
-played instead, and not finding it is the failure.
+It prints the number of runs and their speed. It reduces the first seed that breaks a promise to a small case that
+breaks the same one, and prints the trace of the case and the command that plays it again. With ``--mutant`` it plays a
+variant that is broken on purpose, and fails if no seed catches the mutant.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sparklog.testing.sim_minimise import BUDGET, minimised
 from sparklog.testing.sim_mutants import BY_NAME
 
 HEAL_MS = 4000
-#: seeds handed to a process at once
+#: number of seeds that a process gets at once
 CHUNK = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 when nothing was found (with ``--mutant``: when it was caught), 1 otherwise."""
+    """Run the command; return 0 when no promise was broken (with ``--mutant``: when one was), 1 otherwise."""
     options = _parser().parse_args(arguments)
     cases = [_case(seed, options) for seed in options.seeds]
     broken = _play(cases, options)
@@ -91,7 +91,7 @@ def _case(seed: int, options: argparse.Namespace) -> Case:
 
 
 def _play(cases: Sequence[Case], options: argparse.Namespace) -> list[tuple[Case, Found]]:
-    """Play them until one breaks a promise, or all with ``--all``; returns those that did."""
+    """Play the cases until one breaks a promise, or all of them with ``--all``; return those that broke one."""
     began = time.perf_counter()
     played, broken = 0, []
     with _results(cases, options.jobs) as results:
@@ -115,7 +115,7 @@ def _play(cases: Sequence[Case], options: argparse.Namespace) -> list[tuple[Case
 
 @contextmanager
 def _results(cases: Sequence[Case], jobs: int) -> Iterator[Iterable[Found | None]]:
-    """What each case finds, in order, while they are asked for."""
+    """Yield the result of each case in order, lazily."""
     if jobs == 1:
         yield map(Case.play, cases)
         return
@@ -127,7 +127,7 @@ def _results(cases: Sequence[Case], jobs: int) -> Iterator[Iterable[Found | None
 
 
 def _show(case: Case, found: Found, options: argparse.Namespace) -> None:
-    """What was found, in the smallest case that shows it."""
+    """Print the violation in the smallest case that shows it."""
 
     def tell(line: str) -> None:
         print(line, flush=True)  # noqa: T201

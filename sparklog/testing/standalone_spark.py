@@ -1,7 +1,7 @@
-"""A standalone Spark cluster on this machine: a Master and Workers out of the pip package, each a process to kill.
+"""A standalone Spark cluster on this machine: a Master and Workers of the pip package, each a process to kill.
 
-Everything lies below one directory: logs, the Workers' work directories, Spark's local directories, and what the
-Master keeps of its Workers and applications, so that one started again knows them. Nothing is left running by ``stop``.
+One directory holds all files: logs, the Workers' work directories, Spark's local directories, and the Master's state
+of its Workers and applications, from which a restarted Master recovers. ``stop`` leaves no process.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from sparklog.errors import ClusterError
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 60.0
-#: Quick to start; these JVMs do next to nothing.
+#: Options for a quick start; these JVMs have little work.
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
 
 class StandaloneSpark:
-    """Context manager, or ``start`` and ``stop``. Owner: one thread. Workers are numbered from 0.
+    """A standalone cluster; a context manager, or ``start`` and ``stop``. Owner: one thread. Workers count from 0.
 
-    ``hosts``: addresses that Workers get in turn. To Spark they are hosts; it starts no second attempt of a task on the
-    host of the first.
-    ``keep_state`` false is Spark's own default: a Master started again knows nobody, and has the executors of the
-    applications before it ended.
+    ``hosts``: addresses that Workers get in turn. Spark treats them as hosts, and starts no second attempt of a task
+    on the host of the first. Without ``keep_state``, which is Spark's default, a restarted Master has no state, and
+    the executors of earlier applications end.
     """
 
     def __init__(
@@ -75,14 +74,14 @@ class StandaloneSpark:
         self.stop()
 
     def start(self) -> StandaloneSpark:
-        """Return when the Master answers and the Workers are on their way; see ``wait_for_workers``."""
+        """Start the Master and the Workers; return when the Master responds. See ``wait_for_workers``."""
         self.start_master()
         for number in range(self._count):
             self.start_worker(number)
         return self
 
     def start_master(self) -> None:
-        """Again on the same port, if there was one before. Returns when it listens."""
+        """Start the Master, on its earlier port if it had one; return when it listens."""
         options = []
         if self._keep_state:
             options += ["-Dspark.deploy.recoveryMode=FILESYSTEM"]
@@ -104,20 +103,20 @@ class StandaloneSpark:
         _end(self._master)
 
     def kill_worker(self, number: int) -> None:
-        """SIGKILL to the Worker and to its executors' JVMs: all that Spark had there. What executors started lives."""
+        """Kill a Worker and the JVMs of its executors, which is all of Spark there; the executors' children survive."""
         executors = self.executors(number)
         _end(self._workers[number])
         for executor in executors:
             send_signal(executor, signal.SIGKILL)
 
     def executors(self, number: int) -> list[ProcessIdentity]:
-        """Executor JVMs that Worker ``number`` has started."""
+        """Return the executor JVMs that Worker ``number`` has started."""
         children = Path(f"/proc/{self._workers[number].pid}/task").glob("*/children")
         pids = [int(pid) for file in children for pid in file.read_text().split()]
         return [found for pid in pids if (found := identify(pid)) is not None]
 
     def state(self) -> dict[str, Any]:
-        """What the Master tells of itself; empty while it does not answer."""
+        """Return the state that the Master reports; empty while the Master does not respond."""
         try:
             with urllib.request.urlopen(f"http://{_HOST}:{self._ui_port}/json/", timeout=5) as reply:
                 found: dict[str, Any] = json.load(reply)
@@ -129,7 +128,11 @@ class StandaloneSpark:
         self.wait_until(lambda state: state.get("aliveworkers") == count, f"{count} Workers")
 
     def wait_until(self, condition: Callable[[dict[str, Any]], bool], what: str) -> None:
-        """Raises ClusterError when the Master's ``state`` is not so in time."""
+        """Wait until the Master's ``state`` meets the condition.
+
+        Raises:
+            ClusterError: time is up; the message names ``what`` was awaited.
+        """
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not condition(state := self.state()):
             if time.monotonic() > deadline:
@@ -139,7 +142,7 @@ class StandaloneSpark:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """End all of it. Workers end executors that still run, a killed one's included, as those see it go."""
+        """End all processes. Workers end their executors; executors of a killed Worker end when they lose it."""
         left = [executor for number in self._workers for executor in self.executors(number)]
         for process in [*self._workers.values(), *([self._master] if self._master else [])]:
             _end(process)
@@ -155,7 +158,7 @@ class StandaloneSpark:
         environment = {
             **os.environ,
             "SPARK_HOME": str(_spark_home()),
-            # Of the JVM that only finds out the command line.
+            # For the JVM that only computes the command line.
             "SPARK_LAUNCHER_OPTS": _QUICK_JVM,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": " ".join(

@@ -1,11 +1,11 @@
-"""Hurts a real cluster at random for as long as asked, and judges the history of it.
+"""The torture test: it breaks a real cluster at random for a given time, and judges the history.
 
     python -m sparklog.testing.torture --minutes 5 [--seed 7] [--brokers 3] [--history FILE] [--beyond]
     python -m sparklog.testing.torture --check FILE
 
-Processes, sockets and disks are real: ZooKeeper, two controllers of which one stands by, brokers; a seed decides which
-faults come, not how threads and packets fall. At most one broker, one controller and ZooKeeper are broken at the same
-time; with ``--beyond`` all brokers are killed at once now and then as well. Exit code 1: a promise was broken.
+Processes, sockets and disks are real: ZooKeeper, an active and a standby controller, brokers. The seed decides the
+faults, not the timing of threads and packets. At most one broker, one controller and ZooKeeper are broken at the same
+time; ``--beyond`` also kills all brokers at once now and then. Exit code 1: a promise was broken.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MOST_PARTITIONS = 8
 
 
 class Torture:
-    """One run over a started cluster. Owner: one thread, which breaks and heals; clients have their own."""
+    """One run over a started cluster. Owner: one thread, which breaks and heals; clients have their own threads."""
 
     def __init__(self, cluster: ProcessCluster, history: HistoryWriter, *, seed: int, beyond: bool) -> None:
         self.cluster = cluster
@@ -80,7 +80,7 @@ class Torture:
         ]
 
     def run(self, minutes: float) -> None:
-        """Break and heal until the time is up, or the cluster does not heal."""
+        """Break and heal the cluster until the time is up or the cluster does not heal."""
         workload = Workload(
             self.cluster, self.history, TOPICS, seed=self._random.randrange(2**32), readers=2, pause_s=0.05
         )
@@ -92,7 +92,7 @@ class Torture:
             workload.finish(timeout_s=_HEAL_TIMEOUT_S)
 
     def _one_round(self) -> bool:
-        """One fault, or one operator's action, or both; then the cluster must become whole."""
+        """Play one fault, one operator's action, or both; then wait for a whole cluster; return whether it is whole."""
         try:
             if self._beyond and self._random.random() < _BEYOND:
                 self._break(kill_all(self.cluster))
@@ -124,9 +124,9 @@ class Torture:
         self._say(f"healed: {fault.text}")
 
     def _break_something_else(self, first: Breakage) -> None:
-        """At the same time, and healed first: a broker cannot start without ZooKeeper."""
+        """Break a second group, and heal it first: a broker cannot start without ZooKeeper."""
         if first.group == "zookeeper":
-            return  # nobody knows then which controller is at work
+            return  # without ZooKeeper the active controller is unknown
         second = self.faults.any_fault(("zookeeper",) if first.group == "controller" else ("controller", "zookeeper"))
         if second.text.startswith("cut") and first.text.startswith("cut"):
             return  # healing one would heal the other
@@ -136,10 +136,10 @@ class Torture:
             time.sleep(lasts_s)
         self._say(f"healed: {second.text}")
 
-    # --- what operators do ---
+    # --- actions of operators ---
 
     def _operate(self, operations: Sequence[Callable[[], str]]) -> None:
-        """May fail while something is broken; then it must have failed with a typed error."""
+        """Run one random operation. It may fail while a fault lasts, but only with a typed error."""
         try:
             self._say(self._random.choice(operations)())
         except SparklogError as error:
@@ -155,7 +155,7 @@ class Torture:
         return "topic remade was deleted and made again"
 
     def _make_again(self) -> None:
-        """Also after a fault in the midst of it: writers wait for the topic to come back."""
+        """Create the topic again if it is missing, for instance after a fault in the middle of its recreation."""
         with self._admin() as admin:
             if "remade" not in admin.list_topics():
                 admin.create_topic("remade", partitions=1, replication_factor=3)
@@ -176,7 +176,7 @@ class Torture:
         return f"topic other has {count} partitions"
 
     def _move(self) -> str:
-        """Some other brokers where there are more than replicas, and another order in any case."""
+        """Move a random partition to other brokers if there are spare ones, else change the order of its replicas."""
         topic = self._random.choice(self._lasting)
         brokers = sorted(self.cluster.slots)
         with self._admin() as admin:
@@ -212,12 +212,16 @@ class Torture:
 
 
 def judge(path: Path) -> Report:
-    """Check a history file. Raises ConfigError when it is none."""
+    """Check a history file.
+
+    Raises:
+        ConfigError: the file is no history.
+    """
     return check(read_history(path))
 
 
 def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool) -> Report:
-    """Run, and judge what came of it. The directory of a cluster that broke a promise is kept, and named."""
+    """Run the torture test and judge its history; keep and print the directory of a cluster that broke a promise."""
     directory = Path(tempfile.mkdtemp(prefix="sparklog-torture-"))
     settings = {**SETTINGS, "minutes": f"{minutes:g}", "beyond": str(beyond)}
     hurt = ProcessCluster(brokers, base_dir=directory, settings=SETTINGS, network=_network(), controller_processes=True)
@@ -258,8 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check is not None:
             report = judge(options.check)
         else:
-            exit_on_first(signal.SIGTERM)  # nothing is left running
-            # Clients complain of what the run does to their brokers.
+            exit_on_first(signal.SIGTERM)  # so that the cluster is stopped
+            # Clients log warnings about the faults of this run.
             logging.getLogger("sparklog").setLevel(logging.CRITICAL)
             seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
             path = options.history or Path(tempfile.mkstemp(prefix="sparklog-history-", suffix=".jsonl")[1])

@@ -1,8 +1,8 @@
-"""Clients that write and read while a cluster is being hurt, and leave a history of it.
+"""Clients that write and read during the faults of a cluster, and record a history.
 
-Writers name every record (see ``history.record_value``), readers note what they were handed, now and then go back and
-read some of it again. ``finish`` is called when the faults are over: it wants the cluster whole, every write ended and
-every reader at the end, and adds the final logs of all replicas.
+Writers name every record (see ``history.record_value``). Readers record every batch, and now and then go back and read
+a part again. After the faults ``finish`` waits for a whole cluster, for the end of every write and for every reader to
+reach the end, and adds the final logs of all replicas.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Topic(NamedTuple):
 
 
 class _Client:
-    """A thread that works until it is told to stop; what it did not expect is kept and raised by ``join``."""
+    """A thread that works until ``stopping`` is set; ``join`` raises the unexpected error of the thread, if any."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -126,11 +126,11 @@ class WriterClient(_Client):
 
     def join(self, timeout_s: float) -> None:
         super().join(timeout_s)
-        with contextlib.suppress(SparklogError):  # every write has said itself what became of it
+        with contextlib.suppress(SparklogError):  # the future of every write has reported its own outcome
             self._producer.close(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether every write has ended; called when the thread writes nothing more."""
+        """Wait until every write has ended, and return whether it has; call it after the thread's last write."""
         deadline = time.monotonic() + timeout_s
         taken = 0
         while taken < _IN_FLIGHT and self._room.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -150,7 +150,7 @@ class WriterClient(_Client):
         try:
             future = self._producer.write(topic.name, pa.table({"value": values}), partition=partition)
         except SparklogError as error:
-            # A topic that is being made anew: nothing has been sent.
+            # The topic is being recreated: nothing has been sent.
             self._history.write(Ended(producer=self.name, first=first, outcome="refused", error=str(error)))
             self._room.release()
             return
@@ -169,7 +169,7 @@ class WriterClient(_Client):
 
 
 class ReaderClient(_Client):
-    """Reads all partitions of some topics and notes every batch; goes back a little from time to time."""
+    """A reader of all partitions of some topics that records every batch, and goes back a little now and then."""
 
     def __init__(
         self, name: str, bootstrap: str, topics: Sequence[Topic], history: HistoryWriter, *, seed: int
@@ -195,7 +195,7 @@ class ReaderClient(_Client):
             self.stopping.wait(0.5)
 
     def _read(self) -> None:
-        """One consumer's life, from where the last one was."""
+        """Run one consumer for a few seconds, from the positions of the last one."""
         with Consumer(self._bootstrap, list(self.positions), start=self.positions, client_id=self.name) as consumer:
             until = time.monotonic() + self._random.uniform(2, 10)
             while not self.stopping.is_set() and time.monotonic() < until:
@@ -238,7 +238,8 @@ class Workload:
         pause_s: float = 0.01,
         config: Mapping[str, str] | None = None,
     ) -> None:
-        """Creates the topics. ``writers`` for each kind of acks; ``pause_s``: the mean between two batches of one."""
+        """Create the topics. ``writers`` is their number for each kind of acks; ``pause_s`` is the mean pause between
+        two batches of a writer."""
         self.cluster = cluster
         self.history = history
         self.topics = list(topics)
@@ -266,7 +267,7 @@ class Workload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Where ``finish`` was not reached, clients end with what they had under way."""
+        """End the clients, without a wait for their writes if ``finish`` was not reached."""
         for client in (*self.writers, *self.readers):
             client.stopping.set()
         if error is not None:
@@ -276,11 +277,15 @@ class Workload:
 
     @property
     def acknowledged(self) -> int:
-        """Batches so far."""
+        """Return the number of acknowledged batches so far."""
         return sum(writer.acknowledged for writer in self.writers)
 
     def wait_progress(self, timeout_s: float = 30.0) -> None:
-        """Until every writer has had more acknowledged. Raises ClusterError naming those that had not."""
+        """Wait until every writer has more batches acknowledged than now.
+
+        Raises:
+            ClusterError: time is up; the message names the writers without progress.
+        """
         before = {writer: writer.acknowledged for writer in self.writers}
         behind = list(self.writers)
 
@@ -294,7 +299,7 @@ class Workload:
             raise ClusterError(f"{error} of {[writer.name for writer in behind]}") from None
 
     def finish(self, *, timeout_s: float = 60.0) -> None:
-        """Stop writing; wait for a whole cluster, for the readers, and write the final logs down."""
+        """Stop the writers, wait for a whole cluster and for the readers, and record the final logs."""
         try:
             self._settle(timeout_s)
         except ClusterError as error:
