@@ -46,7 +46,7 @@ def closed_for(reason: BaseException) -> ProducerClosed:
 
 
 class LogTruncated(BrokerError):
-    """The loss of records that this reader has read, in an unclean election.
+    """The loss of records that this reader has read, through an unclean election.
 
     The code is OFFSET_OUT_OF_RANGE. Source: KIP-320.
 

@@ -60,8 +60,8 @@ class Admin:
     ) -> None:
         """Create the client. It connects at the first call.
 
-        ``timeout_s`` bounds every call, including retries. ``first_contact_s`` is the time after which the first call
-        fails if no broker has ever responded; None: as ``timeout_s``.
+        ``timeout_s`` bounds every call, including retries. ``first_contact_s`` is the time after which a call fails
+        while no broker has ever responded; None: as ``timeout_s``.
         """
         self._cluster = BlockingCluster(
             bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s

@@ -144,6 +144,8 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
+    """A cluster: its id, the epoch of its controller, and its live brokers."""
+
     cluster_id: str
     controller_epoch: int
     brokers: tuple[BrokerAddress, ...]

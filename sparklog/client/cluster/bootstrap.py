@@ -12,6 +12,8 @@ DEFAULT_PORT = 9092
 
 
 class Address(NamedTuple):
+    """The host and port of a broker."""
+
     host: str
     port: int
 

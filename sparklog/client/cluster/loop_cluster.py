@@ -286,7 +286,10 @@ class LoopCluster:
         connection.on_lost = self._connection_lost
 
     def _connection_lost(self) -> None:
-        """Handle a lost connection: the broker is gone, or it refused records without acks for another leader."""
+        """Handle a lost connection.
+
+        The broker is gone, or it closed the connection because a producer without acks sent records to a former leader.
+        """
         self.request_metadata(self.metadata.topic_names())
         self._notify()
 

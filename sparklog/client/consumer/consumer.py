@@ -98,7 +98,7 @@ class Consumer:
                 open transaction, and never returns aborted records. ``"read_uncommitted"`` returns all replicated
                 records.
             timeout_s: the time after which a call fails, also for a partition that cannot be read.
-            first_contact_s: the time after which the first call fails if no broker has ever responded; None: as
+            first_contact_s: the time after which a call fails while no broker has ever responded; None: as
                 ``timeout_s``.
             auto_commit_interval_ms: (group) commit positions at this interval during polls, before partitions are
                 revoked, and on close. Records count as processed at the ``poll`` after the one that returned them.

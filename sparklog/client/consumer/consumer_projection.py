@@ -22,7 +22,7 @@ class ConsumerProjection:
     def __init__(
         self, cluster: BlockingCluster, columns: Sequence[str] | None, *, log_columns: bool, event_times: bool
     ) -> None:
-        """Create it. ``columns`` None: all.
+        """Create the projection of one consumer. ``columns`` None: all.
 
         ``log_columns``: with ``_topic``, ``_partition`` and ``_offset``. ``event_times``: the consumer itself needs the
         event time columns.

@@ -59,7 +59,7 @@ class GroupConsumer:
         commit_timeout_s: float,
         start_moves: bool = False,
     ) -> None:
-        """Create it for one consumer.
+        """Create the state without partitions.
 
         ``start_moves``: the start of partitions without a committed offset changes with time. Such a start is committed
         like a position, because otherwise the next owner would skip the records since then.

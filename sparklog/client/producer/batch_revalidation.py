@@ -25,7 +25,7 @@ class BatchRevalidation:
         *,
         fail: Callable[[ProducerBatch, BaseException], None],
     ) -> None:
-        """Create it for one producer. ``fail`` receives each batch that was removed, and its error."""
+        """Create the rules of one producer. ``fail`` receives each batch that was removed, and its error."""
         self._metadata = metadata
         self._queues = queues
         self._fail = fail

@@ -34,7 +34,7 @@ class CallerIo:
         broken: Callable[[BaseException], None],
         wake: Callable[[], None],
     ) -> None:
-        """Create it for one producer.
+        """Create the rules of one producer.
 
         ``loop_needed`` returns whether there is work that needs a running loop. ``broken`` receives the error that
         interrupted some work. ``wake`` makes the I/O thread run.

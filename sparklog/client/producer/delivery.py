@@ -53,7 +53,7 @@ class DeliveryReports:
         transaction: str,
         delivery_timeout_s: float,
     ) -> None:
-        """Create it for one producer.
+        """Create the handling for one producer.
 
         ``release`` gives room back to the buffer. ``retried`` receives each batch that waits for a retry.
         ``transaction`` is its name in errors, or empty.

@@ -134,8 +134,8 @@ class LoopHandoff:
     def enter(self) -> bool:
         """Act for the loop until ``leave``. Return False if the loop is not lent or another thread has entered.
 
-        The state of the loop belongs to this thread in the meantime. The loop itself must not run in this thread,
-        because the thread may have a loop of its own.
+        The state of the loop belongs to this thread in the meantime. But the loop is not this thread's running loop:
+        the thread may have no running loop, or another one.
         """
         thread = get_ident()
         if self.thread == thread or self._process != _generation or not self._guard.acquire(False):

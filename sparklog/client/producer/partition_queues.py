@@ -31,7 +31,7 @@ from sparklog.protocol.fields import IN_ONE_REQUEST
 from sparklog.record.codec import EncodedBatch
 from sparklog.record.header import Flag
 
-#: A broker remembers the last five batches of a producer. It could not tell more of them from duplicates.
+#: A broker remembers the last five batches of a producer. It could not recognize duplicates among more of them.
 MAX_IN_FLIGHT = 5
 _SEQUENCE_MASK = 2**31 - 1
 _SEQUENCE_ERRORS = frozenset(
@@ -47,6 +47,8 @@ class ProducerIdentity(NamedTuple):
 
 
 class BatchState(Enum):
+    """The states of a batch: waiting is for a retry, done is for every end."""
+
     QUEUED = auto()
     IN_FLIGHT = auto()
     WAITING = auto()

@@ -16,7 +16,7 @@ class ProducerIdRequest:
     """The request and its retries. Owner: the ``Sender``. Everything runs on its loop."""
 
     def __init__(self, cluster: LoopCluster, queues: PartitionQueues, *, changed: Callable[[], None]) -> None:
-        """Create it. ``changed`` is called when there is an id, or when no batch needs one."""
+        """Create the request without sending it. ``changed`` is called when there is an id or none is needed."""
         self._cluster = cluster
         self._queues = queues
         self._changed = changed

@@ -33,7 +33,7 @@ class SenderTransactions:
         discard: Callable[[BaseException], None],
         changed: Callable[[], None],
     ) -> None:
-        """Create it without a transaction.
+        """Create the state without a transaction.
 
         ``discard`` fails all unacknowledged records; ``changed`` makes the sender run.
         """

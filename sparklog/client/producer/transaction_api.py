@@ -26,6 +26,8 @@ _ABORT_AT_CLOSE_S = 5.0
 
 
 class State(Enum):
+    """The states of a producer's transactions."""
+
     NONE = auto()
     OPEN = auto()
     #: The commit may or may not have been decided.
