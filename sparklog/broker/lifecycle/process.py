@@ -390,7 +390,7 @@ class BrokerProcess:
             asyncio.get_running_loop().call_later(_ORPHAN_CHECK_S, self._check_lease)
 
     async def _ask_relief(self) -> None:
-        """Stop an orphan if the driver has left it out and no partition has it in its ISR; otherwise serve on."""
+        """Take the next step of a broker without a supervisor: ask to move its leaderships, stop, or serve on."""
         registry = self._broker.registry
         self._broker.counters["orphan.looks"] += 1
         awaited, at_work = await registry.barrier_job()
