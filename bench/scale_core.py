@@ -93,7 +93,7 @@ class CountingZookeeper:
         self._waiting.append((future, ops))
         return future
 
-    def multi_in_company(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
+    def multi_batched(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
         return self._company.multi(ops)
 
     async def answer_all(self) -> None:

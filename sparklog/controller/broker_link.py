@@ -30,7 +30,7 @@ class BrokerLink:
         self.retry_at_ms: int | None = None
         self.in_flight: int | None = None
         #: The number of partition states in the update in flight.
-        self.telling = 0
+        self.in_flight_count = 0
         self._sent_at_ms: int | None = None
         self._failures = 0
         self._sent_full = False
@@ -44,11 +44,11 @@ class BrokerLink:
         self._partitions: dict[Partition, None] = {}
         self._deleted: dict[tuple[str, str], None] = {}
         #: Partitions whose news may be deferred.
-        self._put_off: dict[Partition, None] = {}
+        self._deferred: dict[Partition, None] = {}
         #: Whether the broker requested a controlled shutdown and no leader needs it any more.
-        self._relieved = False
+        self._released = False
         #: The value of that in the last update; None: it is unknown whether the broker has received it.
-        self._told_relieved: bool | None = False
+        self._sent_released: bool | None = False
 
     # --- pending news ----------------------------------------------------------------------------------------------
 
@@ -59,17 +59,17 @@ class BrokerLink:
         if not self._full:
             self._partitions.update(dict.fromkeys(partitions))
 
-    def put_off(self, partitions: Iterable[Partition]) -> None:
-        """Note deferred news of these partitions; it is sent after ``told_after_all``, or with other news."""
+    def defer(self, partitions: Iterable[Partition]) -> None:
+        """Note deferred news of these partitions; it is sent after ``send_deferred``, or with other news."""
         if not self._full:
-            self._put_off.update(dict.fromkeys(partitions))
+            self._deferred.update(dict.fromkeys(partitions))
 
-    def told_after_all(self) -> None:
-        put_off, self._put_off = self._put_off, {}
-        self.partitions_changed(put_off)
+    def send_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, {}
+        self.partitions_changed(deferred)
 
-    def relieved(self, relieved: bool) -> None:
-        self._relieved = relieved
+    def set_released(self, released: bool) -> None:
+        self._released = released
 
     def topic_changed(self, topic: Topic) -> None:
         if not self._full:
@@ -83,7 +83,7 @@ class BrokerLink:
         """
         for partition in topic.partitions:
             self._partitions.pop(partition, None)
-            self._put_off.pop(partition, None)
+            self._deferred.pop(partition, None)
             self._sent_partitions.pop(partition, None)
         self._topics.discard(topic.record.name)
         self._sent_topics.discard(topic.record.name)
@@ -102,7 +102,7 @@ class BrokerLink:
             return False
         if self._failures == 0:
             # A death lets leaders shrink their ISRs, and a released broker waits only for this news.
-            urgent = self._full or self._brokers or self._relieved != self._told_relieved
+            urgent = self._full or self._brokers or self._released != self._sent_released
             paced = more_coming and not urgent and self._sent_at_ms is not None
             self.retry_at_ms = (self._sent_at_ms or 0) + _PACE_MS if paced else None
         return self.retry_at_ms is None or now_ms >= self.retry_at_ms
@@ -112,41 +112,41 @@ class BrokerLink:
         return (
             self._full
             or self._brokers
-            or self._relieved != self._told_relieved
+            or self._released != self._sent_released
             or bool(self._topics or self._partitions or self._deleted)
         )
 
     @property
-    def shown_brokers(self) -> bool:
+    def has_current_brokers(self) -> bool:
         """Return whether the broker has accepted the current table of live brokers."""
         return not (self._full or self._brokers or (self.in_flight is not None and self._sent_brokers))
 
-    def owes(self, partition: Partition) -> bool:
+    def has_news_of(self, partition: Partition) -> bool:
         """Return whether there is news of this partition that the broker has not accepted."""
         return partition in self._partitions or (self.in_flight is not None and partition in self._sent_partitions)
 
     @property
-    def told(self) -> Iterable[Partition]:
+    def sent_partitions(self) -> Iterable[Partition]:
         """Return the partitions of the update in flight; empty if that update is full."""
         return self._sent_partitions
 
     @property
-    def told_everything(self) -> bool:
+    def sends_full(self) -> bool:
         """Return whether the update in flight is full."""
         return self.in_flight is not None and self._sent_full
 
     @property
-    def due_in_full(self) -> bool:
+    def is_full_due(self) -> bool:
         """Return whether the next update is full."""
         return self._full
 
-    def under_way_since(self, time_ms: int) -> bool:
+    def is_in_flight_since(self, time_ms: int) -> bool:
         """Return whether an update is in flight that was sent after ``time_ms``."""
         return self.in_flight is not None and self._sent_at_ms is not None and self._sent_at_ms > time_ms
 
     @property
     def idle(self) -> bool:
-        return self.in_flight is None and not self._waiting and not self._put_off
+        return self.in_flight is None and not self._waiting and not self._deferred
 
     # --- one update ------------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class BrokerLink:
             deleted = dict(self._deleted)
             later: dict[Partition, None] = {}
             later_topics: set[str] = set()
-            self._put_off.clear()
+            self._deferred.clear()
         else:
             deleted = dict(self._deleted)
             # A recreated topic waits one update, so that the broker deletes its predecessor's files first.
@@ -180,18 +180,18 @@ class BrokerLink:
             later_topics = self._topics & names
             topics = [state.topics[name] for name in sorted(self._topics - later_topics) if name in state.topics]
             partitions = [p for p in self._partitions if p not in later] if later else list(self._partitions)
-            if self._put_off:
+            if self._deferred:
                 for partition in partitions:
-                    self._put_off.pop(partition, None)
+                    self._deferred.pop(partition, None)
         self._sent_full, self._sent_brokers = self._full, self._brokers or self._full
         self._sent_topics = {topic.record.name for topic in topics}
         self._sent_partitions = {} if self._full else dict.fromkeys(partitions)
         self._sent_deleted = deleted
         self._full = self._brokers = False
-        self._told_relieved = self._relieved
+        self._sent_released = self._released
         self._topics, self._partitions, self._deleted = later_topics, later, {}
         self.in_flight, self.retry_at_ms, self._sent_at_ms = update_id, None, now_ms
-        self.telling = len(partitions)
+        self.in_flight_count = len(partitions)
         return ControlUpdate(
             cid=0,
             controller_id=controller_id,
@@ -200,13 +200,13 @@ class BrokerLink:
             full=self._sent_full and not state.incomplete,  # A broker deletes what a full update does not contain.
             brokers=brokers if self._sent_brokers else None,
             topics=tuple(topic.change for topic in topics),
-            partitions=tuple(self._told(partition) for partition in partitions),
+            partitions=tuple(self._decision_for(partition) for partition in partitions),
             deleted=tuple(deleted),
             sequence=update_id,
-            relieved=self._relieved,
+            relieved=self._released,
         )
 
-    def _told(self, partition: Partition) -> PartitionDecision:
+    def _decision_for(self, partition: Partition) -> PartitionDecision:
         """Return the state to send, without a leader if its epoch belongs to an earlier incarnation of this broker.
 
         The new incarnation would resume the epoch, perhaps with a shorter log. The broker receives a leader after the
@@ -219,25 +219,25 @@ class BrokerLink:
             and stored.leader_incarnation != self.registration.incarnation
         ):
             state = msgspec.structs.replace(stored.state, leader=NO_LEADER)
-            return partition.told(VersionedState(state, stored.version))
-        return partition.told(stored)
+            return partition.decision(VersionedState(state, stored.version))
+        return partition.decision(stored)
 
     def answered(self) -> None:
         """Note that the broker has accepted the whole update in flight."""
         self._failures = 0
-        self._taken()
+        self._on_accepted()
 
-    def answered_in_part(self, again: list[Partition], now_ms: int) -> None:
+    def on_partial_response(self, again: list[Partition], now_ms: int) -> None:
         """Note that the broker accepted the update except for the states of ``again``, which are sent again later."""
-        self._taken()
+        self._on_accepted()
         self.partitions_changed(again)
         for partition in again:
             self.topic_changed(partition.topic)
         self._back_off(now_ms)
 
-    def _taken(self) -> None:
+    def _on_accepted(self) -> None:
         self.in_flight = None
-        self._forget_sent()
+        self._drop_sent()
 
     def lost(self, update_id: int, now_ms: int, *, full: bool = False) -> None:
         """Send the lost update again later, as a full one if ``full``."""
@@ -245,18 +245,18 @@ class BrokerLink:
             return
         self.in_flight = None
         self._full = self._full or self._sent_full or full
-        self._told_relieved = None
+        self._sent_released = None
         self._brokers = self._brokers or self._sent_brokers
         self._deleted = {**self._sent_deleted, **self._deleted}
         if not self._full:
             self._topics |= self._sent_topics
             self._partitions = {**self._sent_partitions, **self._partitions}
-        self._forget_sent()
+        self._drop_sent()
         self._back_off(now_ms)
 
     def _back_off(self, now_ms: int) -> None:
         self.retry_at_ms = now_ms + min(_RETRY_MAX_MS, _RETRY_FIRST_MS << min(self._failures, 10))
         self._failures += 1
 
-    def _forget_sent(self) -> None:
+    def _drop_sent(self) -> None:
         self._sent_topics, self._sent_partitions, self._sent_deleted = set(), {}, {}

@@ -52,7 +52,7 @@ class BrokerReplacement:
     def __init__(self, after_ms: int) -> None:
         self._after_ms = after_ms
         self._away_since: dict[int, int] = {}
-        self._told_stuck: set[int] = set()
+        self._reported_stuck: set[int] = set()
         self._round_at_ms = 0
 
     @property
@@ -64,7 +64,7 @@ class BrokerReplacement:
         """Start moves of the replicas of brokers that are absent for too long."""
         if self._after_ms < 0:
             return ReplacementBegun()
-        self._observe(brokers.given_up(state.hosts()), now_ms)
+        self._note_absent(brokers.failed_among(state.hosts()), now_ms)
         lost = self._due(now_ms)
         if not lost:
             return ReplacementBegun()
@@ -73,16 +73,16 @@ class BrokerReplacement:
         if found.targets:
             detail = f"{found.size} replicas of brokers {sorted(lost)} are rebuilt on other brokers"
             reports.append(Report("controller.replicas.replaced", detail, found.size, grave=True))
-        for broker_id in sorted(self._planned(found, now_ms)):
+        for broker_id in sorted(self._finish_round(found, now_ms)):
             detail = f"broker {broker_id} stays absent, and no other broker can hold its replicas"
             reports.append(Report("controller.replicas.irreplaceable", detail, grave=True))
         records = [(topic, moving_record(topic.record, targets)) for topic, targets in found.targets.items()]
         return ReplacementBegun(tuple(records), tuple(reports))
 
-    def _observe(self, away: Collection[int], now_ms: int) -> None:
+    def _note_absent(self, away: Collection[int], now_ms: int) -> None:
         """Note the brokers that hold replicas and have failed; ``away`` has all of them."""
         self._away_since = {broker_id: self._away_since.get(broker_id, now_ms) for broker_id in away}
-        self._told_stuck.intersection_update(away)
+        self._reported_stuck.intersection_update(away)
 
     def start_over(self) -> None:
         """Restart the time of every absence."""
@@ -94,11 +94,11 @@ class BrokerReplacement:
             return frozenset()
         return frozenset(i for i, since in self._away_since.items() if now_ms >= since + self._after_ms)
 
-    def _planned(self, plan: ReplacementPlan, now_ms: int) -> frozenset[int]:
+    def _finish_round(self, plan: ReplacementPlan, now_ms: int) -> frozenset[int]:
         """Finish a round; return the brokers that are stuck, each once per absence."""
         self._round_at_ms = now_ms + (_ROUND_MS if plan.targets else _IDLE_MS)
-        news = plan.stuck - self._told_stuck
-        self._told_stuck |= news
+        news = plan.stuck - self._reported_stuck
+        self._reported_stuck |= news
         return news
 
 

@@ -46,7 +46,7 @@ class BrokerTable:
         self._held: dict[int, tuple[BrokerRegistration | None, int]] = {}
         self._vanished_at: dict[int, int] = {}
         #: Until this time every broker that disappears is held.
-        self._wary_until_ms = 0
+        self._cautious_until_ms = 0
         #: Whether the term started without brokers and none has registered yet.
         self._awaits_first = False
 
@@ -61,7 +61,7 @@ class BrokerTable:
             return None
         return min((deadline for _, deadline in self._held.values()), default=None)
 
-    def given_up(self, brokers: Iterable[int]) -> list[int]:
+    def failed_among(self, brokers: Iterable[int]) -> list[int]:
         """Return those of these brokers that are neither live nor held."""
         if self._awaits_first:
             return []
@@ -77,9 +77,9 @@ class BrokerTable:
         found = [registration for registration, _ in self._held.values() if registration is not None]
         return sorted(found, key=lambda registration: registration.broker_id)
 
-    def be_wary(self, now_ms: int) -> None:
+    def be_cautious(self, now_ms: int) -> None:
         """Hold brokers that disappear within the next session timeout: this process was cut off from ZooKeeper."""
-        self._wary_until_ms = now_ms + self._session_timeout_ms
+        self._cautious_until_ms = now_ms + self._session_timeout_ms
         self._hold({broker_id: registration for broker_id, (registration, _) in self._held.items()}, now_ms)
 
     def load(
@@ -102,7 +102,7 @@ class BrokerTable:
             self._awaits_first = True
             self._hold(missing, now_ms)
             return changes  # They are not reported as held: they did not disappear but have yet to register.
-        if now_ms < self._wary_until_ms or self._many(len(missing), len(missing) + len(self.registrations)):
+        if now_ms < self._cautious_until_ms or self._many(len(missing), len(missing) + len(self.registrations)):
             self._hold(missing, now_ms)
             return changes._replace(held=tuple(missing))
         return changes
@@ -131,7 +131,7 @@ class BrokerTable:
         recent = len(self._vanished_at)
         self._vanished_at.update(dict.fromkeys(vanished, now_ms))
         self._set_stopping()
-        if now_ms < self._wary_until_ms or self._many(len(vanished) + recent, before + recent):
+        if now_ms < self._cautious_until_ms or self._many(len(vanished) + recent, before + recent):
             self._hold(vanished, now_ms)
             return BrokerChanges(arrived, dead, tuple(vanished))
         return BrokerChanges(arrived, (*dead, *vanished), ())
@@ -143,7 +143,7 @@ class BrokerTable:
         self._set_stopping()
         return set(before ^ self.stopping)
 
-    def give_up(self, now_ms: int) -> tuple[int, ...]:
+    def fail_overdue(self, now_ms: int) -> tuple[int, ...]:
         """Return the held brokers whose time is over; they have failed."""
         if self._awaits_first:
             return ()
@@ -160,7 +160,7 @@ class BrokerTable:
         )
 
     def _hold(self, vanished: Mapping[int, BrokerRegistration | None], now_ms: int) -> None:
-        deadline = max(now_ms + self._session_timeout_ms, self._wary_until_ms)
+        deadline = max(now_ms + self._session_timeout_ms, self._cautious_until_ms)
         for broker_id, registration in vanished.items():
             self._held[broker_id] = (registration, deadline)
 

@@ -28,7 +28,7 @@ class Partition:
     """A partition: its node as last known, and the operations in flight for it."""
 
     __slots__ = (
-        "_told",
+        "_last_decision",
         "broken",
         "found",
         "move",
@@ -70,7 +70,7 @@ class Partition:
         #: The highest leader epoch that a log proves was assigned before ZooKeeper was restored from an older copy. The
         #: next epoch is higher.
         self.outdated = NO_EPOCH
-        self._told: PartitionDecision | None = None
+        self._last_decision: PartitionDecision | None = None
 
     @property
     def busy(self) -> bool:
@@ -82,7 +82,7 @@ class Partition:
         """Return the brokers whose replica must not lead."""
         return self.suspects | self.broken
 
-    def told(self, stored: VersionedState | None) -> PartitionDecision:
+    def decision(self, stored: VersionedState | None) -> PartitionDecision:
         found = stored or _NO_STATE
         name, topic_id = self.tp.topic, self.topic.record.topic_id
         move = self.move
@@ -93,11 +93,11 @@ class Partition:
             )
         if move is None:
             # Up to a hundred brokers receive the same state of each partition.
-            last = self._told
+            last = self._last_decision
             same = last is not None and last.state is found.state and last.version == found.version
             if last is None or not same or last.replicas is not self.replicas:
                 last = PartitionDecision(name, topic_id, self.tp.partition, found.state, found.version, self.replicas)
-                self._told = last
+                self._last_decision = last
             return last
         return PartitionDecision(
             name,
@@ -184,7 +184,7 @@ class ClusterState:
         #: By broker, the leaders of the partitions that it hosts, with counts.
         self._leaders: defaultdict[int, Counter[int]] = defaultdict(Counter)
         #: The number of states stored so far.
-        self.stores = 0
+        self.stored_count = 0
         #: The partitions with a reassignment.
         self.moving: dict[Partition, None] = {}
 
@@ -211,7 +211,7 @@ class ClusterState:
             partition.stored = stored
             self._count_leader(partition, 1)
         partition.stored = stored
-        self.stores += 1
+        self.stored_count += 1
 
     def _count_leader(self, partition: Partition, by: int) -> None:
         if partition.stored is not None:

@@ -99,18 +99,18 @@ class Controller:
         self.brokers = BrokerTable(controller_epoch=controller_epoch, session_timeout_ms=settings.session_timeout_ms)
         self.resigned = False
         self._outbox = Outbox(controller_id=controller_id, controller_epoch=controller_epoch)
-        self._lost_tails = UncleanRecovery(settings.unclean_recovery_timeout_ms)
-        self._suspicions = UntrustedReplicas()
+        self._unclean_recovery = UncleanRecovery(settings.unclean_recovery_timeout_ms)
+        self._untrusted = UntrustedReplicas()
         #: Partitions, with their leader epochs, that wait for an absent replica and were reported.
         self._waiting_reported: set[tuple[TopicPartition, int]] = set()
         self._waits_ended: set[tuple[TopicPartition, int]] = set()
-        self._leaderships = LeaderRebalance(rebalance_interval_ms=settings.preferred_leader_rebalance_interval_ms)
+        self._leader_rebalance = LeaderRebalance(rebalance_interval_ms=settings.preferred_leader_rebalance_interval_ms)
         self._replacement = BrokerReplacement(settings.broker_replace_after_ms)
         self._deletions = Deletions()
-        self._moves = PendingMoves()
-        self._refused_cuts = RefusedTruncations()
-        self._counted_on = ShutdownBlockers()
-        self._older_zookeeper = ZookeeperRollback(controller_id=controller_id, controller_epoch=controller_epoch)
+        self._pending_moves = PendingMoves()
+        self._refused_truncations = RefusedTruncations()
+        self._shutdown_blockers = ShutdownBlockers()
+        self._zookeeper_rollback = ZookeeperRollback(controller_id=controller_id, controller_epoch=controller_epoch)
         #: The effects of the current step.
         self._effects: list[Effect] = []
         #: The time of the last step.
@@ -119,8 +119,8 @@ class Controller:
             self.state,
             self.brokers,
             outbox=self._outbox,
-            suspicions=self._suspicions,
-            leaderships=self._leaderships,
+            untrusted=self._untrusted,
+            leader_rebalance=self._leader_rebalance,
             effects=self._effects,
         )
 
@@ -132,9 +132,9 @@ class Controller:
             return []
         self._effects.clear()  # A step that raised may have left effects.
         self._now_ms = now_ms
-        self._take(event, now_ms)
+        self._handle(event, now_ms)
         if self._states.connected and not self.resigned:
-            self._states.mark(self._moves.next_ones(now_ms, self._outbox.told))
+            self._states.mark(self._pending_moves.next_ready(now_ms, self._outbox.has_sent))
             self._settle(now_ms)
             if not self._states.any_marked:
                 self._conclude(now_ms)
@@ -145,12 +145,12 @@ class Controller:
     def _conclude(self, now_ms: int) -> None:
         """Order the effects that depend on the states of all partitions, after the evaluation of the marked ones."""
         self._replace_lost(now_ms)
-        self._outbox.partitions_changed(self._suspicions.take_cleared())
+        self._outbox.partitions_changed(self._untrusted.next_cleared())
         self._outbox.announce()
         self._trust_settled()
-        self._effects.extend(map(DropElection, self._leaderships.settled()))
+        self._effects.extend(map(DropElection, self._leader_rebalance.settled()))
         self._ask_log_ends(now_ms)
-        self._show_brokers()
+        self._update_broker_table()
         self._effects.extend(self._outbox.due(self.state, now_ms, more_coming=self._states.writing > 0))
 
     @property
@@ -162,57 +162,57 @@ class Controller:
             return self._now_ms
         times = (
             self.brokers.deadline_ms,
-            self._lost_tails.deadline_ms,
-            self._leaderships.deadline_ms,
+            self._unclean_recovery.deadline_ms,
+            self._leader_rebalance.deadline_ms,
             self._replacement.deadline_ms,
-            self._moves.deadline_ms,
+            self._pending_moves.deadline_ms,
             self._outbox.deadline_ms,
         )
         return min((time for time in times if time is not None), default=None)
 
-    def _take(self, event: Event, now_ms: int) -> None:
+    def _handle(self, event: Event, now_ms: int) -> None:
         match event:
             case StatesWritten():
-                self._states.written(event, now_ms)
+                self._states.on_written(event, now_ms)
             case StatesRead():
                 self._states.found(event.states.items())
             case StatesTold():
                 self._states.told(event, now_ms)
             case StatesRefused():
-                self._states.refused(event)
+                self._states.on_refused(event)
             case StatesUnknown():
-                self._states.unknown(event)
+                self._states.on_unknown(event)
             case UpdateAnswered():
-                self._update_answered(event, now_ms)
+                self._on_update_response(event, now_ms)
             case UpdateLost():
                 self._outbox.lost(event.broker_id, event.update_id, now_ms)
             case BrokersRead():
                 # A list from before the disconnection is stale. The performer reads it again after it.
                 if self._states.connected:
-                    brokers = self._judged(event.brokers)
+                    brokers = self._accepted(event.brokers)
                     self._brokers_changed(self.brokers.read(brokers, now_ms, retired=event.retired))
             case StoppingRead():
                 for broker_id in self.brokers.read_stopping(event.stopping):
                     leaving = {broker_id, NO_LEADER, *self.brokers.stopping}
                     concerned = [p for p in self.state.hosted(broker_id) if _may_be_moved(p, leaving)]
                     # Thousands of partitions may only need a move. The controller moves them a few at a time.
-                    self._moves.hold(p for p in concerned if self._states.awaits_successor(p))
+                    self._pending_moves.hold(p for p in concerned if self._states.awaits_successor(p))
                     self._states.mark(p for p in concerned if not self._states.awaits_successor(p))
             case TopicRead():
                 self._topic_read(event.topic)
             case TopicWritten() | TopicNotWritten():
-                self._topic_answered(event)
+                self._on_topic_written(event)
             case TopicGone():
                 known = self.state.topics.get(event.name)
                 # Otherwise the topic was recreated meanwhile.
                 if known is not None and event.topic_id in {"", known.record.topic_id}:
-                    self._forget_topic(event.name, deleted=event.deleted)
+                    self._drop_topic(event.name, deleted=event.deleted)
             case RefusalsRead():
-                self._states.mark(self._refused_cuts.read(event.refusals, self.state))
+                self._states.mark(self._refused_truncations.read(event.refusals, self.state))
             case DeletionsRead():
                 self._deletions_asked(event)
             case ElectionsRead():
-                self._states.mark(self._leaderships.asked(event, self.state))
+                self._states.mark(self._leader_rebalance.on_requests(event, self.state))
             case TopicDeleted():
                 self._topic_deleted(event)
             case LogEndsRead():
@@ -228,10 +228,10 @@ class Controller:
                 self._effects.append(Resign(event.detail))
             case Ticked():
                 if self._states.connected:
-                    self._brokers_changed(BrokerChanges(failed=self.brokers.give_up(now_ms)))
-                    self._states.mark(self._lost_tails.overdue(now_ms))
+                    self._brokers_changed(BrokerChanges(failed=self.brokers.fail_overdue(now_ms)))
+                    self._states.mark(self._unclean_recovery.overdue(now_ms))
                     partitions = self.state.partitions()
-                    self._states.mark(self._leaderships.wandered(partitions, self.brokers.standing, now_ms))
+                    self._states.mark(self._leader_rebalance.due_returns(partitions, self.brokers.standing, now_ms))
             case _:
                 assert_never(event)
 
@@ -244,8 +244,8 @@ class Controller:
         stored = [p.stored.state for p in self.state.partitions() if p.stored is not None]
         expected = {member for state in stored for member in state.isr}
         if event.cautious:
-            self.brokers.be_wary(now_ms)
-        brokers = self._judged(event.brokers)
+            self.brokers.be_cautious(now_ms)
+        brokers = self._accepted(event.brokers)
         changes = self.brokers.load(brokers, expected, now_ms, retired=event.retired, absent=event.absent)
         for registration in self.brokers.held:
             # The broker may still serve requests as its last known incarnation.
@@ -253,9 +253,9 @@ class Controller:
         self._brokers_changed(changes, states_are_newer=True)
         self.brokers.read_stopping(event.stopping)
         self._deletions_asked(event)
-        self._refused_cuts.read(event.refusals, self.state)
-        self._states.mark(self._leaderships.asked(event, self.state))
-        self._leaderships.start(now_ms)
+        self._refused_truncations.read(event.refusals, self.state)
+        self._states.mark(self._leader_rebalance.on_requests(event, self.state))
+        self._leader_rebalance.start(now_ms)
         self._states.mark(self.state.partitions())
 
     def _reconnected(self, now_ms: int) -> None:
@@ -268,15 +268,15 @@ class Controller:
         """
         self._states.connected = True
         self._replacement.start_over()
-        self.brokers.be_wary(now_ms)
+        self.brokers.be_cautious(now_ms)
         self._states.reread([p for p in self.state.partitions() if p.rereading])
         self._effects.extend(ReadTopic(name) for name, topic in self.state.topics.items() if topic.rereading)
 
     # --- brokers -------------------------------------------------------------------------------------------------
 
-    def _judged(self, brokers: Iterable[BrokerRegistration]) -> tuple[BrokerRegistration, ...]:
+    def _accepted(self, brokers: Iterable[BrokerRegistration]) -> tuple[BrokerRegistration, ...]:
         """Return the registrations that count; end this term if a registration proves that ZooKeeper is older."""
-        judged = self._older_zookeeper.judge(brokers)
+        judged = self._zookeeper_rollback.judge(brokers)
         self._effects.extend(judged.reports)
         if judged.raise_counters is not None:
             self.resigned = True
@@ -296,26 +296,26 @@ class Controller:
         for broker_id in changes.failed:
             self._effects.append(Report("controller.brokers.failed", f"broker {broker_id} is gone", grave=True))
             self._outbox.broker_failed(broker_id)
-            self._suspicions.end(broker_id)
-            self._states.mark(p for p in self.state.hosted(broker_id) if not self._states.stands(p))
+            self._untrusted.end(broker_id)
+            self._states.mark(p for p in self.state.hosted(broker_id) if not self._states.has_settled_leader(p))
         for registration in changes.arrived:
             self._arrived(registration, states_are_newer=states_are_newer)
 
     def _arrived(self, registration: BrokerRegistration, *, states_are_newer: bool) -> None:
         broker_id = registration.broker_id
         self._outbox.broker_arrived(registration)
-        self._suspicions.end(broker_id)
-        self._lost_tails.forget(broker_id)
+        self._untrusted.end(broker_id)
+        self._unclean_recovery.forget(broker_id)
         hosted = list(self.state.hosted(broker_id))
         for partition in hosted:
             partition.broken.discard(broker_id)
         if not registration.trusted:
             doubted = [partition for partition in hosted if registration.doubts(partition.tp)]
             in_part = bool(registration.doubted)
-            self._suspect(broker_id, doubted, states_are_newer=states_are_newer, in_part=in_part)
+            self._distrust(broker_id, doubted, states_are_newer=states_are_newer, in_part=in_part)
         self._states.mark(hosted)
 
-    def _suspect(self, broker_id: int, doubted: list[Partition], *, states_are_newer: bool, in_part: bool) -> None:
+    def _distrust(self, broker_id: int, doubted: list[Partition], *, states_are_newer: bool, in_part: bool) -> None:
         """Distrust the replicas of a broker that lost its page cache, or with ``in_part`` some of its logs.
 
         Each membership of the broker in an ISR of these partitions from before its registration is void.
@@ -324,7 +324,7 @@ class Controller:
         state again first. An addition after this registration names the new incarnation, which the leader checks
         itself.
         """
-        suspected = self._suspicions.begin(broker_id, doubted, in_part=in_part, unread=self.state.incomplete)
+        suspected = self._untrusted.begin(broker_id, doubted, in_part=in_part, unread=self.state.incomplete)
         if in_part and suspected:
             names = ", ".join(str(partition.tp) for partition in suspected[:5])
             detail = f"broker {broker_id} has lost the logs of {len(suspected)} partitions, {names} among them"
@@ -333,23 +333,23 @@ class Controller:
         if not states_are_newer:
             self._states.reread(suspected)
         for partition in suspected:
-            self._suspicions.review(partition)
+            self._untrusted.review(partition)
 
     def _trust_settled(self) -> None:
         if self.state.incomplete:
             return  # A topic that cannot be read may rely on logs that a broker has lost.
-        for broker_id in self._suspicions.settled():
+        for broker_id in self._untrusted.settled():
             if broker_id in self.brokers.registrations:
                 self._effects.append(TrustBroker(broker_id, self.brokers.registrations[broker_id].incarnation))
 
-    def _show_brokers(self) -> None:
+    def _update_broker_table(self) -> None:
         """Choose the live brokers that other brokers see.
 
         Leaders remove a hidden broker from their ISRs and do not add it again. Hidden are a stopping broker that leads
         no partition, and an untrusted broker until its void ISR memberships are gone. A void membership that no live
         leader can remove does not keep a broker hidden, because the broker could then serve nowhere.
         """
-        suspects = self._suspicions.open(self.brokers.registrations)
+        suspects = self._untrusted.open(self.brokers.registrations)
         leaving = [broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)]
         hidden = suspects.union(leaving)
         present = [found.endpoint for found in self.brokers.present()]
@@ -357,10 +357,10 @@ class Controller:
             tuple(found for found in present if found.broker_id not in hidden),
             suspects={found.broker_id: found for found in present if found.broker_id in suspects},
         )
-        counted_on = self._counted_on.among(leaving, self.state, self.brokers.registrations)
+        counted_on = self._shutdown_blockers.among(leaving, self.state, self.brokers.registrations)
         for broker_id in leaving:
             leaders = filter(self.brokers.registrations.__contains__, self.state.leaders(broker_id))
-            if not all(map(self._outbox.shown_brokers, leaders)):
+            if not all(map(self._outbox.has_current_brokers, leaders)):
                 # A leader without the new table of brokers may add the broker to its ISR again.
                 counted_on[broker_id] = True
         self._outbox.set_leaving(counted_on)
@@ -373,22 +373,22 @@ class Controller:
         if known is not None and known.record.topic_id != record.topic_id:
             # The topic was probably deleted and created again between two reads. Brokers check the deletion in
             # ZooKeeper.
-            self._forget_topic(record.name, deleted=False)
+            self._drop_topic(record.name, deleted=False)
             known = None
         if known is not None:
             if known.rereading:
                 known.rereading = False
                 self._states.mark(known.partitions)
             if snapshot.version < known.version:
-                self._states.take_unsure(known)
+                self._states.adopt_found(known)
                 return  # The snapshot is older than the known record.
             if known.record == record:
                 # The record was changed and changed back. A write that expects the old version would always be refused.
                 self.state.put_record(known, record, snapshot.version)
-                self._states.take_unsure(known)
+                self._states.adopt_found(known)
                 return
         topic, changed = self.state.put_topic(snapshot)
-        self._states.take_unsure(topic)
+        self._states.adopt_found(topic)
         if known is None:
             topic.announced = any(p.stored is not None for p in topic.partitions)
             if not topic.announced:
@@ -414,9 +414,9 @@ class Controller:
         self._deletions.done(event.name, event.topic_id)
         topic = self.state.topics.get(event.name)
         if topic is not None and topic.record.topic_id == event.topic_id:
-            self._forget_topic(event.name, deleted=True)
+            self._drop_topic(event.name, deleted=True)
 
-    def _forget_topic(self, name: str, *, deleted: bool) -> None:
+    def _drop_topic(self, name: str, *, deleted: bool) -> None:
         topic = self.state.drop_topic(name)
         if topic is None:
             return
@@ -424,11 +424,11 @@ class Controller:
         for partition in topic.partitions:
             self._states.end_write(partition)
             self._states.unmark(partition)
-            self._lost_tails.give_up(partition)
-            self._suspicions.forget(partition)
-            self._leaderships.forget(partition)
-            self._refused_cuts.forget(partition)
-            self._moves.forget(partition)
+            self._unclean_recovery.give_up(partition)
+            self._untrusted.forget(partition)
+            self._leader_rebalance.forget(partition)
+            self._refused_truncations.forget(partition)
+            self._pending_moves.forget(partition)
 
     # --- topics' records -------------------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ class Controller:
             self._states.begin_write(topic.partitions[write.tp.partition], write)
         self._effects.append(order)
 
-    def _topic_answered(self, event: TopicWritten | TopicNotWritten) -> None:
+    def _on_topic_written(self, event: TopicWritten | TopicNotWritten) -> None:
         topic = self.state.topics.get(event.name)
         if topic is None or topic.record.topic_id != event.topic_id or topic.pending is None:
             return
@@ -480,16 +480,16 @@ class Controller:
         standing = self.brokers.standing
         writes = []
         ends = ReassignmentCompletion()
-        for partition in self._states.take_marked():
+        for partition in self._states.next_marked():
             if partition.busy:
                 continue
             decision = self._decide(partition, standing, now_ms)
             if decision is None:
-                decision = self._leaderships.better(partition, standing)
-            elif decision.reason == election.MOVED and not self._moves.begin(partition, now_ms):
+                decision = self._leader_rebalance.better_leader(partition, standing)
+            elif decision.reason == election.MOVED and not self._pending_moves.begin(partition, now_ms):
                 continue
             if decision is None:
-                ends.look(partition, standing)
+                ends.check(partition, standing)
                 continue
             write = state_write(partition, decision)
             self._states.begin_write(partition, write)
@@ -505,19 +505,21 @@ class Controller:
         stored = partition.stored
         if stored is not None and stored.state.leader_epoch <= partition.outdated:
             return election.raised(stored, standing, partition.outdated)
-        settled = self._refused_cuts.settle(partition, standing)
+        settled = self._refused_truncations.settle(partition, standing)
         if settled is not None:
             self._effects.append(settled.report)
             return settled.decision
         if stored is not None and partition.suspects and not stored.state.disputed:
             isr = stored.state.isr
             if isr and all(m in standing.live and m in partition.suspects for m in isr):
-                if _one_away_may_have_more(partition, standing) and self._must_wait(partition, standing):
+                if _may_lack_longest_log(partition, standing) and self._must_wait(partition, standing):
                     return None
-                self._lost_tails.search(partition, (*isr, *_who_may_have_more(partition, standing)), now_ms)
-                ends = self._lost_tails.decided(partition, now_ms)
+                self._unclean_recovery.search(
+                    partition, (*isr, *_possibly_longer_replicas(partition, standing)), now_ms
+                )
+                ends = self._unclean_recovery.decided(partition, now_ms)
                 return election.recover(stored, standing, ends) if ends else None
-        self._lost_tails.give_up(partition)
+        self._unclean_recovery.give_up(partition)
         return election.decide(
             partition.replicas,
             stored,
@@ -525,7 +527,7 @@ class Controller:
             suspects=partition.suspects,
             broken=partition.broken,
             copying=[r for r in partition.replicas if partition.move and r not in partition.move.original],
-            unclean=self._leaderships.may_be_unclean(partition),
+            unclean=self._leader_rebalance.may_be_unclean(partition),
         )
 
     def _must_wait(self, partition: Partition, standing: election.IsrLiveness) -> bool:
@@ -536,7 +538,7 @@ class Controller:
         """
         assert partition.stored is not None
         waiting = (partition.tp, partition.stored.state.leader_epoch)
-        if self._leaderships.may_be_unclean(partition):
+        if self._leader_rebalance.may_be_unclean(partition):
             self._waits_ended.add(waiting)
         if waiting in self._waits_ended or waiting in self._waiting_reported:
             return waiting not in self._waits_ended
@@ -553,7 +555,7 @@ class Controller:
     # --- unclean recovery ------------------------------------------------------------------------------------------
 
     def _ask_log_ends(self, now_ms: int) -> None:
-        for broker_id, partitions in self._lost_tails.to_ask(self.brokers.registrations, now_ms).items():
+        for broker_id, partitions in self._unclean_recovery.due_requests(self.brokers.registrations, now_ms).items():
             endpoint = self.brokers.registrations[broker_id].endpoint
             self._effects.append(AskLogEnds(endpoint, tuple(p.tp for p in partitions)))
 
@@ -564,12 +566,12 @@ class Controller:
         for tp, end in event.ends.items():
             partition = self.state.partition(tp)
             if partition is not None:
-                self._lost_tails.told(event.broker_id, partition, end)
+                self._unclean_recovery.told(event.broker_id, partition, end)
                 self._states.mark((partition,))
 
     # --- responses of brokers --------------------------------------------------------------------------------------
 
-    def _update_answered(self, event: UpdateAnswered, now_ms: int) -> None:
+    def _on_update_response(self, event: UpdateAnswered, now_ms: int) -> None:
         heard = self._outbox.answered(event, self.state, now_ms)
         self._effects.extend(heard.reports)
         if heard.superseded:
@@ -578,9 +580,9 @@ class Controller:
         for partition in heard.broken:
             partition.broken.add(event.broker_id)
         self._states.mark(heard.broken)
-        self._outdated(event.broker_id, heard.outdated)
+        self._raise_outdated(event.broker_id, heard.outdated)
 
-    def _outdated(self, broker_id: int, partitions: Iterable[Partition]) -> None:
+    def _raise_outdated(self, broker_id: int, partitions: Iterable[Partition]) -> None:
         """Raise the leader epochs of partitions whose logs prove that an earlier ZooKeeper assigned them already.
 
         The broker's registration has the highest leader epoch of all its logs.
@@ -611,11 +613,11 @@ class Controller:
         """Return whether no operation is in flight and every broker has received everything."""
         writing = any(p.pending is not None or p.rereading for p in self.state.partitions())
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
-        waiting = writing or self._states.any_marked or not self._moves.idle
-        return not waiting and self._leaderships.idle and self._outbox.idle
+        waiting = writing or self._states.any_marked or not self._pending_moves.idle
+        return not waiting and self._leader_rebalance.idle and self._outbox.idle
 
 
-def _who_may_have_more(partition: Partition, standing: election.IsrLiveness) -> tuple[int, ...]:
+def _possibly_longer_replicas(partition: Partition, standing: election.IsrLiveness) -> tuple[int, ...]:
     """Return the live replicas outside the ISR if every member has lost this log, and not only its tail.
 
     A replica that lags may have more records than a member that has none.
@@ -627,7 +629,7 @@ def _who_may_have_more(partition: Partition, standing: election.IsrLiveness) -> 
     return tuple(r for r in partition.replicas if r not in isr and r in standing.live and r not in partition.broken)
 
 
-def _one_away_may_have_more(partition: Partition, standing: election.IsrLiveness) -> bool:
+def _may_lack_longest_log(partition: Partition, standing: election.IsrLiveness) -> bool:
     """Return whether every member has lost the log itself, which did hold records, and a replica is absent."""
     assert partition.stored is not None
     away = any(r not in standing.live for r in partition.replicas)

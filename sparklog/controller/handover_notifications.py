@@ -40,7 +40,7 @@ class HandoverNotifications:
         #: Moves that all brokers but the old leader have received.
         self._others: dict[Partition, _Move] = {}
         #: Those of the moves that may be able to continue since their last check.
-        self._heard: dict[Partition, None] = {}
+        self._to_check: dict[Partition, None] = {}
         #: No move times out before this time.
         self._end_ms = 0
 
@@ -53,40 +53,40 @@ class HandoverNotifications:
             by_leader[_leader(partition)].append(partition)
             self._others.pop(partition, None)
             self._first[partition] = _Move(old_leader, now_ms + _PATIENCE_MS)
-            self._heard[partition] = None  # The successor may have no connection.
+            self._to_check[partition] = None  # The successor may have no connection.
         for leader, partitions in by_leader.items():
             link = self._links.get(leader)
             if link is not None:
                 link.partitions_changed(partitions)
 
-    def heard(self, partitions: Iterable[Partition]) -> None:
+    def on_accepted(self, partitions: Iterable[Partition]) -> None:
         """Note that a broker has accepted news of these partitions; a full update calls ``brokers_changed`` instead."""
-        self._heard.update((p, None) for p in partitions if p in self._first or p in self._others)
+        self._to_check.update((p, None) for p in partitions if p in self._first or p in self._others)
 
     def brokers_changed(self) -> None:
         """Check all moves again: a broker may be gone, or may have received everything."""
-        self._heard.update(dict.fromkeys(self._first))
-        self._heard.update(dict.fromkeys(self._others))
+        self._to_check.update(dict.fromkeys(self._first))
+        self._to_check.update(dict.fromkeys(self._others))
 
-    def tell(self, now_ms: int) -> None:
+    def notify_next(self, now_ms: int) -> None:
         """Notify the next brokers of each move whose turn has come."""
         overdue = not self.idle and now_ms >= self._end_ms
         if overdue:
             self.brokers_changed()
-        if not self._heard:
+        if not self._to_check:
             return
-        heard, self._heard = self._heard, {}
-        self._tell_others([p for p in heard if p in self._first], now_ms)
-        self._tell_old_leaders([p for p in heard if p in self._others], now_ms)
+        to_check, self._to_check = self._to_check, {}
+        self._notify_others([p for p in to_check if p in self._first], now_ms)
+        self._notify_old_leaders([p for p in to_check if p in self._others], now_ms)
         if overdue:
             moves = (*self._first.values(), *self._others.values())
             self._end_ms = min((move.end_ms for move in moves), default=0)
 
-    def _tell_others(self, partitions: Iterable[Partition], now_ms: int) -> None:
+    def _notify_others(self, partitions: Iterable[Partition], now_ms: int) -> None:
         told: defaultdict[tuple[int, int], list[Partition]] = defaultdict(list)
         for partition in partitions:
             move, leader = self._first[partition], _leader(partition)
-            if now_ms >= move.end_ms or not self._owed(partition, [leader]):
+            if now_ms >= move.end_ms or not self._has_news(partition, [leader]):
                 self._others[partition] = self._first.pop(partition)
                 told[leader, move.old_leader].append(partition)
         for they_know, changed in told.items():
@@ -94,12 +94,12 @@ class HandoverNotifications:
                 if broker_id not in they_know:
                     link.partitions_changed(changed)
 
-    def _tell_old_leaders(self, partitions: Iterable[Partition], now_ms: int) -> None:
+    def _notify_old_leaders(self, partitions: Iterable[Partition], now_ms: int) -> None:
         told: defaultdict[int, list[Partition]] = defaultdict(list)
         for partition in partitions:
             old_leader, end_ms = self._others[partition]
             others = [broker_id for broker_id in _stored(partition).isr if broker_id != old_leader]
-            if now_ms >= end_ms or not self._owed(partition, others):
+            if now_ms >= end_ms or not self._has_news(partition, others):
                 del self._others[partition]
                 told[old_leader].append(partition)
         for old_leader, changed in told.items():
@@ -107,21 +107,21 @@ class HandoverNotifications:
             if link is not None:
                 link.partitions_changed(changed)
 
-    def _owed(self, partition: Partition, brokers: Iterable[int]) -> bool:
+    def _has_news(self, partition: Partition, brokers: Iterable[int]) -> bool:
         for broker_id in brokers:
             link = self._links.get(broker_id)
-            if link is not None and link.owes(partition):
+            if link is not None and link.has_news_of(partition):
                 return True
         return False
 
-    def under_way(self, partition: Partition) -> bool:
+    def is_in_progress(self, partition: Partition) -> bool:
         """Return whether some broker has yet to receive the move of this partition."""
         return partition in self._first or partition in self._others
 
-    def forget(self, partition: Partition) -> None:
+    def drop(self, partition: Partition) -> None:
         self._first.pop(partition, None)
         self._others.pop(partition, None)
-        self._heard.pop(partition, None)
+        self._to_check.pop(partition, None)
 
     @property
     def idle(self) -> bool:
@@ -129,7 +129,7 @@ class HandoverNotifications:
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return when ``tell`` must run even without a response."""
+        """Return when ``notify_next`` must run even without a response."""
         return None if self.idle else self._end_ms
 
 

@@ -22,7 +22,7 @@ class LeaderRebalance:
         self._requests = ElectionRequests()
         self._rebalance = Rebalance(rebalance_interval_ms)
         #: Partitions to return to their preferred leaders at the next evaluation, in its order.
-        self._wandered: dict[Partition, None] = {}
+        self._to_return: dict[Partition, None] = {}
 
     @property
     def deadline_ms(self) -> int | None:
@@ -36,12 +36,14 @@ class LeaderRebalance:
     def start(self, now_ms: int) -> None:
         self._rebalance.start(now_ms)
 
-    def asked(self, event: Loaded | ElectionsRead, state: ClusterState) -> list[Partition]:
+    def on_requests(self, event: Loaded | ElectionsRead, state: ClusterState) -> list[Partition]:
         """Replace the known requests by those of the event. Returns the partitions to evaluate."""
         requests = event.elections if isinstance(event, Loaded) else event.requests
         return self._requests.read(requests, _finder(state))
 
-    def wandered(self, partitions: Iterable[Partition], standing: election.IsrLiveness, now_ms: int) -> list[Partition]:
+    def due_returns(
+        self, partitions: Iterable[Partition], standing: election.IsrLiveness, now_ms: int
+    ) -> list[Partition]:
         """Return, once per interval, the partitions whose leadership should return, at most one round's share."""
         if not self._rebalance.due(now_ms):
             return []
@@ -49,26 +51,26 @@ class LeaderRebalance:
             if partition.busy or partition.stored is None:
                 continue
             if election.prefer(partition.replicas, partition.stored, standing, partition.unfit) is not None:
-                self._wandered[partition] = None
-                if len(self._wandered) >= MAX_MOVED:
+                self._to_return[partition] = None
+                if len(self._to_return) >= MAX_MOVED:
                     break
-        self._rebalance.looked(now_ms, moved=len(self._wandered))
-        return list(self._wandered)
+        self._rebalance.on_round(now_ms, moved=len(self._to_return))
+        return list(self._to_return)
 
     def may_be_unclean(self, partition: Partition) -> bool:
         return partition.topic.unclean or self._requests.wants(partition, UNCLEAN)
 
-    def better(self, partition: Partition, standing: election.IsrLiveness) -> election.Decision | None:
+    def better_leader(self, partition: Partition, standing: election.IsrLiveness) -> election.Decision | None:
         """Return another leader for a partition with a live leader, for its reassignment or for a request."""
         stored, move = partition.stored, partition.move
-        wandered = partition in self._wandered
-        self._wandered.pop(partition, None)
+        to_return = partition in self._to_return
+        self._to_return.pop(partition, None)
         decision = None
         if stored is not None and move is not None:
             decision = reassignments.next_leader(
                 move, stored, standing, unfit=partition.unfit, min_isr=partition.topic.min_isr
             )
-        if stored is not None and decision is None and (wandered or self._requests.wants(partition, PREFERRED)):
+        if stored is not None and decision is None and (to_return or self._requests.wants(partition, PREFERRED)):
             decision = election.prefer(partition.replicas, stored, standing, partition.unfit)
         if decision is None:
             # An unclean election waits until it is known whether a member of the ISR returns to lead.
@@ -82,7 +84,7 @@ class LeaderRebalance:
 
     def forget(self, partition: Partition) -> None:
         self._requests.satisfied(partition)
-        self._wandered.pop(partition, None)
+        self._to_return.pop(partition, None)
 
     def settled(self) -> list[str]:
         """Return the finished requests; each is returned once."""

@@ -18,11 +18,11 @@ from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, BrokerRegistration, TopicPartition
 
 #: The number of partition states in flight to all brokers above which no further full update starts: about 15 MB.
-_MOST_TOLD = 200_000
+_MAX_STATES_IN_FLIGHT = 200_000
 _PATIENCE_MS = 2000
 #: While brokers wait to stop, other brokers receive ISR changes with at most this delay. There are thousands of these
 #: changes, and no broker acts on them but the leaders, which wrote them.
-_PUT_OFF_MS = 2000
+_DEFER_MS = 2000
 #: The delay after no broker waits to stop any more. A released broker closes its logs, perhaps on the same processors.
 _CLOSING_MS = 300
 
@@ -51,28 +51,28 @@ class Outbox:
         self._brokers: tuple[BrokerEndpoint, ...] = ()
         #: Brokers that are hidden from the others, by id.
         self._suspects: Mapping[int, BrokerEndpoint] = {}
-        self._hand_overs = HandoverNotifications(self._links)
+        self._handovers = HandoverNotifications(self._links)
         self._updates = 0
         #: Brokers that request a controlled shutdown and lead nothing, with whether a leader still needs them in its
         #: ISR.
         self._leaving: dict[int, bool] = {}
         #: The time at which deferred news is sent even if brokers still wait to stop. None: no news is deferred.
-        self._put_off_until_ms: int | None = None
+        self._deferred_until_ms: int | None = None
         #: Whether that time was set because no broker waits to stop any more.
-        self._all_left = False
+        self._no_broker_leaves = False
         #: New topics that are not announced yet.
         self._unannounced: dict[Topic, None] = {}
         #: The time to check again for full updates that wait for others to finish; None: none waits.
-        self._look_again_at_ms: int | None = None
+        self._retry_full_at_ms: int | None = None
 
     def broker_arrived(self, registration: BrokerRegistration) -> None:
         """Add a broker with a new incarnation, or one that is new to this term. It receives everything."""
         self._links[registration.broker_id] = BrokerLink(registration)
-        self._hand_overs.brokers_changed()
+        self._handovers.brokers_changed()
 
     def broker_failed(self, broker_id: int) -> None:
         self._links.pop(broker_id, None)
-        self._hand_overs.brokers_changed()
+        self._handovers.brokers_changed()
 
     def set_brokers(self, brokers: tuple[BrokerEndpoint, ...], *, suspects: Mapping[int, BrokerEndpoint]) -> None:
         """Send ``brokers`` to all brokers. Each of ``suspects``, by id, also receives itself."""
@@ -107,7 +107,7 @@ class Outbox:
         """Notify brokers that the topic is gone. Brokers delete its logs only if it was ``deleted``."""
         self._unannounced.pop(topic, None)
         for partition in topic.partitions:
-            self._hand_overs.forget(partition)
+            self._handovers.drop(partition)
         for link in self._links.values():
             link.topic_gone(topic, deleted=deleted)
 
@@ -124,13 +124,13 @@ class Outbox:
         for broker_id in {*leaving, *self._leaving}:
             link = self._links.get(broker_id)
             if link is not None:
-                link.relieved(leaving.get(broker_id) is False)
+                link.set_released(leaving.get(broker_id) is False)
         self._leaving = dict(leaving)
 
-    def shown_brokers(self, broker_id: int) -> bool:
+    def has_current_brokers(self, broker_id: int) -> bool:
         """Return whether the broker has accepted the table of live brokers. True for a broker without a connection."""
         link = self._links.get(broker_id)
-        return link is None or link.shown_brokers
+        return link is None or link.has_current_brokers
 
     def isrs_changed(self, partitions: Iterable[Partition], now_ms: int) -> None:
         """Notify the other brokers of partitions whose leaders report a change of only the ISR."""
@@ -139,61 +139,61 @@ class Outbox:
             stored = partition.stored
             if stored is not None and partition.topic.announced:
                 by_leader.setdefault((stored.state.leader, stored.leader_incarnation), []).append(partition)
-        if by_leader and self._leaving and self._put_off_until_ms is None:
-            self._put_off_until_ms = now_ms + _PUT_OFF_MS
+        if by_leader and self._leaving and self._deferred_until_ms is None:
+            self._deferred_until_ms = now_ms + _DEFER_MS
         for link in self._links.values():
-            tell = link.put_off if self._leaving else link.partitions_changed
+            tell = link.defer if self._leaving else link.partitions_changed
             for leader, led in by_leader.items():
                 if leader != (link.registration.broker_id, link.registration.incarnation):
                     tell(led)
 
-    def _tell_after_all(self, now_ms: int) -> None:
-        if self._put_off_until_ms is None:
+    def _send_deferred(self, now_ms: int) -> None:
+        if self._deferred_until_ms is None:
             return
-        if not self._leaving and not self._all_left:
-            self._put_off_until_ms = min(self._put_off_until_ms, now_ms + _CLOSING_MS)
-        self._all_left = not self._leaving
-        if now_ms < self._put_off_until_ms:
+        if not self._leaving and not self._no_broker_leaves:
+            self._deferred_until_ms = min(self._deferred_until_ms, now_ms + _CLOSING_MS)
+        self._no_broker_leaves = not self._leaving
+        if now_ms < self._deferred_until_ms:
             return
-        self._put_off_until_ms, self._all_left = None, False
+        self._deferred_until_ms, self._no_broker_leaves = None, False
         for link in self._links.values():
-            link.told_after_all()
+            link.send_deferred()
 
     def leaders_moved(self, moved: Iterable[tuple[Partition, int]], now_ms: int) -> None:
         """Note partitions whose stopping leader has a successor. See ``HandoverNotifications``."""
-        self._hand_overs.begin([(partition, old) for partition, old in moved if partition.topic.announced], now_ms)
+        self._handovers.begin([(partition, old) for partition, old in moved if partition.topic.announced], now_ms)
 
-    def told(self, partition: Partition) -> bool:
+    def has_sent(self, partition: Partition) -> bool:
         """Return whether each reachable broker with a replica has accepted the newest state."""
-        if self._hand_overs.under_way(partition):
+        if self._handovers.is_in_progress(partition):
             return False
         links = (self._links.get(broker_id) for broker_id in partition.replicas)
-        return not any(link is not None and link.owes(partition) for link in links)
+        return not any(link is not None and link.has_news_of(partition) for link in links)
 
     def due(self, state: ClusterState, now_ms: int, *, more_coming: bool) -> list[SendUpdate]:
         """Return the updates to send now.
 
         ``more_coming`` means that writes are in flight whose results brokers need as well.
         """
-        self._look_again_at_ms = None
-        self._tell_after_all(now_ms)
-        self._hand_overs.tell(now_ms)
+        self._retry_full_at_ms = None
+        self._send_deferred(now_ms)
+        self._handovers.notify_next(now_ms)
         return [
             self._build(link, state, now_ms)
             for link in self._links.values()
-            if link.ready(now_ms, more_coming=more_coming) and not (link.due_in_full and self._full_hands(now_ms))
+            if link.ready(now_ms, more_coming=more_coming) and not (link.is_full_due and self._is_full_at_limit(now_ms))
         ]
 
-    def _full_hands(self, now_ms: int) -> bool:
+    def _is_full_at_limit(self, now_ms: int) -> bool:
         """Return whether another full update has to wait.
 
         A hundred full updates at once, with hundreds of thousands of partitions each, would need gigabytes, and the
         event loop would block while it builds them. A broker that does not respond soon does not count.
         """
-        recent = [link for link in self._links.values() if link.under_way_since(now_ms - _PATIENCE_MS)]
-        full = sum(link.telling for link in recent) >= _MOST_TOLD
+        recent = [link for link in self._links.values() if link.is_in_flight_since(now_ms - _PATIENCE_MS)]
+        full = sum(link.in_flight_count for link in recent) >= _MAX_STATES_IN_FLIGHT
         if full:
-            self._look_again_at_ms = now_ms + _PATIENCE_MS
+            self._retry_full_at_ms = now_ms + _PATIENCE_MS
         return full
 
     def _build(self, link: BrokerLink, state: ClusterState, now_ms: int) -> SendUpdate:
@@ -219,20 +219,20 @@ class Outbox:
 
     @property
     def deadline_ms(self) -> int | None:
-        held = self._look_again_at_ms
+        held = self._retry_full_at_ms
         retries = [
             link.retry_at_ms
             for link in self._links.values()
             # A link that is due but waits for others is checked together with them.
-            if link.in_flight is None and (held is None or not link.due_in_full)
+            if link.in_flight is None and (held is None or not link.is_full_due)
         ]
-        times = [held, *retries, self._hand_overs.deadline_ms, self._put_off_until_ms]
+        times = [held, *retries, self._handovers.deadline_ms, self._deferred_until_ms]
         return min((time for time in times if time is not None), default=None)
 
     @property
     def idle(self) -> bool:
         """Return whether every broker has received everything and has responded."""
-        return not self._unannounced and self._hand_overs.idle and all(link.idle for link in self._links.values())
+        return not self._unannounced and self._handovers.idle and all(link.idle for link in self._links.values())
 
     # --- responses -------------------------------------------------------------------------------------------------
 
@@ -248,13 +248,13 @@ class Outbox:
             return BrokerReplies()
         match event.code:
             case ErrorCode.NONE:
-                if link.told_everything:
-                    self._hand_overs.brokers_changed()
+                if link.sends_full:
+                    self._handovers.brokers_changed()
                 else:
-                    self._hand_overs.heard(link.told)
+                    self._handovers.on_accepted(link.sent_partitions)
                 reports, broken, again, outdated = _not_followed(event, state)
                 if again:
-                    link.answered_in_part(again, now_ms)
+                    link.on_partial_response(again, now_ms)
                 else:
                     link.answered()
                 return BrokerReplies(tuple(reports), tuple(broken), tuple(outdated))
@@ -263,7 +263,7 @@ class Outbox:
             case _:
                 # The response is from an incarnation that is about to register, or a bug caused it. Retry slowly.
                 link.lost(event.update_id, now_ms, full=True)
-                self._hand_overs.brokers_changed()
+                self._handovers.brokers_changed()
                 detail = f"broker {event.broker_id}: {event.code} {event.detail}"
                 return BrokerReplies((Report("controller.updates.refused", detail),))
 

@@ -34,8 +34,8 @@ class PartitionStates:
         brokers: BrokerTable,
         *,
         outbox: Outbox,
-        suspicions: UntrustedReplicas,
-        leaderships: LeaderRebalance,
+        untrusted: UntrustedReplicas,
+        leader_rebalance: LeaderRebalance,
         effects: list[Effect],
     ) -> None:
         """Keep the collaborators; ``effects`` is the current step's list, which this object appends to."""
@@ -46,8 +46,8 @@ class PartitionStates:
         self._state = state
         self._brokers = brokers
         self._outbox = outbox
-        self._suspicions = suspicions
-        self._leaderships = leaderships
+        self._untrusted = untrusted
+        self._leader_rebalance = leader_rebalance
         self._effects = effects
         #: The partitions to evaluate.
         self._marked: dict[Partition, None] = {}
@@ -65,7 +65,7 @@ class PartitionStates:
     def any_marked(self) -> bool:
         return bool(self._marked)
 
-    def take_marked(self) -> list[Partition]:
+    def next_marked(self) -> list[Partition]:
         """Return and unmark the partitions that were marked first, at most one step's share."""
         marked = list(self._marked) if len(self._marked) <= AT_ONCE else list(islice(self._marked, AT_ONCE))
         if len(marked) == len(self._marked):
@@ -86,7 +86,7 @@ class PartitionStates:
             partition.pending = None
             self.writing -= 1
 
-    def written(self, event: StatesWritten, now_ms: int) -> None:
+    def on_written(self, event: StatesWritten, now_ms: int) -> None:
         reasons: Counter[str] = Counter()
         changed = []
         moved = []
@@ -98,8 +98,8 @@ class PartitionStates:
             self.end_write(partition)
             reasons[write.reason] += 1
             if write.reason in {election.UNCLEAN, election.RECOVERED}:
-                self._suspicions.drop(partition)
-                self._leaderships.elected_uncleanly(partition)
+                self._untrusted.drop(partition)
+                self._leader_rebalance.elected_uncleanly(partition)
             before = partition.stored
             self.adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
             # A stopping leader acknowledges no write before its followers have it. Other leaders may accept records
@@ -116,7 +116,7 @@ class PartitionStates:
             grave = reason in {*election.LOSSY, election.LEADERLESS, election.RESTORED, election.DISPUTED}
             self._effects.append(Report(f"controller.partitions.{reason}", detail, count, grave))
 
-    def refused(self, event: StatesRefused) -> None:
+    def on_refused(self, event: StatesRefused) -> None:
         for tp in event.found:
             partition = self._state.partition(tp)
             if partition is not None:
@@ -127,7 +127,7 @@ class PartitionStates:
         )
         self.found((tp, stored) for tp, stored in event.found.items() if stored is not None)
 
-    def unknown(self, event: StatesUnknown) -> None:
+    def on_unknown(self, event: StatesUnknown) -> None:
         """Read the nodes of writes without a response before anything is decided: each may be durable."""
         partitions = [p for p in map(self._state.partition, event.partitions) if p is not None]
         for partition in partitions:
@@ -142,7 +142,7 @@ class PartitionStates:
             partition = self._state.partition(tp)
             if partition is None:
                 continue
-            if stored is not None and self._epoch_unsure(partition, stored):
+            if stored is not None and self._is_epoch_uncertain(partition, stored):
                 partition.rereading = True
                 partition.found = stored
                 partition.topic.rereading = True
@@ -152,7 +152,7 @@ class PartitionStates:
             partition.rereading = False
             if stored is not None and self.adopt(partition, stored):
                 changed.append(partition)
-            self._suspicions.review(partition)
+            self._untrusted.review(partition)
             self.mark((partition,))
         self._outbox.partitions_changed(changed)
 
@@ -163,7 +163,7 @@ class PartitionStates:
         """
         changed = []
         isrs = []
-        unsure = []
+        uncertain = []
         for told in event.topics:
             topic = self._state.topics.get(told.topic)
             if topic is None or topic.record.topic_id != told.topic_id:
@@ -172,10 +172,10 @@ class PartitionStates:
                 partition = topic.partitions[number] if 0 <= number < len(topic.partitions) else None
                 if partition is None or (partition.stored is not None and stored.version <= partition.stored.version):
                     continue
-                if self._epoch_unsure(partition, stored):
-                    unsure.append(partition)
+                if self._is_epoch_uncertain(partition, stored):
+                    uncertain.append(partition)
                     continue
-                if not _only_the_isr(partition, stored):
+                if not _changes_only_isr(partition, stored):
                     changed.append(partition)
                 else:
                     isrs.append(partition)
@@ -183,11 +183,11 @@ class PartitionStates:
                         self._state.store(partition, stored)  # This changes no decision.
                         continue
                 self.adopt(partition, stored)
-        self.reread(unsure)
+        self.reread(uncertain)
         self._outbox.partitions_changed(changed)
         self._outbox.isrs_changed(isrs, now_ms)
 
-    def take_unsure(self, topic: Topic) -> None:
+    def adopt_found(self, topic: Topic) -> None:
         """Adopt the states that waited for this topic's record."""
         changed = []
         for partition in topic.partitions:
@@ -203,7 +203,7 @@ class PartitionStates:
         newer = partition.stored is None or stored.version > partition.stored.version
         if newer:
             self._state.store(partition, stored)
-        self._suspicions.review(partition)
+        self._untrusted.review(partition)
         self.mark((partition,))
         return newer
 
@@ -215,7 +215,7 @@ class PartitionStates:
         if tps and self.connected:
             self._effects.append(ReadStates(tuple(tps)))
 
-    def stands(self, partition: Partition) -> bool:
+    def has_settled_leader(self, partition: Partition) -> bool:
         """Return whether the leader is live and stays, and nothing else is pending.
 
         The end of one of its other brokers then does not affect the partition.
@@ -241,7 +241,7 @@ class PartitionStates:
         return found is not None and found.incarnation == stored.leader_incarnation
 
     @staticmethod
-    def _epoch_unsure(partition: Partition, stored: VersionedState) -> bool:
+    def _is_epoch_uncertain(partition: Partition, stored: VersionedState) -> bool:
         """Return whether a reassignment may have ended or started with an epoch that this controller did not write.
 
         Brokers must not receive the old replicas with the new epoch, or the leader would add a former replica to the
@@ -251,7 +251,7 @@ class PartitionStates:
         return partition.move is not None and known is not None and stored.state.leader_epoch > known.state.leader_epoch
 
 
-def _only_the_isr(partition: Partition, stored: VersionedState) -> bool:
+def _changes_only_isr(partition: Partition, stored: VersionedState) -> bool:
     """Return whether a state changes only the ISR.
 
     The same leader process then stays in its epoch, and no replica that must leave waits for its removal from the ISR.

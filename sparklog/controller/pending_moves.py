@@ -21,58 +21,58 @@ _PATIENCE_MS = 500
 class PendingMoves:
     def __init__(self) -> None:
         #: Moves that are decided and may not have reached the brokers.
-        self._begun: dict[Partition, None] = {}
-        self._held: dict[Partition, None] = {}
-        self._begun_at_ms = 0
+        self._started: dict[Partition, None] = {}
+        self._queued: dict[Partition, None] = {}
+        self._started_at_ms = 0
 
     @property
     def idle(self) -> bool:
-        return not self._held
+        return not self._queued
 
     @property
     def deadline_ms(self) -> int | None:
-        return self._begun_at_ms + _PATIENCE_MS if self._held else None
+        return self._started_at_ms + _PATIENCE_MS if self._queued else None
 
     def hold(self, partitions: Iterable[Partition]) -> None:
-        """Queue partitions to be moved; ``next_ones`` returns them later."""
-        self._held.update(dict.fromkeys(partitions))
+        """Queue partitions to be moved; ``next_ready`` returns them later."""
+        self._queued.update(dict.fromkeys(partitions))
 
     def begin(self, partition: Partition, now_ms: int) -> bool:
-        """Return whether the partition may be moved now; otherwise queue it for ``next_ones``."""
-        if len(self._begun) >= _AT_ONCE:
-            self._held[partition] = None
+        """Return whether the partition may be moved now; otherwise queue it for ``next_ready``."""
+        if len(self._started) >= _AT_ONCE:
+            self._queued[partition] = None
             return False
-        self._held.pop(partition, None)
-        self._begun[partition] = None
-        self._begun_at_ms = now_ms
+        self._queued.pop(partition, None)
+        self._started[partition] = None
+        self._started_at_ms = now_ms
         return True
 
     def forget(self, partition: Partition) -> None:
-        self._begun.pop(partition, None)
-        self._held.pop(partition, None)
+        self._started.pop(partition, None)
+        self._queued.pop(partition, None)
 
-    def next_ones(self, now_ms: int, told: Callable[[Partition], bool]) -> list[Partition]:
+    def next_ready(self, now_ms: int, told: Callable[[Partition], bool]) -> list[Partition]:
         """Return the queued partitions that may start now.
 
         They start after most of the earlier ones are written and ``told``, or have timed out.
         """
-        if not self._held or now_ms >= self._begun_at_ms + _PATIENCE_MS:
-            self._begun.clear()
+        if not self._queued or now_ms >= self._started_at_ms + _PATIENCE_MS:
+            self._started.clear()
         else:
-            self._forget_told(told)
-        if len(self._begun) > _AT_ONCE // 2:
+            self._drop_sent(told)
+        if len(self._started) > _AT_ONCE // 2:
             return []
-        chosen = list(islice(self._held, _AT_ONCE - len(self._begun)))
+        chosen = list(islice(self._queued, _AT_ONCE - len(self._started)))
         for partition in chosen:
-            del self._held[partition]
+            del self._queued[partition]
         return chosen
 
-    def _forget_told(self, told: Callable[[Partition], bool]) -> None:
+    def _drop_sent(self, told: Callable[[Partition], bool]) -> None:
         """Drop the started moves that brokers have received, up to the first that they have not."""
         done = []
-        for partition in self._begun:
+        for partition in self._started:
             if partition.pending is not None or not told(partition):
                 break
             done.append(partition)
         for partition in done:
-            del self._begun[partition]
+            del self._started[partition]

@@ -13,7 +13,7 @@ class ReassignmentCompletion:
     def __init__(self) -> None:
         self._found: dict[Topic, dict[Partition, StateWrite | None]] = {}
 
-    def look(self, partition: Partition, standing: election.IsrLiveness) -> None:
+    def check(self, partition: Partition, standing: election.IsrLiveness) -> None:
         """Note the partition if its reassignment is finished, with its final state; None: the state stays as it is.
 
         A partition whose topic is being written is skipped. It is evaluated again after that.

@@ -26,6 +26,6 @@ class Rebalance:
     def due(self, now_ms: int) -> bool:
         return self.deadline_ms is not None and now_ms >= self.deadline_ms
 
-    def looked(self, now_ms: int, *, moved: int) -> None:
+    def on_round(self, now_ms: int, *, moved: int) -> None:
         pause_ms = min(_NEXT_ROUND_MS, self._interval_ms) if moved >= MAX_MOVED else self._interval_ms
         self.deadline_ms = now_ms + pause_ms

@@ -30,23 +30,23 @@ class ShutdownBlockers:
         A broker that no leader needs may be needed again: a leader may have added it before the leader received the
         news of its shutdown. The check runs again when states become known.
         """
-        if self._seen != state.stores:
-            self._seen = state.stores
+        if self._seen != state.stored_count:
+            self._seen = state.stored_count
             self._left = {broker_id: left or [] for broker_id, left in self._left.items()}
-        self._left = {broker_id: self._look(broker_id, state, live) for broker_id in leaving}
+        self._left = {broker_id: self._check(broker_id, state, live) for broker_id in leaving}
         return {broker_id: left is not None for broker_id, left in self._left.items()}
 
-    def _look(self, broker_id: int, state: ClusterState, live: Container[int]) -> list[Partition] | None:
+    def _check(self, broker_id: int, state: ClusterState, live: Container[int]) -> list[Partition] | None:
         left = self._left.get(broker_id, [])
         if left is None:
             return None
-        while left and not _counts(left[-1], broker_id, live):
+        while left and not _blocks(left[-1], broker_id, live):
             left.pop()
         if not left:
-            left += (partition for partition in state.hosted(broker_id) if _counts(partition, broker_id, live))
+            left += (partition for partition in state.hosted(broker_id) if _blocks(partition, broker_id, live))
         return left or None
 
 
-def _counts(partition: Partition, broker_id: int, live: Container[int]) -> bool:
+def _blocks(partition: Partition, broker_id: int, live: Container[int]) -> bool:
     stored = partition.stored
     return stored is not None and broker_id in stored.state.isr and stored.state.leader in live

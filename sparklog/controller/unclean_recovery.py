@@ -73,7 +73,7 @@ class UncleanRecovery:
     def overdue(self, now_ms: int) -> list[Partition]:
         return [partition for partition, search in self._searches.items() if now_ms >= search.deadline_ms]
 
-    def to_ask(self, live: Collection[int], now_ms: int) -> dict[int, list[Partition]]:
+    def due_requests(self, live: Collection[int], now_ms: int) -> dict[int, list[Partition]]:
         """Return the brokers to send requests to now, with the partitions of each."""
         if self._ask_at_ms is None or now_ms < self._ask_at_ms:
             return {}

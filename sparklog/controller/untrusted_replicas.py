@@ -52,7 +52,7 @@ class UntrustedReplicas:
             self._clear(partition, broker_id)
         self._in_part.discard(broker_id)
 
-    def take_cleared(self) -> list[Partition]:
+    def next_cleared(self) -> list[Partition]:
         """Return the partitions whose leaders must learn that a broker may stay in the ISR."""
         if not self._cleared:
             return []

@@ -92,7 +92,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
             case Ticked():
                 self._time_passed(now_ms)
             case _:
-                self._take(event, now_ms)
+                self._handle(event, now_ms)
         return self._effects
 
     @property
@@ -114,7 +114,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
     # --- for each kind of coordinator ------------------------------------------------------------------------------
 
     @abstractmethod
-    def _take(self, event: Any, now_ms: int) -> None:
+    def _handle(self, event: Any, now_ms: int) -> None:
         """Handle an event that is about neither the log nor the time."""
 
     @abstractmethod
@@ -156,7 +156,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
         self._effects.append(Append(self._append, tuple(records)))
         return self._append
 
-    def _taken(self, entry: _Entry) -> Draft:
+    def _pop_draft(self, entry: _Entry) -> Draft:
         draft: Draft | None = entry.draft
         entry.draft = None
         assert draft is not None, entry.key
@@ -165,7 +165,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
     def _append_committed(self, append: int, now_ms: int) -> None:
         self._rewriting.discard(append)
         for entry in self._appends.pop(append, ()):
-            self._committed(entry, self._taken(entry), now_ms)
+            self._committed(entry, self._pop_draft(entry), now_ms)
         self._rewrite_more()
 
     def _append_refused(self, event: AppendRefused, now_ms: int) -> None:
@@ -174,7 +174,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
         for entry in self._appends.pop(event.append, ()):
             if rewritten and self._rewrite is not None:
                 self._rewrite[entry.key] = None
-            self._refused(entry, self._taken(entry), event.detail, now_ms)
+            self._refused(entry, self._pop_draft(entry), event.detail, now_ms)
 
     # --- time ------------------------------------------------------------------------------------------------------
 

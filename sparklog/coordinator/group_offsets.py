@@ -161,7 +161,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         if late_ms > _LATE_MS:
             for group in self._active.values():
                 group.membership.postpone(late_ms)
-            self._look_ahead()
+            self._schedule()
         return super().step(event, now_ms)
 
     @property
@@ -169,7 +169,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         base_ms = super().deadline_ms
         return min(self._due_ms, NEVER if base_ms is None else base_ms) if self._active else base_ms
 
-    def _take(self, event: GroupEvent, now_ms: int) -> None:
+    def _handle(self, event: GroupEvent, now_ms: int) -> None:
         match event:
             case CommitRequested() | HoldRequested() | HeartbeatRequested() | DeleteRequested():
                 self._enqueue(event, now_ms)
@@ -323,15 +323,15 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                     self._end_hold(group, event, draft)
         for detail in group.membership.settle(self._topics, now_ms):
             self._effects.append(Report("groups.members.removed", detail))
-        draft.changes.update(group.membership.take_changes(now_ms))
-        draft.answers += group.membership.take_answers()
-        draft.told = group.membership.take_told()
+        draft.changes.update(group.membership.pop_changes(now_ms))
+        draft.answers += group.membership.pop_answers()
+        draft.told = group.membership.pop_responded()
         self._note_members(group)
         if draft.changes:
             self._change(group, draft)
         else:
             self._effects += draft.answers
-            self._forget_if_empty(group)
+            self._drop_if_empty(group)
 
     def _delete(self, group: _Group, request: DeleteRequested, draft: _Draft, now_ms: int) -> None:
         if group.membership.members:
@@ -341,9 +341,9 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             detail = f"there is no group {group.key!r}"
             draft.answers.append(Answer(request.ticket, Refused(ErrorCode.GROUP_ID_NOT_FOUND, detail)))
         else:
-            draft.changes.update(group.membership.take_changes(now_ms))
+            draft.changes.update(group.membership.pop_changes(now_ms))
             draft.changes.update(dict.fromkeys([*group.state, *draft.changes]))
-            draft.answers += group.membership.take_answers()  # These respond to members that left just before.
+            draft.answers += group.membership.pop_answers()  # These respond to members that left just before.
             group.membership = Membership(group.key, max_size=self._settings.max_size)
             draft.answers.append(Answer(request.ticket, Done()))
 
@@ -430,7 +430,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             entry.membership.postpone(now_ms - draft.began_ms, draft.told)
         self._effects += draft.answers
         self._serve_again(entry, now_ms)
-        self._forget_if_empty(entry)
+        self._drop_if_empty(entry)
 
     def _refused(self, entry: _Group, draft: _Draft, detail: str, now_ms: int) -> None:
         """Refuse the draft's requests, and apply again what no client waits for."""
@@ -442,13 +442,13 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         if draft.changes:
             entry.membership.restore(entry.state, now_ms, delay_ms=_AGAIN_MS)
         self._serve(entry, now_ms)
-        self._forget_if_empty(entry)
+        self._drop_if_empty(entry)
 
     def _serve_again(self, group: _Group, now_ms: int) -> None:
         group.queue[:0], group.again = group.again, []
         self._serve(group, now_ms)
 
-    def _forget_if_empty(self, group: _Group) -> None:
+    def _drop_if_empty(self, group: _Group) -> None:
         if not group.state and group.draft is None and not group.queue:
             self._entries.pop(group.key, None)
 
@@ -460,9 +460,9 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             for group in list(self._active.values()):
                 if now_ms >= group.membership.due_ms:
                     self._serve(group, now_ms)
-            self._look_ahead()
+            self._schedule()
 
-    def _look_ahead(self) -> None:
+    def _schedule(self) -> None:
         """Compute the time of the next check. A group with a draft in flight is checked when the draft ends."""
         waiting = (group.membership.due_ms for group in self._active.values() if group.draft is None)
         self._due_ms = min(waiting, default=NEVER)

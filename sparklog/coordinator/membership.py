@@ -17,7 +17,7 @@ The module is pure. Events and their results, as types:
   (KIP-1251).
 
 Durable before a response depends on it: the members with their reported data and owned partitions, and the group's
-epoch (``take_changes``, written in one append with the offsets of the same time). Not durable: targets, which are a
+epoch (``pop_changes``, written in one append with the offsets of the same time). Not durable: targets, which are a
 function of members, owners and topics (a new coordinator computes them again in a new epoch); deadlines, which start
 again; waiting heartbeats; and a member's epoch while it brings no partitions.
 
@@ -76,7 +76,7 @@ class Membership:
         self.group = group
         self.epoch = 0
         self.members: dict[str, Member] = {}
-        #: The responses that may be sent after the commit of what ``take_changes`` returned.
+        #: The responses that may be sent after the commit of what ``pop_changes`` returned.
         self.answers: list[Answer] = []
         #: The time at which ``settle`` has something to do, at the latest.
         self.due_ms = NEVER
@@ -92,7 +92,7 @@ class Membership:
         #: Members whose records must be written or removed.
         self._changed: set[str] = set()
         self._epoch_changed = False
-        #: Members whose heartbeats got a response since ``take_told``.
+        #: Members whose heartbeats got a response since ``pop_responded``.
         self._told: set[str] = set()
 
     def restore(self, state: Mapping[GroupKey, GroupValue], now_ms: int, *, delay_ms: int = 0) -> None:
@@ -114,7 +114,7 @@ class Membership:
             member.target = set(member.owned)
         self.dirty = bool(self.members)
         self._assign_ms = now_ms + delay_ms
-        self._look_ahead()
+        self._schedule()
 
     def _restore_member(self, member_id: str, value: MemberState, before: Member | None, now_ms: int) -> None:
         member = Member(member_id, value.about, value.epoch, owned=dict(owned_parts(value.owned)))
@@ -151,7 +151,7 @@ class Membership:
             return
         member = self.members.get(event.member_id) or self._join(event)
         if event.sequence <= member.sequence:
-            self._answer(event.ticket, self._word(member))  # A later heartbeat has its response or waits.
+            self._answer(event.ticket, self._assignment(member))  # A later heartbeat has its response or waits.
             return
         self._release(member)
         member.sequence = event.sequence
@@ -164,7 +164,7 @@ class Membership:
         member.reported = frozenset(
             (found.topic, found.topic_id, number) for found in event.owned for number in found.partitions
         )
-        self._given_up(member)
+        self._disown_unreported(member)
         member.held = event.ticket
         hold_ms = min(event.about.heartbeat_interval_ms, event.about.session_timeout_ms // 3)
         member.held_until_ms = now_ms + hold_ms
@@ -211,7 +211,7 @@ class Membership:
                 member.session_ms += late_ms
                 if member.give_up_ms != NEVER:
                     member.give_up_ms += late_ms
-        self._look_ahead()
+        self._schedule()
 
     def settle(self, topics: Topics, now_ms: int) -> list[str]:
         """Do what is due after some events: a new target, assignments, responses.
@@ -226,19 +226,19 @@ class Membership:
         for member_id in sorted(touched):
             member = self.members.get(member_id)
             if member is not None:
-                self._give(member, now_ms)
+                self._assign_free(member, now_ms)
                 if member.held is not None and member.assigned != member.reported:
                     self._release(member)
         if now_ms >= self.due_ms:
             for member in self.members.values():
                 if member.held is not None and member.held_until_ms <= now_ms + _TOGETHER_MS:
                     self._release(member)
-            self._look_ahead()
+            self._schedule()
         if self.dirty and topics.told:
             self.due_ms = min(self.due_ms, self._assign_ms)
         return told
 
-    def take_changes(self, now_ms: int) -> dict[GroupKey, GroupValue | None]:
+    def pop_changes(self, now_ms: int) -> dict[GroupKey, GroupValue | None]:
         """Return the changes that the log must have before ``answers`` may be sent."""
         changes: dict[GroupKey, GroupValue | None] = {}
         for member_id in sorted(self._changed):
@@ -250,11 +250,11 @@ class Membership:
         self._changed, self._epoch_changed = set(), False
         return changes
 
-    def take_told(self) -> Set[str]:
+    def pop_responded(self) -> Set[str]:
         told, self._told = self._told, set()
         return told
 
-    def take_answers(self) -> list[Answer]:
+    def pop_answers(self) -> list[Answer]:
         answers, self.answers = self.answers, []
         return answers
 
@@ -368,7 +368,7 @@ class Membership:
 
     # --- partitions ------------------------------------------------------------------------------------------------
 
-    def _given_up(self, member: Member) -> None:
+    def _disown_unreported(self, member: Member) -> None:
         """Take the partitions that a heartbeat does not name from the member.
 
         The member does not have them and will not take them: responses to its earlier heartbeats no longer count.
@@ -385,7 +385,7 @@ class Membership:
         if waiting is not None:
             self._touched.add(waiting)
 
-    def _give(self, member: Member, now_ms: int) -> None:
+    def _assign_free(self, member: Member, now_ms: int) -> None:
         """Assign the free partitions of the member's target; none while it has to give up others first."""
         if member.giving_up:
             if member.give_up_ms == NEVER:
@@ -439,7 +439,7 @@ class Membership:
 
     # --- responses -------------------------------------------------------------------------------------------------
 
-    def _word(self, member: Member) -> Assigned:
+    def _assignment(self, member: Member) -> Assigned:
         if not member.giving_up:
             member.epoch = self.epoch
         return Assigned(member.epoch, topic_partitions(member.assigned))
@@ -449,10 +449,10 @@ class Membership:
         if member.held is not None:
             ticket, member.held = member.held, None
             self._told.add(member.member_id)
-            self._answer(ticket, self._word(member))
+            self._answer(ticket, self._assignment(member))
 
     def _answer(self, ticket: int, outcome: Outcome) -> None:
         self.answers.append(Answer(ticket, outcome))
 
-    def _look_ahead(self) -> None:
+    def _schedule(self) -> None:
         self.due_ms = min((member.due_ms for member in self.members.values()), default=NEVER)

@@ -22,7 +22,7 @@ EMPTY, OPEN, COMMITTING, ABORTING = "empty", "open", "committing", "aborting"
 #: The ``Transaction.version`` of a producer's transactions, which have no versions.
 UNNUMBERED = -1
 #: A producer id without a transaction. Its removal is written to check that this log is still writable.
-NOBODY = -1
+NO_PRODUCER = -1
 #: The number of fenced runs that a key remembers. A run that returns after this many others counts as new: it fences
 #: the current run, but cannot commit its earlier records, because they were aborted.
 FENCED_KEPT = 32

@@ -13,7 +13,7 @@ from sparklog.coordinator.records import (
     ABORTING,
     COMMITTING,
     EMPTY,
-    NOBODY,
+    NO_PRODUCER,
     UNNUMBERED,
     Place,
     TopicVersion,
@@ -157,7 +157,7 @@ def _raised(entry: Entry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicV
     return tuple(known[topic_id] for topic_id in sorted(known))
 
 
-def kept_out(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
+def fenced_early(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
     """Return the abort of a sink's run before the first of its tasks: tasks that start later are fenced.
 
     A producer has nothing to abort.
@@ -176,7 +176,7 @@ def unchanged(entry: Entry, *answers: Answer) -> Draft:
     """
     now = entry.transaction
     # A query does not create a key.
-    return Draft(None if now == Transaction() else now, {NOBODY: None}, list(answers))
+    return Draft(None if now == Transaction() else now, {NO_PRODUCER: None}, list(answers))
 
 
 def empty_version(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:

@@ -14,7 +14,7 @@ from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import (
     ABORTING,
     COMMITTING,
-    NOBODY,
+    NO_PRODUCER,
     OPEN,
     Participant,
     Place,
@@ -35,9 +35,9 @@ class Draft:
     ended: tuple[int, int] | None = None
 
     @property
-    def asks(self) -> bool:
+    def changes_nothing(self) -> bool:
         """Return whether this changes nothing: its commit then proves that no other coordinator is active."""
-        return NOBODY in self.participants
+        return NO_PRODUCER in self.participants
 
     def records(self, key: str, before: Transaction) -> list[Record]:
         changed = [participant_record(key, found, value) for found, value in self.participants.items()]

@@ -104,7 +104,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             entry.touched_ms = now_ms
             self._carry_out(entry, now_ms)
 
-    def _take(self, event: TransactionEvent, now_ms: int) -> None:
+    def _handle(self, event: TransactionEvent, now_ms: int) -> None:
         match event:
             case BeginRequested() | SettleRequested() | AddRequested() | EndRequested() | AbortRequested():
                 self._enqueue(event, now_ms)
@@ -188,7 +188,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         draft: Draft | None = None
         while entry.queue:
             request = entry.queue[0]
-            if draft is not None and not _goes_with(draft, request, entry.transaction):
+            if draft is not None and not _joins(draft, request, entry.transaction):
                 break
             entry.queue.popleft()
             match request:
@@ -204,7 +204,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
                     draft = self._abort(entry, request, now_ms)
                 case _:
                     raise AssertionError(f"not queued: {request!r}")
-            if draft is not None and not (draft.asks or isinstance(request, AddRequested)):
+            if draft is not None and not (draft.changes_nothing or isinstance(request, AddRequested)):
                 break
         if draft is not None:
             self._change(entry, draft)
@@ -219,7 +219,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             self._answer(ticket, Begun(True, now.decided_version, -1, -1, now.run))
             return None
         same = request.run_id == now.run_id
-        if same and _comes_late(now, request):
+        if same and _is_late(now, request):
             self._answer(
                 ticket, transaction_end.another_open(entry.key, now, version=request.version, turn=request.turn)
             )
@@ -269,7 +269,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if entry.ending:
             entry.begins.append(request)
             return draft
-        if _is_in_the_way(now, request):
+        if _blocks(now, request):
             entry.begins.append(request)
             return transaction_end.decide(entry, commit=False, now_ms=now_ms, fence=True)
         draft = draft or transaction_end.unchanged(entry)
@@ -318,7 +318,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             entry.waiting[request.ticket] = request.deadline_ms
             return None
         if now.state == EMPTY and not request.commit:
-            return transaction_end.kept_out(entry, request, now_ms=now_ms)
+            return transaction_end.fenced_early(entry, request, now_ms=now_ms)
         if now.state == EMPTY:  # No task wrote in this version, and its run never had to begin.
             return transaction_end.empty_version(entry, request, now_ms=now_ms)
         # An aborted run of a sink never continues: its remaining tasks must not begin again. The same holds after a
@@ -385,7 +385,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             else:
                 self._answer(ticket, Ended(True))
         if draft.transaction is None:
-            self._forget(entry, now_ms)
+            self._drop(entry, now_ms)
             return
         self._carry_out(entry, now_ms)
         self._serve(entry, now_ms)
@@ -402,7 +402,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         self._watch(entry)
         self._serve(entry, now_ms)
 
-    def _forget(self, entry: Entry, now_ms: int) -> None:
+    def _drop(self, entry: Entry, now_ms: int) -> None:
         """Drop an expired key; requests that arrived meanwhile find it unknown."""
         del self._entries[entry.key]
         self._active.pop(entry.key, None)
@@ -470,9 +470,9 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
     def _ticked(self, now_ms: int) -> None:
         for entry in list(self._active.values()):
-            self._look_after(entry, now_ms)
+            self._check_deadlines(entry, now_ms)
 
-    def _look_after(self, entry: Entry, now_ms: int) -> None:
+    def _check_deadlines(self, entry: Entry, now_ms: int) -> None:
         for ticket in [ticket for ticket, deadline_ms in entry.waiting.items() if now_ms >= deadline_ms]:
             del entry.waiting[ticket]
             self._answer(ticket, Ended(False))
@@ -517,19 +517,19 @@ def _too_many(key: str, count: int) -> Refused | None:
     return Refused(ErrorCode.INVALID_REQUEST, detail)
 
 
-def _is_in_the_way(now: Transaction, request: SettleRequested) -> bool:
+def _blocks(now: Transaction, request: SettleRequested) -> bool:
     """Return whether another run has an open transaction."""
     return now.state == OPEN and now.run_id != request.run_id
 
 
-def _goes_with(draft: Draft, request: Request, now: Transaction) -> bool:
+def _joins(draft: Draft, request: Request, now: Transaction) -> bool:
     """Return whether one append can perform both."""
-    if draft.asks:
-        return isinstance(request, SettleRequested) and not _is_in_the_way(now, request)
+    if draft.changes_nothing:
+        return isinstance(request, SettleRequested) and not _blocks(now, request)
     return isinstance(request, AddRequested)
 
 
-def _comes_late(now: Transaction, request: BeginRequested) -> bool:
+def _is_late(now: Transaction, request: BeginRequested) -> bool:
     """Return whether the run has continued since: its transaction is over, or another one is open."""
     if request.version != UNNUMBERED:
         return now.numbered and request.version < now.version

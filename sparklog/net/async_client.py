@@ -51,7 +51,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         #: Whether a callback is running with a reply, which is lost if the callback is interrupted.
         self.telling = False
         #: The time of the peer's last bytes, or of a request with no other in flight; monotonic time.
-        self._heard_s = 0.0
+        self._last_bytes_s = 0.0
 
     @classmethod
     async def open(
@@ -164,14 +164,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(told, self._lost_error())
             return
         if not self._waiting:
-            self._heard_s = time.monotonic()
+            self._last_bytes_s = time.monotonic()
         self._waiting[self._write(message, body)] = told
 
     def ask_prepared(self, request: PreparedRequest, first: bytes, second: bytes, told: Told) -> None:
         """Send a prepared request with a body of two parts on an open connection; otherwise like ``ask``."""
         assert self._transport is not None
         if not self._waiting:
-            self._heard_s = time.monotonic()
+            self._last_bytes_s = time.monotonic()
         cid, frame = self._end.encode_prepared(request, first, second)
         self._transport.write(frame)
         self._waiting[cid] = told
@@ -185,7 +185,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     @property
     def silent_s(self) -> float:
         """Return the seconds since the peer's last bytes while a request waits for a reply, otherwise 0."""
-        return time.monotonic() - self._heard_s if self._waiting else 0.0
+        return time.monotonic() - self._last_bytes_s if self._waiting else 0.0
 
     @property
     def writable(self) -> bool:
@@ -264,7 +264,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._end.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard_s = time.monotonic()
+        self._last_bytes_s = time.monotonic()
         try:
             received = self._end.alone(nbytes)
             several = self._end.buffer_updated(nbytes) if received is None else ()
@@ -273,11 +273,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.abort()
             return
         if received is not None:
-            self._take(received)
+            self._deliver(received)
         for received in several:
-            self._take(received)
+            self._deliver(received)
 
-    def _take(self, received: ReceivedReply) -> None:
+    def _deliver(self, received: ReceivedReply) -> None:
         reply = received.reply
         answer: Answer | BrokerError = (reply, received.body)
         if isinstance(reply, ErrorReply):

@@ -37,7 +37,7 @@ class Connected(Protocol):
     def standing(self) -> ConnectionStanding: ...
 
     @property
-    def awaits_answers(self) -> bool: ...
+    def awaits_replies(self) -> bool: ...
 
     def abort(self) -> None:
         """Close the connection at once, without an error reply."""
@@ -97,7 +97,7 @@ class ConnectionSlots:
         self._unknown.pop(connection, None)
         self._clients.discard(connection)
 
-    def look(self, now_s: float) -> None:
+    def close_silent(self, now_s: float) -> None:
         """Close connections that have been silent for too long."""
         silent = [one for one in self._unknown if now_s - one.used_s >= self._hello_s]
         for connection in silent:
@@ -113,7 +113,7 @@ class ConnectionSlots:
 
     def _idle(self, connections: Iterable[Connected], now_s: float) -> Iterable[Connected]:
         for connection in connections:
-            if connection.awaits_answers:
+            if connection.awaits_replies:
                 connection.used_s = now_s
             elif now_s - connection.used_s >= self._idle_s:
                 yield connection

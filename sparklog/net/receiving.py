@@ -16,9 +16,9 @@ SLOWEST = 64 * 1024
 class Receiver(Protocol):
     """A connection on which a large frame is received, or waits for room."""
 
-    def go_on(self) -> None: ...
+    def resume(self) -> None: ...
 
-    def received_since_last_look(self) -> int:
+    def received_since_last_check(self) -> int:
         """Return the bytes of the frame received since the last call; negative if the connection was not read."""
 
     def give_up(self, reason: str) -> None:
@@ -56,11 +56,11 @@ class Receiving:
                 break
             del self._waiting[first]
             self._admit(first, size)
-            first.go_on()
+            first.resume()
 
-    def look(self, passed_s: float) -> None:
+    def close_slow(self, passed_s: float) -> None:
         """Close connections that have sent too little in this time, if others wait for their room."""
-        slow = [one for one in self._admitted if 0 <= one.received_since_last_look() < SLOWEST * passed_s]
+        slow = [one for one in self._admitted if 0 <= one.received_since_last_check() < SLOWEST * passed_s]
         if self._waiting:
             for connection in slow:
                 connection.give_up(f"less than {SLOWEST} bytes/s of a frame received, and others wait for its room")

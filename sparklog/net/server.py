@@ -86,7 +86,7 @@ class _Budget:
         if self.waiting and not self.exhausted:
             waiting, self.waiting = self.waiting, set()
             for connection in waiting:
-                connection.go_on()
+                connection.resume()
 
 
 class ServerConnection(asyncio.BufferedProtocol):
@@ -105,7 +105,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._in_hand: dict[int, int] = {}
         self._writable = True
         self._reading = True
-        self._going_on = False
+        self._handling = False
         self._held = False
         #: Whether a large frame is being received or waits for room, and its bytes at the last check.
         self._receives = False
@@ -133,7 +133,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return ConnectionStanding.PEER if by_name or end.identity is not None else ConnectionStanding.CLIENT
 
     @property
-    def awaits_answers(self) -> bool:
+    def awaits_replies(self) -> bool:
         """Return whether requests are in progress or being received."""
         return bool(self._in_hand or self._queue or self._receives)
 
@@ -170,7 +170,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         self.used_s = time.monotonic()
         if not self._limits.places.accept(self, spare=_SPARE if self.within_host else 0):
-            self._turn_away(-1, self._limits.places.limit)
+            self._refuse(-1, self._limits.places.limit)
             return
         self._handler = self._factory(self)
 
@@ -183,21 +183,21 @@ class ServerConnection(asyncio.BufferedProtocol):
             began_s = time.monotonic()
             self._queue.extend(self._end.buffer_updated(nbytes))
             self._note(began_s)
-            self._look_at_large()
-        elif self._queue or type(event) is not ReceivedRequest or not self._may_take(event):
+            self._check_large()
+        elif self._queue or type(event) is not ReceivedRequest or not self._may_handle(event):
             self._queue.append(event)
         else:
-            self._take(event)
+            self._handle(event)
             if self._reading and not (self._budget.exhausted or self._is_full()):
                 return  # There is nothing to continue with.
-        self.go_on()
+        self.resume()
 
     def pause_writing(self) -> None:
         self._writable = False
 
     def resume_writing(self) -> None:
         self._writable = True
-        self.go_on()
+        self.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -214,7 +214,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._handler = None
         self._budget.release(sum(in_hand.values()))
 
-    def _look_at_large(self) -> None:
+    def _check_large(self) -> None:
         """Note that a large frame has started or has arrived completely. Frames of brokers always have room."""
         total, _ = self._end.receiving
         if bool(total) is not self._receives:
@@ -224,7 +224,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             elif self._end.identity is None:
                 self._limits.receiving.begin(self, total)
 
-    def received_since_last_look(self) -> int:
+    def received_since_last_check(self) -> int:
         """Return the bytes as ``Receiver`` defines them."""
         _, come = self._end.receiving
         before, self._seen_bytes = self._seen_bytes, come
@@ -234,7 +234,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         _log.warning("closed the connection of %s: %s", self.peer, reason)
         self.abort()
 
-    def _turn_away(self, cid: int, limit: int) -> None:
+    def _refuse(self, cid: int, limit: int) -> None:
         if not self.within_host:  # A peer on the Unix socket also has a TCP connection and continues there.
             _log.warning("refused a connection of %s: %d are open, the maximum is %d", self.peer, limit, limit)
         detail = f"{limit} connections are open, at most {limit} accepted"
@@ -267,8 +267,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._budget.release(size)
         # A request that gets its reply at once comes here from within go_on, whose loop then sees the room, or from
         # within buffer_updated, which checks afterwards; a call of go_on would nest once per queued request.
-        if not self._going_on and (self._queue or not self._reading):
-            self.go_on()
+        if not self._handling and (self._queue or not self._reading):
+            self.resume()
 
     def hold(self) -> None:
         """Handle no further request of this connection before ``release``.
@@ -279,8 +279,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def release(self) -> None:
         self._held = False
-        if not self._going_on:
-            self.go_on()
+        if not self._handling:
+            self.resume()
 
     def close(self) -> None:
         """Send the written bytes, then close."""
@@ -292,7 +292,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Handle queued requests as far as the bounds allow; read the socket only if none is left waiting."""
         if self._transport is None or self._handler is None:
             return
@@ -303,31 +303,31 @@ class ServerConnection(asyncio.BufferedProtocol):
                 break
             event = queue[0]
             if isinstance(event, ReceivedRequest):
-                if not self._may_take(event):
+                if not self._may_handle(event):
                     break  # Stop until there is budget; ``_may_read`` notes that this connection waits for it.
                 queue.popleft()
-                self._take(event)
+                self._handle(event)
             else:
                 # A hello needs no budget: a client that must wait shall know that the broker is alive.
                 if not self._writable:
                     break
                 queue.popleft()
-                self._answer(event)
+                self._send_immediate(event)
         if not self.closed and self._may_read() is not self._reading:
             self._set_reading(not self._reading)
 
-    def _answer(self, event: ImmediateAnswer) -> None:
+    def _send_immediate(self, event: ImmediateAnswer) -> None:
         assert self._transport is not None
         if not event.close and not isinstance(event.reply, ErrorReply) and not self._limits.places.greeted(self):
             self._queue.clear()
-            self._turn_away(event.reply.cid, self._limits.places.client_limit)
+            self._refuse(event.reply.cid, self._limits.places.client_limit)
             return
         self._transport.writelines(encode_reply(event.reply))
         if event.close:
             self._queue.clear()
             self.close()
 
-    def _take(self, event: ReceivedRequest) -> None:
+    def _handle(self, event: ReceivedRequest) -> None:
         handler, request, size = self._handler, event.request, event.frame_bytes
         cid = request.cid
         if cid in self._in_hand:
@@ -339,12 +339,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         assert handler is not None
         self._in_hand[cid] = size
         self._budget.take(size)
-        self._going_on = True
+        self._handling = True
         self.used_s = began_s = time.monotonic()
         try:
             handler.request_received(request, event.body)
         finally:
-            self._going_on = False
+            self._handling = False
             self._note(began_s)
 
     def _note(self, began_s: float) -> None:
@@ -353,7 +353,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if took_s >= NOTED_S:
             self._turn.use(took_s)
 
-    def _may_take(self, event: ReceivedRequest) -> bool:
+    def _may_handle(self, event: ReceivedRequest) -> bool:
         return not (
             self._turn.is_spent or self._is_full() or self._handler is None or (event.body and self._budget.exhausted)
         )
@@ -363,7 +363,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
         A request with a body is not read to its end, and nothing after it, while there is no budget for it.
         """
-        if self._budget.exhausted and (self._queue or self._end.body_under_way):
+        if self._budget.exhausted and (self._queue or self._end.is_body_in_progress):
             self._budget.waiting.add(self)
             return False
         if self._receives and not self._limits.receiving.may_receive(self):
@@ -423,8 +423,8 @@ class Server:
         self._within_host = within_host
         self._limits = limits
         self._budget = budget
-        self._looked_s = time.monotonic()
-        self._looking = asyncio.get_running_loop().call_later(limits.places.interval_s, self._look)
+        self._checked_s = time.monotonic()
+        self._check_timer = asyncio.get_running_loop().call_later(limits.places.interval_s, self._check)
         # asyncio's servers have a tuple of sockets, uvloop's a list.
         self.port: int = cast(Any, server).sockets[0].getsockname()[1]
 
@@ -446,17 +446,17 @@ class Server:
     def queued_bytes(self) -> int:
         return self._budget.used
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now_s = time.monotonic()
-        passed_s, self._looked_s = now_s - self._looked_s, now_s
-        self._limits.places.look(now_s)
-        self._limits.receiving.look(passed_s)
-        self._looking = asyncio.get_running_loop().call_later(self._limits.places.interval_s, self._look)
+        passed_s, self._checked_s = now_s - self._checked_s, now_s
+        self._limits.places.close_silent(now_s)
+        self._limits.receiving.close_slow(passed_s)
+        self._check_timer = asyncio.get_running_loop().call_later(self._limits.places.interval_s, self._check)
 
     async def close(self) -> None:
         """Stop listening and close every connection after its written replies are sent."""
         self._limits.closing = True
-        self._looking.cancel()
+        self._check_timer.cancel()
         loop = asyncio.get_running_loop()
         servers = [cast(Any, server) for server in (self._server, self._within_host) if server is not None]
         # asyncio accepts in one turn and makes a connection in the next, which fails if the server is closed by then.

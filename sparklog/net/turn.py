@@ -20,7 +20,7 @@ NOTED_S = 0.001
 class Waiting(Protocol):
     """A connection with requests that wait for the next turn."""
 
-    def go_on(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class Turn:
@@ -54,6 +54,6 @@ class Turn:
                 break
             if connection in self._waiting:  # The connection has not left meanwhile.
                 del self._waiting[connection]
-                connection.go_on()
+                connection.resume()
         if self._waiting and not self._spent_s:
             asyncio.get_running_loop().call_soon(self._next)

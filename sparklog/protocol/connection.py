@@ -64,7 +64,7 @@ class PreparedRequest:
     def __init__(self, message: Request, body_bytes: int) -> None:
         """Encode the frame for bodies of ``body_bytes`` bytes, which is not 0."""
         frame = before_body(encode_message(msgspec.structs.replace(message, cid=_ANY_CID)), body_bytes)
-        self.before_cid, _, self.behind_cid = frame.partition(_ANY_CID.to_bytes(8, "big"))
+        self.before_cid, _, self.after_cid = frame.partition(_ANY_CID.to_bytes(8, "big"))
 
 
 class ClientEnd:
@@ -88,7 +88,7 @@ class ClientEnd:
         """Encode a prepared request into one buffer, with a body of two parts of the announced total length."""
         cid = self._next_cid
         self._next_cid = cid + 1
-        return cid, b"".join((request.before_cid, cid.to_bytes(8, "big"), request.behind_cid, first, second))
+        return cid, b"".join((request.before_cid, cid.to_bytes(8, "big"), request.after_cid, first, second))
 
     def alone(self, count: int) -> ReceivedReply | None:
         """Return the reply if the received bytes are exactly one, as they usually are when latency counts.
@@ -166,9 +166,9 @@ class ServerEnd:
         self.get_buffer = self._decoder.get_buffer
 
     @property
-    def body_under_way(self) -> bool:
+    def is_body_in_progress(self) -> bool:
         """Return whether a large request with a body is being received."""
-        return self._decoder.body_under_way
+        return self._decoder.is_body_in_progress
 
     @property
     def receiving(self) -> tuple[int, int]:

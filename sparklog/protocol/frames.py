@@ -100,7 +100,7 @@ class FrameDecoder:
         return self._scratch[self._end :] if self._end else self._scratch
 
     @property
-    def body_under_way(self) -> bool:
+    def is_body_in_progress(self) -> bool:
         """Return whether a large frame with a body is being received."""
         if self._large is None:
             return False

@@ -243,7 +243,7 @@ class ResumingController(CoreController):
 class Trusting(Controller):
     """Takes every incarnation's log for whole."""
 
-    def _suspect(self, broker_id: int, doubted: list[Partition], *, states_are_newer: bool, in_part: bool) -> None:
+    def _distrust(self, broker_id: int, doubted: list[Partition], *, states_are_newer: bool, in_part: bool) -> None:
         pass
 
 
@@ -270,7 +270,7 @@ class Hurried(Controller):
     """Elects uncleanly without waiting for members of the ISR that have just vanished."""
 
     def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
-        if self._leaderships.may_be_unclean(partition):
+        if self._leader_rebalance.may_be_unclean(partition):
             standing = standing._replace(held=frozenset())
         return super()._decide(partition, standing, now_ms)
 

@@ -47,7 +47,7 @@ _DOUBTS_NAMED = 1000
 
 
 #: The interval in seconds of the checks for the process that holds the broker's id.
-_LOOK_AGAIN_S = 1.0
+_CHECK_AGAIN_S = 1.0
 #: The maximum number of incarnations by which an older ZooKeeper is raised, in total and in one multi.
 _MOST_RAISED = 100_000
 _RAISED_AT_ONCE = 1000
@@ -100,7 +100,7 @@ class BrokerRegistry:
         self._on_failed = on_failed
         self._generation = 0
         self._stopping = False
-        self._telling_stopping = asyncio.Lock()
+        self._stopping_lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._undo: list[Callable[[], None]] = []
         #: Whether another actor deleted the node while the session continued.
@@ -127,7 +127,7 @@ class BrokerRegistry:
             mine = self._registration.broker_id
             raise ClusterError(f"broker id {mine} could not be registered within {timeout_ms * 2} ms") from None
         self._undo.append(self._session.add_listener(self._session_moved))
-        self._undo.append(self._session.watch_data(paths.broker(self._registration.broker_id), self._seen))
+        self._undo.append(self._session.watch_data(paths.broker(self._registration.broker_id), self._on_node))
         self._session_moved(self._session.state)  # The session may have expired since the multi.
         return self.incarnation
 
@@ -145,7 +145,7 @@ class BrokerRegistry:
         was withdrawn meanwhile.
         """
         self._stopping = True
-        await self._tell_stopping()
+        await self._write_stopping()
 
     async def withdraw_stopping(self) -> None:
         """Withdraw ``announce_stopping``: this broker stays.
@@ -153,16 +153,16 @@ class BrokerRegistry:
         Returns when no request is stored, or the stop was announced again meanwhile.
         """
         self._stopping = False
-        await self._tell_stopping()
+        await self._write_stopping()
 
-    async def _tell_stopping(self) -> None:
+    async def _write_stopping(self) -> None:
         """Make ZooKeeper store the wanted state, whatever an earlier session or a lost request left there.
 
         Only one call runs at a time: a retry after a lost response would otherwise create again what another call has
         just deleted.
         """
         path = paths.stopping(self._registration.broker_id)
-        async with self._telling_stopping:
+        async with self._stopping_lock:
             told: bool | None = None
             while told is not self._stopping:
                 await self._session.connected()
@@ -236,7 +236,7 @@ class BrokerRegistry:
         if state is SessionState.CONNECTED and self._session.generation != self._generation:
             self._start_again()
 
-    def _seen(self, node: Node | None) -> None:
+    def _on_node(self, node: Node | None) -> None:
         """Check the node at this broker's registration path."""
         if self._session.generation != self._generation:
             return  # The broker registers again in any case.
@@ -266,7 +266,7 @@ class BrokerRegistry:
                 if self._on_registered is not None:
                     self._on_registered(self.incarnation)
                 if self._stopping:
-                    await self._tell_stopping()
+                    await self._write_stopping()
             except ZkUnreachable:
                 return  # This happens only after the session is closed.
             except BrokerIdTaken as error:
@@ -294,7 +294,7 @@ class BrokerRegistry:
             except ZkMultiFailed as error:
                 log.info("registration of broker %d: %s; reading it again", self._registration.broker_id, error)
                 if asyncio.get_running_loop().time() > deadline:
-                    raise await self._who_holds_it() from None
+                    raise await self._taken_error() from None
                 continue
             if incarnation is not None and generation == self._session.generation:
                 await self._note(incarnation)
@@ -302,11 +302,11 @@ class BrokerRegistry:
                 self._generation = generation
                 return incarnation
             if asyncio.get_running_loop().time() > deadline:
-                raise await self._who_holds_it()
+                raise await self._taken_error()
             if incarnation is None:
                 # A process that ends meanwhile leaves its node unchanged until its session ends.
-                look_again = min(deadline, asyncio.get_running_loop().time() + _LOOK_AGAIN_S)
-                await self._changed(paths.broker(self._registration.broker_id), look_again)
+                check_again = min(deadline, asyncio.get_running_loop().time() + _CHECK_AGAIN_S)
+                await self._changed(paths.broker(self._registration.broker_id), check_again)
 
     async def _try_register(self) -> int | None:
         """Try once to register; None if another process's registration exists, which may expire.
@@ -328,7 +328,7 @@ class BrokerRegistry:
         except ZkNoNode:
             pass
         else:
-            held = self._held(ids, node)
+            held = self._read_registration(ids, node)
             own = node.ephemeral_owner == session.session_id
             if own and held is not None and held.incarnation == version:
                 return version  # This is our own registration, whose response was lost with the connection.
@@ -344,7 +344,7 @@ class BrokerRegistry:
         # This very process was untrusted and a controller has acted on it: its log is whole from then on.
         trusted = mine.trusted or (self.incarnation != NO_EPOCH and not marked)
         doubted = () if trusted else mine.doubted
-        if self._behind(version):
+        if self._is_outdated(version):
             log.error("broker %d: the log directory does not belong to incarnation %d", mine.broker_id, version)
             trusted, doubted = False, ()
         if trusted:
@@ -352,7 +352,7 @@ class BrokerRegistry:
             # An untrusted process writes it afterwards: until the mark exists no other process knows of the doubt.
             await self._note(version + 1)
         if mark is not None:
-            doubted = _both(untrusted, mark, doubted, trusted=trusted)
+            doubted = _doubted(untrusted, mark, doubted, trusted=trusted)
         name = codecs.encode(codecs.UntrustedNode(version + 1, partitions=tuple((t, p) for t, p in doubted)))
         if mark is not None:
             # The mark belongs to this incarnation from now on. A controller that has acted on the previous one may be
@@ -395,7 +395,7 @@ class BrokerRegistry:
             version = end
         return version
 
-    def _held(self, path: str, node: Node) -> BrokerRegistration | None:
+    def _read_registration(self, path: str, node: Node) -> BrokerRegistration | None:
         """Return the registration at this path, or None if it is unreadable."""
         try:
             return codecs.decode_broker(path, node.data, self._registration.broker_id)
@@ -409,7 +409,7 @@ class BrokerRegistry:
         except ZkNoNode:
             return None
 
-    def _behind(self, registered: int) -> bool:
+    def _is_outdated(self, registered: int) -> bool:
         """Return whether an incarnation was registered that the log directory does not know."""
         known = self._directory.incarnation if self._directory is not None else None
         return known is not None and registered > known
@@ -441,13 +441,13 @@ class BrokerRegistry:
         except (TimeoutError, asyncio.TimeoutError, ZkUnreachable):
             return
 
-    async def _who_holds_it(self) -> ClusterError:
+    async def _taken_error(self) -> ClusterError:
         mine = self._registration
         try:
             node = await self._session.get(paths.broker(mine.broker_id))
         except (ZkNoNode, ZkUnreachable):
             return ClusterError(f"broker id {mine.broker_id} could not be registered in time")
-        held = self._held(paths.broker(mine.broker_id), node)
+        held = self._read_registration(paths.broker(mine.broker_id), node)
         if held is None or is_over(held, mine):
             what = "an unreadable registration" if held is None else f"incarnation {held.incarnation}"
             return ClusterError(f"broker id {mine.broker_id} could not be registered over {what}")
@@ -464,7 +464,9 @@ class BrokerRegistry:
         )
 
 
-def _both(path: str, mark: Node, doubted: tuple[TopicPartition, ...], *, trusted: bool) -> tuple[TopicPartition, ...]:
+def _doubted(
+    path: str, mark: Node, doubted: tuple[TopicPartition, ...], *, trusted: bool
+) -> tuple[TopicPartition, ...]:
     """Return the partitions that the mark or this process doubts; empty for all of them."""
     try:
         found = codecs.decode(path, mark.data, codecs.UntrustedNode).partitions

@@ -297,7 +297,7 @@ class ClusterStore:
         if topic_id:
             ops.append(Check(paths.topic_id(topic_id), -1))
         ops.append(SetData(path, codecs.encode_state(state, leader_incarnation), expected_version))
-        return self.session.multi_in_company(ops)
+        return self.session.multi_batched(ops)
 
     async def isr_outcome(
         self,

@@ -114,13 +114,13 @@ class ControllerStore:
         None: another controller holds it.
         """
         if self._given != NO_EPOCH:
-            await self._give_up_served()
+            await self._delete_served_claim()
         epoch = await self._claim(controller_id)
         if epoch is not None:
             self._given = epoch
         return epoch
 
-    async def _give_up_served(self) -> None:
+    async def _delete_served_claim(self) -> None:
         """Delete a claim that has served a term and could not be deleted at its end.
 
         A second term with the same epoch would number its updates from the start, and brokers would treat them as old
@@ -434,7 +434,7 @@ class ControllerStore:
             written = self.session.multi(ops)  # A batched write could be overtaken by the deletion of the topic.
         else:
             ops.append(SetData(paths.state(tp), value, expected_version))
-            written = self.session.multi_in_company(ops)
+            written = self.session.multi_batched(ops)
 
         def done(future: asyncio.Future[tuple[int, ...]]) -> None:
             if not future.cancelled():
@@ -495,22 +495,22 @@ class ControllerStore:
         for result in await asyncio.gather(*deletions, return_exceptions=True):
             if isinstance(result, ZkMultiFailed) and result.index == 0:
                 return False
-            if isinstance(result, BaseException) and not _is_missing(result) and not _has_strangers(result):
+            if isinstance(result, BaseException) and not _is_missing(result) and not _has_other_children(result):
                 raise result
         rest = [paths.partitions(name), paths.topic(name), paths.delete_topic(name)]
         await self.session.ensure(paths.DELETED_TOPICS)
-        await self._forget_deletions()
+        await self._drop_old_deletions()
         named = codecs.DeletedTopic(name, time.time_ns() // 1_000_000)
         deleted = Create(paths.deleted_topic(topic_id), codecs.encode(named))
         try:
             return await self._delete_all([fence, Delete(same.path), deleted], rest)
         except ZkMultiFailed as error:
-            if not _has_strangers(error):
+            if not _has_other_children(error):
                 raise
         await self._clear(paths.topic(name), [fence, same])
         return await self._delete_all([fence, Delete(same.path), deleted], rest)
 
-    async def _forget_deletions(self) -> None:
+    async def _drop_old_deletions(self) -> None:
         """Drop the older half of the listed deleted topics if there are too many.
 
         A broker that was absent all that time keeps their logs until an operator decides.
@@ -634,7 +634,7 @@ def _is_missing(error: BaseException) -> bool:
     return isinstance(error, ZkMultiFailed) and isinstance(error.cause, ZkNoNode)
 
 
-def _has_strangers(error: BaseException) -> bool:
+def _has_other_children(error: BaseException) -> bool:
     return isinstance(error, ZkMultiFailed) and isinstance(error.cause, ZkNotEmpty)
 
 

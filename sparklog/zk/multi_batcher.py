@@ -53,32 +53,32 @@ class MultiBatcher:
         self._waiting.append(_Member(ops, future))
         if not self._scheduled and self._in_flight < _IN_FLIGHT:
             self._scheduled = True
-            self._loop.call_soon(self._go)
+            self._loop.call_soon(self._send_next)
         return future
 
-    def _go(self) -> None:
+    def _send_next(self) -> None:
         self._scheduled = False
         while self._waiting and self._in_flight < _IN_FLIGHT:
             members = [self._waiting.popleft() for _ in range(min(_MEMBERS, len(self._waiting)))]
             self._in_flight += 1
             if len(members) == 1:
-                self._alone(members[0])
+                self._send_single(members[0])
             else:
-                self._together(members)
+                self._send_batch(members)
 
     def _ended(self) -> None:
         self._in_flight -= 1
         if self._waiting:
-            self._go()
+            self._send_next()
 
-    def _alone(self, member: _Member) -> None:
+    def _send_single(self, member: _Member) -> None:
         def done(sent: asyncio.Future[Results]) -> None:
-            _hand_on(sent, member.future)
+            _forward(sent, member.future)
             self._ended()
 
         self._send(member.ops).add_done_callback(done)
 
-    def _together(self, members: Sequence[_Member]) -> None:
+    def _send_batch(self, members: Sequence[_Member]) -> None:
         places: dict[Check, int] = {}
         ops: list[Op] = []
         spans: list[list[int]] = []
@@ -99,25 +99,25 @@ class MultiBatcher:
         def done(sent: asyncio.Future[Results]) -> None:
             error = None if sent.cancelled() else sent.exception()
             if isinstance(error, ZkMultiFailed):
-                self._one_by_one(members)
+                self._send_singly(members)
                 return
             for member, span in zip(members, spans, strict=True):
                 if sent.cancelled() or error is not None:
-                    _hand_on(sent, member.future)
+                    _forward(sent, member.future)
                 elif not member.future.done():
                     member.future.set_result(tuple(sent.result()[place] for place in span))
             self._ended()
 
         self._send(ops).add_done_callback(done)
 
-    def _one_by_one(self, members: Sequence[_Member]) -> None:
+    def _send_singly(self, members: Sequence[_Member]) -> None:
         """Send the members of a refused batch, which did nothing, alone: each gets its own result."""
         self._in_flight += len(members) - 1
         for member in members:
-            self._alone(member)
+            self._send_single(member)
 
 
-def _hand_on(sent: asyncio.Future[Results], future: asyncio.Future[Results]) -> None:
+def _forward(sent: asyncio.Future[Results], future: asyncio.Future[Results]) -> None:
     if future.done():
         return
     if sent.cancelled():

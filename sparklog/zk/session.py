@@ -116,7 +116,7 @@ class ZkSession:
         self._listeners: list[Callable[[SessionState], None]] = []
         self._connected = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._company = MultiBatcher(self.multi)
+        self._batcher = MultiBatcher(self.multi)
         handler = Handler()
         # kazoo's default back-off grows to a minute and has lost sessions that ZooKeeper still held.
         delay_s = session_timeout_ms / 10_000
@@ -327,13 +327,13 @@ class ZkSession:
         skip = len(self._root)
         return self._submit(lambda: self._commit(ops), lambda results: _multi_results(ops, results, skip))
 
-    def multi_in_company(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
+    def multi_batched(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
         """Perform a ``multi`` that is one of many small ones.
 
         They are sent together, and each has its own result. They are sent in the order of the calls, but requests of
         other kinds may overtake them. See ``MultiBatcher``.
         """
-        return self._company.multi(ops)
+        return self._batcher.multi(ops)
 
     def _commit(self, ops: Sequence[Op]) -> Any:
         result = self._client.handler.async_result()

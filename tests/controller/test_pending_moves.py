@@ -63,14 +63,14 @@ def test_more_moves_start_once_half_are_acknowledged(monkeypatch: pytest.MonkeyP
     partitions = [cast(Partition, Moved()) for _ in range(9)]
     assert [moves.begin(partition, 0) for partition in partitions] == [True] * 4 + [False] * 5
     told: set[Partition] = set()
-    assert moves.next_ones(1, told.__contains__) == []
+    assert moves.next_ready(1, told.__contains__) == []
     told.add(partitions[0])
-    assert moves.next_ones(2, told.__contains__) == []
+    assert moves.next_ready(2, told.__contains__) == []
     told.add(partitions[1])
-    assert moves.next_ones(3, told.__contains__) == partitions[4:6]
+    assert moves.next_ready(3, told.__contains__) == partitions[4:6]
     assert [moves.begin(partition, 3) for partition in partitions[4:6]] == [True, True]
     told.update(partitions[:6])
-    assert moves.next_ones(4, told.__contains__) == partitions[6:]
+    assert moves.next_ready(4, told.__contains__) == partitions[6:]
     assert moves.idle
 
 

@@ -128,7 +128,7 @@ def test_an_answer_to_an_earlier_incarnations_update_is_ignored() -> None:
 
 
 def test_full_updates_go_to_some_brokers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "_MOST_TOLD", 6)
+    monkeypatch.setattr(outbox, "_MAX_STATES_IN_FLIGHT", 6)
     world = World(THREE, brokers=5)
     world.hold_updates = True
     world.take_over(2)
@@ -143,7 +143,7 @@ def test_full_updates_go_to_some_brokers_at_a_time(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_broker_that_does_not_respond_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "_MOST_TOLD", 6)
+    monkeypatch.setattr(outbox, "_MAX_STATES_IN_FLIGHT", 6)
     world = World(THREE, brokers=5)
     world.hold_updates = True
     world.take_over(2)
@@ -156,7 +156,7 @@ def test_a_broker_that_does_not_respond_delays_no_other(monkeypatch: pytest.Monk
 
 def test_waiting_for_others_full_updates_sets_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pause after a failure is over, but that alone is no reason to look."""
-    monkeypatch.setattr(outbox, "_MOST_TOLD", 3)
+    monkeypatch.setattr(outbox, "_MAX_STATES_IN_FLIGHT", 3)
     world = World(THREE)
     world.hold_updates = True
     world.take_over(2)

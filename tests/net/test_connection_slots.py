@@ -239,7 +239,7 @@ def test_silent_connections_do_not_use_up_the_places() -> None:
 
 class Connection:
     used_s = 0.0
-    awaits_answers = False
+    awaits_replies = False
 
     def __init__(self, standing: ConnectionStanding) -> None:
         self.standing = standing
@@ -256,9 +256,9 @@ def test_an_unfinished_proof_keeps_no_place() -> None:
     places = ConnectionSlots(10, kept=2, hello_s=10, idle_s=600)
     offers = Connection(ConnectionStanding.UNKNOWN)
     assert places.accept(offers) and places.greeted(offers)
-    places.look(9.9)
+    places.close_silent(9.9)
     assert len(places) == 1
-    places.look(10.0)
+    places.close_silent(10.0)
     assert (offers.ended, len(places)) == ("aborted", 0)
 
 
@@ -300,10 +300,10 @@ class Receiver:
         self.went_on = 0
         self.reason = ""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.went_on += 1
 
-    def received_since_last_look(self) -> int:
+    def received_since_last_check(self) -> int:
         return self.came
 
     def give_up(self, reason: str) -> None:
@@ -335,8 +335,8 @@ def test_a_slow_sender_yields_its_budget_when_others_wait() -> None:
     slow.came, quick.came, held.came = SLOWEST - 1, SLOWEST, -1
     for one in (slow, quick, held):
         receiving.begin(one, 30)
-    receiving.look(1.0)
+    receiving.close_slow(1.0)
     assert not slow.reason
     receiving.begin(other, 30)
-    receiving.look(1.0)
+    receiving.close_slow(1.0)
     assert slow.reason and not quick.reason and not held.reason, "who is not read cannot send"

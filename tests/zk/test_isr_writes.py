@@ -65,10 +65,10 @@ def leading(store: ClusterStore, directory: Path) -> tuple[Leading, BrokerState]
 
 def answer_once(session: ZkSession, error: ZkError, *, carry_out: bool) -> None:
     """The next multi that travels in company gets this answer, whether it was carried out or not."""
-    really: Callable[[Sequence[Op]], asyncio.Future[Any]] = session.multi_in_company
+    really: Callable[[Sequence[Op]], asyncio.Future[Any]] = session.multi_batched
 
     def answer(ops: Sequence[Op]) -> asyncio.Future[Any]:
-        session.multi_in_company = really  # type: ignore[assignment, method-assign]
+        session.multi_batched = really  # type: ignore[assignment, method-assign]
 
         async def refuse() -> None:
             if carry_out:
@@ -77,7 +77,7 @@ def answer_once(session: ZkSession, error: ZkError, *, carry_out: bool) -> None:
 
         return asyncio.ensure_future(refuse())
 
-    session.multi_in_company = answer  # type: ignore[method-assign]
+    session.multi_batched = answer  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("carry_out", [False, True])

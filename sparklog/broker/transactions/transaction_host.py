@@ -11,14 +11,14 @@ from sparklog.broker.transactions.coordinator_runtime import CoordinatorRuntime
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.effects import Outcome, Refused, SendMarkers, SendOffsets
 from sparklog.coordinator.log_records import Record
-from sparklog.coordinator.records import NOBODY, Participant, participant_record
+from sparklog.coordinator.records import NO_PRODUCER, Participant, participant_record
 from sparklog.coordinator.transactions import Transactions, TransactionSettings
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import TransactionDescription
 
 #: Errors after which a client does not ask again.
 _FINAL = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID})
-_NO_CHANGE = participant_record("", NOBODY, None)
+_NO_CHANGE = participant_record("", NO_PRODUCER, None)
 
 
 class TransactionHost(CoordinatorRuntime):
