@@ -1,1 +1,1 @@
-"""Measurements: one program for each question, printing what this machine gives."""
+"""Measurements: one program for each question; each prints the figures of this machine."""

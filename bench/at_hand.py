@@ -1,5 +1,7 @@
-"""A Python data source that reads nothing: each of its tasks has its records at hand and gives Spark one batch again
-and again. What Spark makes of it is the most that any Python data source reaches."""
+"""A Python data source without I/O: each task returns one batch from memory again and again.
+
+Spark's rate with it is the upper limit for any Python data source.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from sparklog.spark.schema import DEFAULT_COLUMNS
 _SCHEMA = to_arrow_schema(DEFAULT_COLUMNS, timezone="UTC")
 #: Of a batch, as those that a topic written by Spark has.
 _BATCH_BYTES = 4 * 1024 * 1024
-#: A worker lives longer than a task: its first one makes the batch.
+#: A worker outlives its tasks: the first task makes the batch.
 _made: dict[int, pa.RecordBatch] = {}
 
 
@@ -70,4 +72,4 @@ class _Reader(DataSourceStreamReader):
             left -= batch.num_rows
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing is kept."""
+        """Do nothing: the source keeps no state."""

@@ -1,4 +1,4 @@
-"""How a bench ends that is told to: clusters are processes of their own, and would stay."""
+"""The end of a bench by a signal: its clusters are separate processes, which would otherwise stay."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from sparklog.cluster.stop_request import exit_on_first
 
 
 def end_in_order() -> None:
-    """From now on the first signal to end unwinds the main thread, and with it all that was started is ended."""
+    """Let the first terminating signal unwind the main thread, which ends all started processes."""
     exit_on_first(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

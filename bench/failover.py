@@ -1,10 +1,10 @@
-"""How long partitions cannot be written to when a broker or ZooKeeper goes away: ``bench/failover --help``.
+"""How long partitions cannot be written when a broker or ZooKeeper fails: ``bench/failover --help``.
 
 Three brokers, replication factor 3, min.insync.replicas 2, acks=all, idempotent. A steady stream of small records goes
-to every partition of one topic. A partition's gap is the longest time between two successive acknowledgements from the
-moment of the fault on, less the stream's interval; it is taken of all partitions, led or only followed by the broker
-concerned. "Partitions" are those that each broker hosts: with three brokers and three replicas every broker has all of
-them and leads a third.
+to every partition of one topic. A partition's gap is the longest time between two successive acknowledgements after
+the fault, less the stream's interval. It covers all partitions, whether the failed broker led or followed them.
+"Partitions" is their number on each broker: with three brokers and three replicas every broker hosts all partitions
+and leads a third.
 
 Brokers, ZooKeeper, the controller and the load share this machine; what else runs on it is printed with the figures.
 """
@@ -28,8 +28,8 @@ from bench.steady_stream import Report, StreamProcess
 from sparklog import Admin, ClusterError
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
-#: Records a second over all partitions, at most: each is a batch of its own, and who sends them shares the machine with
-#: the brokers. An interval is never shorter than the other.
+#: The most records a second over all partitions, as each is a separate batch and the sender shares the machine with
+#: the brokers; and the shortest interval.
 _RATE = 500
 _SHORTEST_INTERVAL_S = 0.02
 _HEAL_TIMEOUT_S = 120.0
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
     case: str
     partitions: int
-    #: Of these partitions the gaps are, where not of all.
+    #: The partitions of the gaps, if not all.
     of: str
     interval_ms: float
     p50_ms: float
@@ -48,15 +48,15 @@ class Row(NamedTuple):
     max_ms: float
     acked: int
     failed: int
-    #: How long the fault itself took, for a stop: until the process was gone.
+    #: How long the fault itself took; for a stop, until the process had ended.
     took_s: float
-    #: Cores that programs took meanwhile which this one did not start.
+    #: Cores that unrelated programs used during the measurement.
     others: float
     note: str = ""
 
 
 class Options(NamedTuple):
-    """How a case is played. Seconds."""
+    """The options of a case, in seconds."""
 
     session_s: float
     zk_outage_s: float
@@ -65,7 +65,7 @@ class Options(NamedTuple):
 
 
 class Scene:
-    """One topic with a stream on it, and the broker that is to go. Owner: one measurement."""
+    """One topic with a stream on it, and the broker that fails. Owner: one measurement."""
 
     def __init__(self, cluster: ProcessCluster, topic: str, partitions: int, stream: StreamProcess) -> None:
         self.cluster = cluster
@@ -77,7 +77,7 @@ class Scene:
         self.led = {number for number, leader in enumerate(leaders) if leader == self.victim}
 
     def live(self) -> list[int]:
-        """Who is registered in ZooKeeper."""
+        """Return the ids of the brokers that are registered in ZooKeeper."""
         return [found.broker_id for found in self.cluster.ask_zookeeper(lambda store: store.live_brokers())]
 
     def incarnations(self) -> dict[int, int]:
@@ -93,7 +93,7 @@ Case = Callable[[Scene, Options], tuple[Report, float]]
 
 
 def controlled_stop(scene: Scene, options: Options) -> tuple[Report, float]:
-    """SIGTERM under load: leaderships move first."""
+    """Send SIGTERM under load: leaderships move first."""
     scene.stream.mark()
     begun = time.monotonic()
     code = scene.cluster.stop_broker(scene.victim)
@@ -104,7 +104,7 @@ def controlled_stop(scene: Scene, options: Options) -> tuple[Report, float]:
 
 
 def crash(scene: Scene, options: Options) -> tuple[Report, float]:
-    """SIGKILL, and its supervisor says so."""
+    """Send SIGKILL; the supervisor retires the broker."""
     scene.stream.mark()
     begun = time.monotonic()
     scene.cluster.kill(scene.victim)
@@ -114,7 +114,7 @@ def crash(scene: Scene, options: Options) -> tuple[Report, float]:
 
 
 def lost_host(scene: Scene, options: Options) -> tuple[Report, float]:
-    """SIGSTOP: its connections stay open and silent, and nobody says that it is gone."""
+    """Send SIGSTOP: the broker's connections stay open and silent, and no supervisor retires the broker."""
     scene.stream.mark()
     scene.cluster.kill(scene.victim, signal.SIGSTOP)
     scene.stream.wait_all_acked(_HEAL_TIMEOUT_S)
@@ -124,8 +124,10 @@ def lost_host(scene: Scene, options: Options) -> tuple[Report, float]:
 
 
 def no_controller(scene: Scene, options: Options) -> tuple[Report, float]:
-    """SIGKILL of a follower while no controller is there and nobody reports the death: leaders shrink by themselves.
-    What the dead broker led waits for a controller, and is not counted."""
+    """Kill a broker without a controller and without a supervisor: leaders shrink the ISRs by themselves.
+
+    The partitions that the dead broker led wait for a controller, and do not count.
+    """
     scene.cluster.stop_controller()
     scene.stream.mark()
     scene.cluster.kill(scene.victim, retire=False)
@@ -140,23 +142,23 @@ def no_controller(scene: Scene, options: Options) -> tuple[Report, float]:
 
 
 def zookeeper_killed(scene: Scene, options: Options) -> tuple[Report, float]:
-    """ZooKeeper is killed, stays away, and comes back on its data."""
+    """Kill ZooKeeper, wait, and start it again on its data."""
     scene.stream.mark()
     scene.cluster.signal_zookeeper(signal.SIGKILL)
     time.sleep(options.zk_outage_s)
     scene.cluster.start_zookeeper()
-    time.sleep(2 * options.session_s)  # sessions that were not taken up again have ended by then
+    time.sleep(2 * options.session_s)  # by then all sessions that were not resumed have expired
     return _after_outage(scene, options)
 
 
 def zookeeper_paused(scene: Scene, options: Options) -> tuple[Report, float]:
-    """ZooKeeper is stopped for longer than sessions last and goes on later, when it may end all of them at once."""
+    """Pause ZooKeeper for longer than the session timeout; when it resumes it may expire all sessions at once."""
     before = scene.incarnations()
     scene.stream.mark()
     scene.cluster.signal_zookeeper(signal.SIGSTOP)
     time.sleep(options.zk_outage_s)
     scene.cluster.signal_zookeeper(signal.SIGCONT)
-    # Pings that waited in its sockets may be read before it looks at the clock: then a session lives on.
+    # ZooKeeper may read pings from its sockets before it checks the clock: then a session survives.
     with contextlib.suppress(ClusterError):
         wait_until(
             lambda: all(now > before[broker] for broker, now in scene.incarnations().items()),
@@ -189,7 +191,7 @@ def interval_s(partitions: int) -> float:
 
 
 def measure(cluster: ProcessCluster, case: str, partitions: int, options: Options) -> Row:
-    """One case on a new topic; the cluster is whole again afterwards."""
+    """Measure one case on a new topic, and heal the cluster."""
     topic = f"{case}-{partitions}-{time.time_ns() // 1_000_000}"
     interval = interval_s(partitions)
     options = options._replace(settle_s=max(options.settle_s, 3 * interval))

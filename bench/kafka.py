@@ -1,7 +1,7 @@
 """A real Apache Kafka to compare with: one controller and three brokers of version 4.1 on loopback, without ZooKeeper.
 
-Brokers have their defaults but for ``min.insync.replicas`` 2 and how soon the cleaner looks again: no fsync on the way
-of a write, as ours. Each process has a group of its own and is ended by its id.
+Brokers have Kafka's defaults except for ``min.insync.replicas`` 2 and the cleaner's interval: writes wait for no
+fsync, as in sparklog. Each process has its own process group, and the bench ends it by its id.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger.cleaner.level=INFO
 
 
 class KafkaCluster:
-    """Owner: the bench's main thread. ``start`` and ``stop``; everything is below ``directory``."""
+    """A Kafka cluster below ``directory``. Owner: the bench's main thread, which calls ``start`` and ``stop``."""
 
     def __init__(self, jars: Path, directory: Path) -> None:
         self._class_path = str(jars / "*")
@@ -54,7 +54,11 @@ class KafkaCluster:
         return ",".join(f"{_HOST}:{self._ports[node]}" for node in BROKERS)
 
     def start(self) -> None:
-        """Returns when all brokers take connections. Raises ClusterError with a node's last words."""
+        """Start all nodes; return when all brokers accept connections.
+
+        Raises:
+            ClusterError: a node did not start; the message has its last output.
+        """
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / "log4j2.properties").write_text(_LOGGING)
         for node in self._ports:
@@ -65,7 +69,7 @@ class KafkaCluster:
             self._await_port(node)
 
     def stop(self) -> None:
-        """Brokers first: they hand their leaderships to the controller."""
+        """Stop the brokers, which hand their leaderships to the controller, then the controller."""
         self.resume()
         for node in (*BROKERS, _CONTROLLER):
             if node != _CONTROLLER:
@@ -76,7 +80,7 @@ class KafkaCluster:
         self._reap(_CONTROLLER)
 
     def pause(self) -> None:
-        """SIGSTOP to all of it: it takes no processor time until ``resume``."""
+        """Send SIGSTOP to all nodes: the cluster takes no processor time until ``resume``."""
         for node in self._ports:
             self._signal(node, signal.SIGSTOP)
 
@@ -87,14 +91,14 @@ class KafkaCluster:
     # --- one broker ---
 
     def pids(self) -> list[int]:
-        """Of the brokers, without the controller."""
+        """Return the process ids of the brokers, without the controller's."""
         return [process.pid for node, process in self._processes.items() if node != _CONTROLLER]
 
     def data(self, node: int) -> Path:
         return self._directory / f"data-{node}"
 
     def words(self) -> str:
-        """What all brokers have written into their logs: errors, and what their cleaners have done."""
+        """Return the text of all brokers' log files: errors, and the work of their cleaners."""
         return "".join(self._log(node).read_text(errors="replace") for node in BROKERS)
 
     def kill(self, node: int) -> None:
@@ -106,7 +110,7 @@ class KafkaCluster:
         self._reap(node)
 
     def launch_broker(self, node: int) -> None:
-        """Start it, and do not wait."""
+        """Start a broker without waiting for it."""
         self._launch(node)
 
     def format(self, node: int) -> None:
@@ -190,7 +194,11 @@ class KafkaCluster:
 
 
 def wait_for(true: Callable[[], bool], timeout_s: float, what: str, *, every_s: float = 0.05) -> None:
-    """Raises ClusterError naming ``what`` was waited for."""
+    """Poll until ``true()`` holds.
+
+    Raises:
+        ClusterError: time is up; the message names ``what`` was awaited.
+    """
     deadline = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""Kafka's Python clients as the rows use them: confluent-kafka (librdkafka) and aiokafka, each the way it is fastest.
+"""Kafka's Python clients for the rows: confluent-kafka (librdkafka) and aiokafka, each in its fastest way.
 
-Imported only where Kafka is there: the packages come with the extra ``bench``.
+Only benches with Kafka import this module: the packages come with the extra ``bench``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POLL_EVERY = 1024
 _POLL_ONCE_S = 1.0
 _AT_ONCE = 500
 _SILENT_S = 30.0
-#: A cluster that is stopped is no news.
+#: The clients log nothing when a cluster stops.
 _SILENT = {"log_level": 2}
 #: librdkafka's own stop of one second whenever 100,000 records wait in its queue would be most of what is measured.
 _FAST_READER = {
@@ -35,7 +35,7 @@ def confluent_producer(bootstrap: str, **settings: Any) -> Producer:
 
 
 def produce_confluent(bootstrap: str, topic: str, values: Sequence[bytes], **settings: Any) -> float:
-    """Seconds until all are acknowledged; no callback for each record, which costs it most."""
+    """Produce the values; return the seconds until all are acknowledged. Callbacks for each record would cost most."""
     producer = confluent_producer(bootstrap, **settings)
     began = time.perf_counter()
     for number, value in enumerate(values):
@@ -55,7 +55,7 @@ def produce_confluent(bootstrap: str, topic: str, values: Sequence[bytes], **set
 
 
 def produce_aiokafka(bootstrap: str, topic: str, values: Sequence[bytes], **settings: Any) -> float:
-    """As ``produce_confluent``; a future for each record, as its ``send`` gives one."""
+    """Produce as ``produce_confluent`` does, with the future that ``send`` returns for each record."""
 
     async def produce() -> float:
         producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", **settings)
@@ -84,7 +84,7 @@ def confluent_consumer(bootstrap: str, topic: str, **settings: Any) -> Consumer:
 
 
 def consume_confluent(bootstrap: str, topic: str, count: int) -> tuple[float, list[bytes]]:
-    """Seconds from the first message to the last, and the values."""
+    """Consume ``count`` messages; return the seconds from the first to the last, and the values."""
     consumer = confluent_consumer(bootstrap, topic)
     found: list[bytes] = []
     began, silent_since = 0.0, time.perf_counter()

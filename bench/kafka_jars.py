@@ -1,8 +1,8 @@
 """Apache Kafka's jars and those of Spark's connector to it: found in a folder, or fetched from Maven Central.
 
-They are no part of the project. ``SPARKLOG_KAFKA_JARS`` names a folder that has them, in ``broker/`` and ``spark/``;
-without it they are fetched once into ``$XDG_CACHE_HOME/sparklog`` (``~/.cache/sparklog``) by Apache Ivy, which is among
-pyspark's jars, so that nothing but Java is needed.
+The jars are no part of the project. ``SPARKLOG_KAFKA_JARS`` names a folder with them, in ``broker/`` and ``spark/``.
+Without it Apache Ivy, which is one of pyspark's jars and needs only Java, fetches them once into
+``$XDG_CACHE_HOME/sparklog`` (``~/.cache/sparklog``).
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def folder() -> Path:
 
 
 def broker_jars(*, fetch: bool) -> Path:
-    """The folder with Kafka's own jars.
+    """Return the folder with Kafka's own jars.
 
     Raises:
-        ClusterError: they are not there, and may not or cannot be fetched.
+        ClusterError: the jars are missing, and may not or cannot be fetched.
     """
     return _folder_of("broker", _BROKER, transitive=True, fetch=fetch)
 
 
 def connector_jars(*, fetch: bool) -> list[Path]:
-    """The jars that Spark's JVM has to start with. Raises as ``broker_jars``."""
+    """Return the jars that Spark's JVM must start with. Raises as ``broker_jars``."""
     jars = _folder_of("spark", _CONNECTOR, transitive=False, fetch=fetch)
     if not any("token" in jar.name for jar in jars.glob("*.jar")):
         _add_tokens(jars)
@@ -77,12 +77,16 @@ def _folder_of(name: str, wanted: tuple[tuple[str, str, str], ...], *, transitiv
         _retrieve(wanted, Path(scratch), transitive=transitive)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(Path(scratch) / "jars", target.with_name(f"{name}.new"), dirs_exist_ok=True)
-        target.with_name(f"{name}.new").rename(target)  # a fetch that was broken off leaves no half of it
+        target.with_name(f"{name}.new").rename(target)  # an interrupted fetch leaves no partial folder
     return target
 
 
 def _retrieve(wanted: tuple[tuple[str, str, str], ...], scratch: Path, *, transitive: bool) -> None:
-    """Let Ivy put what is wanted into ``scratch/jars``. Raises ClusterError with its last words."""
+    """Let Ivy fetch the wanted jars into ``scratch/jars``.
+
+    Raises:
+        ClusterError: Ivy failed; the message has its last output.
+    """
     conf = "default->default" if transitive else "default->master"
     dependencies = "".join(
         f'<dependency org="{group}" name="{name}" rev="{revision}" conf="{conf}"/>' for group, name, revision in wanted
@@ -102,8 +106,10 @@ def _retrieve(wanted: tuple[tuple[str, str, str], ...], scratch: Path, *, transi
 
 
 def _add_tokens(target: Path) -> None:
-    """The connector links against classes for security tokens. Where their module cannot be had, they are compiled
-    from a stand-in without any: brokers of a benchmark ask for none."""
+    """Add the classes for security tokens, against which the connector links.
+
+    If their module cannot be fetched, compile a replacement without tokens: brokers of a benchmark ask for none.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         try:
             _retrieve((_TOKENS,), Path(scratch), transitive=False)

@@ -1,4 +1,4 @@
-"""What this machine does while something is measured: processor time of some processes, and of all that is not ours."""
+"""The activity of this machine during a measurement: processor time of given processes and of unrelated programs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from sparklog.record import header
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-#: Of the fields of /proc/<pid>/stat behind the name: user and system time, and those of children that have ended.
+#: The fields of /proc/<pid>/stat after the name with the user and system time of a process and of its ended children.
 _PARENT, _WITH_ENDED = 1, slice(11, 15)
 #: Of a process's clocks on Linux, the one that counts what the scheduler gave it, in nanoseconds.
 _CLOCK_OF_SCHEDULER = 2
 
 
 class CpuTime:
-    """Seconds of processor time that some processes take: ``with CpuTime(pids) as cpu: ...; cpu.seconds``."""
+    """The processor time in seconds of some processes: ``with CpuTime(pids) as cpu: ...; cpu.seconds``."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = list(pids)
@@ -37,8 +37,10 @@ class CpuTime:
 
 
 class Others:
-    """How many cores programs took, on average, that this one did not start: ``with Others() as others: ...;
-    others.cores``. What they take is missing to both systems, though not in equal parts."""
+    """The average number of cores that unrelated programs use: ``with Others() as others: ...; others.cores``.
+
+    Both systems lack these cores, though not equally.
+    """
 
     cores = 0.0
 
@@ -52,18 +54,21 @@ class Others:
 
 
 def _processor_s(pid: int) -> float:
-    """Of a process and its threads, also those that have ended. /proc counts hundredths of a second, of which an idle
-    broker takes none in half a second; this is the clock that the C library's ``clock_getcpuclockid`` names."""
+    """Return the processor time of a process and its threads, ended ones included.
+
+    /proc counts hundredths of a second, and an idle broker takes less in half a second. This clock is the one of the
+    C library's ``clock_getcpuclockid``.
+    """
     return time.clock_gettime((~pid << 3) | _CLOCK_OF_SCHEDULER)
 
 
 def compiled() -> bool:
-    """Whether a compiled install is what runs."""
+    """Return whether the compiled modules run."""
     return not str(header.__file__).endswith(".py")
 
 
 def describe() -> dict[str, Any]:
-    """What figures were measured on."""
+    """Return the description of the machine that measured the figures."""
     return {
         "cores": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
@@ -74,13 +79,13 @@ def describe() -> dict[str, Any]:
 
 
 def _busy_s() -> float:
-    """Of all cores since the start of the machine; without waiting for disks."""
+    """Return the busy time of all cores since the start of the machine, without waits for disks."""
     user, nice, system, _idle, _wait, *interrupts = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
     return (user + nice + system + sum(interrupts)) / _TICKS
 
 
 def _ours_s() -> float:
-    """Of this process and everything below it, ended or not."""
+    """Return the processor time of this process and its descendants, ended ones included."""
     children: dict[int, list[int]] = {}
     times: dict[int, float] = {}
     for pid, fields in _processes():
@@ -99,7 +104,7 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
         if entry.name.isdigit():
             try:
                 yield int(entry.name), _fields(int(entry.name))
-            except (OSError, IndexError):  # it has ended meanwhile
+            except (OSError, IndexError):  # the process has just ended
                 continue
 
 

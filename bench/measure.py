@@ -1,8 +1,8 @@
-"""How a row of the table is measured: contestants take turns, and the medians of what they reached are compared.
+"""The measurement of a row of the table: contestants take turns, and the medians of their results are compared.
 
-A row opens its contestants once (topics filled, sessions warm) and each of them runs as often as the others, in turns,
-so that what the machine does meanwhile meets all of them. A run checks what it read or wrote and raises when a record
-is missing: a figure of a run that lost something does not exist.
+A row opens its contestants once (with filled topics and warm sessions). All of them run equally often, in turns, so
+that other load on the machine affects all. A run checks the records that it read or wrote, and raises when one is
+missing: a run with a loss has no figure.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from bench.machine import Others
 if TYPE_CHECKING:
     from bench.sides import Bench, Side
 
-#: Of other programs: more of it and a round is done again.
+#: Load of other programs above which a round is repeated.
 _QUIET_CORES = 0.3
-#: What one run reached, by name: ``rate`` in records/s, ``p50`` in ms, ...
+#: The figures of one run by name: ``rate`` in records/s, ``p50`` in ms, ...
 Figures = Mapping[str, float]
-#: A contestant's name and a figure's.
+#: The name of a contestant and of a figure.
 Of = tuple[str, str]
 
 
 class Lost(Exception):
-    """What was read is not what was written."""
+    """The records read differ from those written."""
 
 
 class Contestant(NamedTuple):
@@ -35,33 +35,33 @@ class Contestant(NamedTuple):
 
     name: str
     run: Callable[[], Figures]
-    #: Whose work it is: the other one is paused meanwhile. None: nobody is.
+    #: The side that works; the other side is paused. None: no side is paused.
     side: Side | None = None
-    #: What a run is to find done; not before the one that does not count.
+    #: The preparation of a counted run.
     before: Callable[[], None] | None = None
 
 
 class Ratio(NamedTuple):
-    """A line of the table: one figure of ours over the best of those it is compared with."""
+    """A line of the table: one figure of sparklog over the best of the figures that it is compared with."""
 
     title: str
     unit: str
     ours: Of
-    #: Empty: the figure stands for itself.
+    #: Empty: the figure is compared with none.
     against: tuple[Of, ...] = ()
-    #: Of the ratio, or of the figure where there is none; None: only reported.
+    #: The goal of the ratio, or of the figure without a ratio; None: only reported.
     goal: float | None = None
-    #: The smaller figure is the better one, and the ratio is to be at most the goal.
+    #: The smaller figure is better, and the goal is an upper bound of the ratio.
     lower: bool = False
 
 
 class Row(NamedTuple):
-    """A piece of work, and what is said about it."""
+    """A piece of work and its lines in the table."""
 
     name: str
     ratios: tuple[Ratio, ...]
     open: Callable[[Bench], AbstractContextManager[Sequence[Contestant]]]
-    #: A first run of each that is not counted: JVMs compile, files come into the page cache.
+    #: Whether each contestant has a first run that does not count: JVMs compile, and files enter the page cache.
     warm_up: bool = True
     #: Runs of each, at most; what takes long is not run as often as the rest.
     at_most: int = 100
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of the table as printed and stored. ``theirs`` is None where nobody was there to compare with."""
+    """A line of the table as printed and stored. ``theirs`` is None without another system."""
 
     row: str
     title: str
@@ -82,7 +82,7 @@ class Line(NamedTuple):
     lower: bool
     #: Of each contestant's figure, run by run.
     runs: dict[str, list[float]]
-    #: Cores that programs besides the bench took during its most disturbed run.
+    #: Cores that unrelated programs used during the most disturbed run.
     others: float = 0.0
 
     @property
@@ -91,7 +91,7 @@ class Line(NamedTuple):
 
     @property
     def met(self) -> bool | None:
-        """None: no goal, or nothing to compare with."""
+        """Return whether the goal is met; None without a goal or without a figure to compare."""
         reached = self.ratio if self.against else self.ours
         if self.goal is None or reached is None:
             return None
@@ -99,17 +99,17 @@ class Line(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One run of each contestant, one after the other."""
+    """One run of each contestant, in sequence."""
 
     figures: Mapping[str, Figures]
-    #: Cores that other programs took meanwhile, in the run they disturbed most.
+    #: Cores that unrelated programs used in the most disturbed run.
     others: float
 
 
 def measure(row: Row, bench: Bench, runs: int) -> list[Line]:
-    """So many rounds, and up to as many again when other programs were busy meanwhile: then the quietest count.
+    """Measure ``runs`` rounds, and up to twice as many when other programs were busy: then the quietest rounds count.
 
-    Raises Lost, or whatever ends a run, when a contestant does not do its work.
+    Raises Lost, or the error of a run, when a contestant fails.
     """
     wanted = 1 if bench.quick else min(runs, row.at_most)
     most = wanted if bench.quick else 2 * wanted
@@ -135,11 +135,11 @@ def quietest(rounds: Sequence[Round], count: int) -> list[Round]:
 def one_round(row: Row, bench: Bench, contestants: Sequence[Contestant]) -> Round:
     figures, disturbed = {}, 0.0
     for contestant in contestants:
-        os.sync()  # else the disk is still busy with what the one before wrote
+        os.sync()  # else the disk is still busy with the writes of the last run
         bench.give_machine_to(contestant.side)
         if contestant.before is not None and not bench.quick:
             contestant.before()
-        bench.fill_memory()  # behind it: logs that were deleted meanwhile have freed some
+        bench.fill_memory()  # after the sync: deleted logs have freed some memory
         with Others() as others:
             figures[contestant.name] = contestant.run()
         disturbed = max(disturbed, others.cores)

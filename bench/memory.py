@@ -1,9 +1,9 @@
-"""Memory as a machine has it that has run for days: little of it free, the rest the page cache's, to be used anew.
+"""The memory state of a machine that has run for days: little memory is free, and the page cache holds the rest.
 
-A virtual machine may hand its free pages back to its host, which gives them again when they are first touched. Where
-this was written that takes two to three seconds a gigabyte, and a copy of a gigabyte into pages that the machine has
-had a quarter of a second: it levels whatever is compared, and slows down most what writes fastest. Pages of a file that
-nobody wrote to, at hand before a run begins, keep the host out of it.
+A virtual machine may return its free pages to its host, which allocates them again at the first access. That took two
+to three seconds a gigabyte on the machine of the first measurements, where a copy of a gigabyte into present pages took
+a quarter of a second. So it evens out all comparisons, and slows the fastest writer most. Clean pages of an unwritten
+file, loaded before a run, keep the host out of the run.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _FILE_SIZE = 1 << 40
 
 
 class PageCache:
-    """Fills free memory with clean pages. Owner: the main thread; ``close`` gives them back."""
+    """A filler of free memory with clean pages. Owner: the main thread; ``close`` frees the pages."""
 
     def __init__(self, path: Path) -> None:
-        """The file exists without a name only. Raises OSError."""
+        """Create the file and remove its name. Raises OSError."""
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         path.unlink()
         os.ftruncate(self._file, _FILE_SIZE)
@@ -35,13 +35,16 @@ class PageCache:
         self._at = 0
 
     def fill(self, left_free: int | None = None) -> int:
-        """Read until no more than ``left_free`` bytes of memory are free (by default a hundredth of all), or until
-        the kernel frees pages as fast as they are read. Returns the bytes read."""
+        """Read the file into the page cache, and return the bytes read.
+
+        It ends when no more than ``left_free`` bytes of memory are free (by default a hundredth of all), or when the
+        kernel frees pages as fast as they are read.
+        """
         wanted = round(_LEFT_FREE * total_bytes()) if left_free is None else left_free
         began, before, in_vain = self._at, free_bytes(), 0
         while before > wanted and in_vain < _IN_VAIN:
             for _ in range(_STRIDE):
-                # Always further on: a page that is read twice counts as wanted, and would be kept.
+                # Always read new pages: the kernel keeps a page that is read twice.
                 os.preadv(self._file, [self._into], self._at % _FILE_SIZE)
                 self._at += _PIECE
             after = free_bytes()
@@ -54,7 +57,7 @@ class PageCache:
 
 
 def free_bytes() -> int:
-    """Memory that nothing is in, not even a file. Linux alone tells; elsewhere there is none."""
+    """Return the memory that holds nothing, not even file pages; 0 on systems other than Linux."""
     found = Path("/proc/meminfo")
     lines = found.read_text().splitlines() if found.exists() else []
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemFree:")), 0)

@@ -1,7 +1,7 @@
-"""A steady stream of small records and readers that follow it, each a process of its own, for either system.
+"""A steady stream of small records and readers that follow it, each a separate process, for both systems.
 
-A record is its number and the time it was handed to the producer, both 8 bytes, and filler. The clock is the host's
-monotonic one, which all its processes share.
+A record has its number and the time of its ``send``, both 8 bytes, and filler. The clock is the host's monotonic one,
+which all processes share.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FILLER = b"x" * (SIZE - _HEAD.size)
 _TICK_S = 0.001
 _SILENT_S = 30.0
 _STOP_TIMEOUT_S = 60.0
-#: Of a process that tells what it saw; then it has died.
+#: How long the bench waits for the results of a process, which has then died.
 _RESULT_TIMEOUT_S = 120.0
 Times = npt.NDArray[np.int64]
 _spawn = mp.get_context("spawn")
 
 
 class Place(NamedTuple):
-    """A topic of one of the two systems, as other processes are told of it."""
+    """A topic of one of the two systems, in a form to pass to other processes."""
 
     #: As ``Side.name``.
     side: str
@@ -41,8 +41,10 @@ class Place(NamedTuple):
 
 
 class Reader:
-    """A process that reads a topic from its beginning and keeps when each record came. ``wait_ready``, then let the
-    stream flow, then ``latencies``."""
+    """A process that reads a topic from its start and records when each record arrives.
+
+    Call ``wait_ready``, start the stream, then call ``latencies``.
+    """
 
     def __init__(self, place: Place) -> None:
         self._ready = _spawn.Event()
@@ -58,7 +60,10 @@ class Reader:
             raise TimeoutError("a reader has not become ready")
 
     def latencies(self, count: int) -> npt.NDArray[np.float64]:
-        """In milliseconds, by the records' numbers; waits until ``count`` have come. Raises Lost."""
+        """Wait until ``count`` records have arrived; return the latencies in milliseconds, by record number.
+
+        Raises Lost.
+        """
         self._expected.value = count
         numbers, sent, seen = self._results.get(timeout=_RESULT_TIMEOUT_S)
         self._process.join(_STOP_TIMEOUT_S)
@@ -76,7 +81,7 @@ class Reader:
 
 @contextmanager
 def readers(place: Place, number: int) -> Iterator[list[Reader]]:
-    """So many, ready."""
+    """Start ``number`` readers, and yield them when they are ready."""
     found = [Reader(place) for _ in range(number)]
     try:
         for reader in found:
@@ -100,7 +105,7 @@ class Stream:
         self._process.start()
 
     def wait(self) -> float:
-        """How far behind its rate it was at worst, in ms: a sender that cannot keep up measures nothing."""
+        """Wait for the end; return the largest delay against the rate in ms: a slow sender measures nothing."""
         late: float = self._results.get(timeout=self._seconds + _RESULT_TIMEOUT_S)
         self._process.join(_STOP_TIMEOUT_S)
         return late
@@ -124,7 +129,7 @@ def _send_all(place: Place, rate: int, count: int, linger_ms: float, results: An
 
 @contextmanager
 def _sender(place: Place, linger_ms: float) -> Iterator[tuple[Callable[[bytes], object], Callable[[], object]]]:
-    """What sends a record, and what is to be called now and then."""
+    """Yield a function that sends a record, and one to call now and then."""
     if place.side != "kafka":
         with Producer(place.bootstrap, linger_ms=linger_ms) as producer:
             yield lambda value: producer.send(place.topic, value), lambda: None
@@ -159,7 +164,7 @@ def _read(place: Place, ready: Any, expected: Any, results: Any) -> None:
 
 
 def _read_ours(bootstrap: str, topic: str, ready: Any) -> Iterator[tuple[bytes | memoryview, int]]:
-    """Values one after the other, and how many."""
+    """Yield each value with the number of records so far."""
     with Consumer(bootstrap, topic) as consumer:
         ready.set()
         while True:
@@ -175,7 +180,7 @@ def _read_ours(bootstrap: str, topic: str, ready: Any) -> Iterator[tuple[bytes |
 
 
 def _read_kafka(bootstrap: str, topic: str, ready: Any) -> Iterator[tuple[bytes | memoryview, int]]:
-    """One message a call, which hands it over at once; by assignment, so that no group has to form first."""
+    """Yield one message a call, without a delay; by assignment, so that no group must form first."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})

@@ -1,6 +1,6 @@
-"""The table as a picture: one bar a line, as long as how many times better than Kafka, on a scale of powers.
+"""The table as a picture: the length of each line's bar is the factor over Kafka, on a logarithmic scale.
 
-Plain SVG with its own colours for light and dark pages; a tick stands where the goal is.
+It is plain SVG with its own colours for light and dark pages; a tick marks the goal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.measure import Line
 
 _WIDTH, _LABELS, _FIGURES = 900, 370, 70
 _ROW, _BAR, _TOP, _BOTTOM = 26, 14, 58, 34
-#: How much better or worse than Kafka the picture shows at most.
+#: The largest and the smallest factor in the picture.
 _LEAST, _MOST = 0.25, 32.0
 _STYLE = """
   text { font-family: system-ui, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 12px; fill: #1f2328 }
@@ -28,7 +28,7 @@ _STYLE = """
 
 
 def svg(lines: Sequence[Line]) -> str:
-    """Of the lines that have a ratio and a goal; the others are in the table only."""
+    """Return the picture of the lines with a ratio and a goal; the others are only in the table."""
     shown = [line for line in lines if line.ratio and line.goal is not None]
     height = _TOP + _ROW * len(shown) + _BOTTOM
     parts = [
@@ -46,7 +46,7 @@ def svg(lines: Sequence[Line]) -> str:
 
 
 def better(ratio: float, *, lower: bool) -> float:
-    """How many times better, whichever way the figure goes."""
+    """Return how many times better the figure is, for either direction of the figure."""
     return 1 / ratio if lower else ratio
 
 
@@ -77,6 +77,6 @@ def _bar(line: Line, y: int) -> list[str]:
 
 
 def _x(value: float) -> float:
-    """Where a number of times stands."""
+    """Return the x coordinate of a factor."""
     share = math.log(min(max(value, _LEAST), _MOST) / _LEAST) / math.log(_MOST / _LEAST)
     return _LABELS + share * (_WIDTH - _LABELS - _FIGURES)

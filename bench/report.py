@@ -1,4 +1,4 @@
-"""The table as text and as JSON. Rows measured at different times are kept together in one file."""
+"""The table as text and as JSON. One file keeps rows that were measured at different times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLUMNS = ("work", "unit", "sparklog", "Kafka", "ratio", "goal", "met")
 
 
 def text(lines: Sequence[Line]) -> str:
-    """The table, in Markdown that reads well as it is."""
+    """Return the table in Markdown that is readable as plain text."""
     cells = [_COLUMNS, *(_cells(line) for line in lines)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
     shown = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
@@ -36,12 +36,12 @@ def _number(value: float) -> str:
 
 
 def named(lines: Iterable[Line], scale: float) -> list[Line]:
-    """Titles name the whole size: those of another one say so."""
+    """Return the lines with titles that name the scale, unless it is the full size."""
     return [line if scale == 1 else line._replace(title=f"{line.title} (x {scale:g})") for line in lines]
 
 
 def merged(path: Path, lines: Iterable[Line], order: Sequence[str]) -> list[Line]:
-    """What ``path`` holds, with these lines in place of those of the same rows; in the order of the rows."""
+    """Return the lines of ``path``, with these lines instead of those of the same rows, in the order of the rows."""
     new = list(lines)
     measured = {line.row for line in new}
     kept = [line for line in load(path) if line.row not in measured] if path.exists() else []

@@ -1,9 +1,9 @@
 """What thousands of partitions cost: ``bench/scale --help``.
 
-Three brokers, replication factor 3, min.insync.replicas 2, acks=all. With so many partitions in one topic: how long it
-takes until they are created and in sync, and one record is in each; what a broker takes while nobody asks for anything;
-a controlled stop under a steady stream; SIGKILL and the way back; and batches spread over all partitions against such
-over six. ``--core``: the controller's core alone at 100 brokers and 200,000 partitions.
+Three brokers, replication factor 3, min.insync.replicas 2, acks=all. For a number of partitions in one topic it
+measures the time until they are created and in sync, and until each has one record; the processor time of idle
+brokers; a controlled shutdown under a steady stream; SIGKILL and the recovery; and batches over all partitions against
+batches over six. ``--core``: the controller's core alone at 100 brokers and 200,000 partitions.
 
 Brokers, ZooKeeper, the controller and the load share this machine; what else runs on it is kept with the figures.
 """
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _measured(partitions: int, options: argparse.Namespace, directory: Path) -> dict[str, float]:
-    """Medians of as many runs as were asked for, each with a cluster of its own."""
+    """Return the medians of ``options.runs`` runs, each with a new cluster."""
     runs = [
         scale_cluster.measure(partitions, pieces=options.pieces, directory=directory, quick=options.quick)
         for _ in range(options.runs)

@@ -1,7 +1,7 @@
-"""What so many partitions cost three brokers, piece of work by piece of work, each on what the one before left.
+"""The cost of many partitions for three brokers, in several pieces of work on one cluster.
 
-Three broker processes, the controller and ZooKeeper in processes of their own, replication factor 3: every broker has
-all partitions and leads a third. ``measure`` is the whole, on a cluster that it starts and ends.
+Three broker processes, the controller and ZooKeeper in separate processes, replication factor 3: every broker hosts
+all partitions and leads a third. ``measure`` starts a cluster, runs all pieces on it in order, and ends it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparklog.errors import BrokerError
 from sparklog.protocol.messages import Metadata, MetadataReply
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
-#: Long enough for whatever is measured here; what takes longer has no figure.
+#: Longer than every measurement here; slower work has no figure.
 _TIMEOUT_S = 180.0
 _TOPIC, _FEW = "many", "few"
 _VALUE = b"x" * 100
@@ -43,17 +43,17 @@ Figures = dict[str, float]
 
 
 class Scale:
-    """A cluster with one topic of so many partitions. Owner: ``measure``; the methods in the order they stand in."""
+    """A cluster with one topic of many partitions. Owner: ``measure``, which calls the methods in their order."""
 
     def __init__(self, cluster: ProcessCluster, partitions: int, *, patience: float, batches: int) -> None:
-        """``patience``: for which part of the usual times it is watched how idle brokers are."""
+        """Create the scale; ``patience`` is the share of the usual time for which idle brokers are watched."""
         self.cluster = cluster
         self.partitions = partitions
         self._patience = patience
         self._batches = batches
 
     def create(self) -> Figures:
-        """Until every broker leads its part and knows all replicas to be in sync."""
+        """Create the topic, and wait until every broker leads its share and sees all replicas in sync."""
         config = {"min.insync.replicas": 2}
         began = time.monotonic()
         with Admin(self.cluster.bootstrap, timeout_s=_TIMEOUT_S) as admin:
@@ -65,8 +65,10 @@ class Scale:
         return {"created_s": time.monotonic() - began, "create_answered_s": answered - began}
 
     def one_record_each(self) -> Figures:
-        """One record with acks=all to each partition, all handed over at once. ``bare_files_s``: what the directories
-        and files of that take a program that does nothing else, one after the other."""
+        """Send one record with acks=all to each partition, all at once.
+
+        ``bare_files_s`` is the time in which a program creates the same directories and files in sequence.
+        """
         bare_s = _bare_files(self.cluster.base_dir / "bare", self.partitions * len(self.cluster.slots))
         with Producer(self.cluster.bootstrap, delivery_timeout_s=_TIMEOUT_S) as producer:
             began = time.monotonic()
@@ -76,8 +78,10 @@ class Scale:
             return {"one_each_s": time.monotonic() - began, "bare_files_s": bare_s}
 
     def idle(self) -> Figures:
-        """Nobody asks for anything. Of the three brokers the one that takes the most. ``settling_cpu_s``: what is done
-        once for the records that came before, beside what is done all the time."""
+        """Measure the idle brokers, and return the figures of the busiest one.
+
+        ``settling_cpu_s`` is the single work for the earlier records, without the constant work.
+        """
         settle_s, idle_s = _SETTLE_S * self._patience, _IDLE_S * self._patience
         settling, idle = self._taken(settle_s), self._taken(idle_s)
         pids = [self.cluster.pid(broker) for broker in self.cluster.slots]
@@ -90,14 +94,15 @@ class Scale:
         }
 
     def _taken(self, seconds: float) -> list[float]:
-        """Seconds of processor of each broker, while nothing is done here for so long."""
+        """Return the processor time of each broker during an idle wait of ``seconds``."""
         with contextlib.ExitStack() as stack:
             times = [stack.enter_context(CpuTime([self.cluster.pid(broker)])) for broker in self.cluster.slots]
             time.sleep(seconds)
         return [cpu.seconds for cpu in times]
 
     def spread(self) -> Figures:
-        """Batches of 10 kB over all partitions and over six, in turns: processor time of brokers and time, a batch."""
+        """Write batches of 10 kB over all partitions and over six, in turns; return the brokers' processor time and
+        the elapsed time of a batch."""
         with Admin(self.cluster.bootstrap, timeout_s=_TIMEOUT_S) as admin:
             admin.create_topic(
                 _FEW, partitions=_FEW_PARTITIONS, replication_factor=3, config={"min.insync.replicas": 2}
@@ -119,7 +124,7 @@ class Scale:
         }
 
     def _write(self, producer: Producer, topic: str, partitions: int) -> tuple[float, float]:
-        """Seconds of the brokers' processors, and seconds, for one batch."""
+        """Write one batch; return the brokers' processor time and the elapsed time, in seconds."""
         table = pa.table({"value": pa.array([_VALUE] * _BATCH_ROWS, pa.binary())})
         began = time.perf_counter()
         with CpuTime([self.cluster.pid(broker) for broker in self.cluster.slots]) as cpu:
@@ -129,8 +134,10 @@ class Scale:
         return cpu.seconds / self._batches, (time.perf_counter() - began) / self._batches
 
     def stop(self) -> Figures:
-        """SIGTERM under a steady stream to all partitions, until the process is gone and every partition was written
-        to again; then it is started again."""
+        """Stop a broker by SIGTERM under a steady stream to all partitions, then start it again.
+
+        The stop ends when the process has exited and every partition is writable again.
+        """
         interval = interval_s(self.partitions)
         with StreamProcess(
             self.cluster.bootstrap, _TOPIC, partitions=self.partitions, interval_s=interval, consume=False
@@ -142,7 +149,7 @@ class Scale:
         return {**gaps, "stop_restart_s": restarted_s}
 
     def kill(self) -> Figures:
-        """SIGKILL, the others go on without it, and it is started again: until all in-sync sets are full."""
+        """Kill a broker, wait for its successors, start it again, and wait until all in-sync sets are full."""
         victim = min(self.cluster.slots)
         began = time.monotonic()
         self.cluster.kill(victim)
@@ -151,7 +158,7 @@ class Scale:
         return {"kill_healed_s": time.monotonic() - began, "restart_s": self._start_again()}
 
     def _start_again(self) -> float:
-        """Seconds from the start of the process until every partition has all three replicas in sync."""
+        """Start the stopped broker; return the seconds until every partition has all three replicas in sync."""
         began = time.monotonic()
         other = next(slot.broker_id for slot in self.cluster.slots.values() if slot.running)
         self.cluster.start_brokers()
@@ -159,12 +166,12 @@ class Scale:
         return time.monotonic() - began
 
     def _in_sync(self, broker: int, members: int = 3) -> int:
-        """Partitions with so many members in sync, as this broker knows."""
+        """Return the number of partitions with ``members`` replicas in sync, as this broker knows."""
         try:
             with self.cluster.connect(broker) as connection:
                 reply, _ = connection.request(Metadata(0, (_TOPIC,), schemas=False))
         except BrokerError:
-            return 0  # too busy to answer: asked again
+            return 0  # the broker is too busy to respond: the caller asks again
         assert isinstance(reply, MetadataReply)
         return sum(len(part.isr) == members for part in reply.topics[0].partitions)
 
@@ -173,9 +180,12 @@ PIECES = ("create", "one_record_each", "idle", "spread", "stop", "kill")
 
 
 def measure(partitions: int, *, pieces: Collection[str] = PIECES, directory: Path, quick: bool = False) -> Figures:
-    """These ``pieces`` of work, the first two in any case. ``others``: cores that programs besides this one took, in
-    the most disturbed of them. What the brokers wrote stays in ``directory``, until all that is to be measured has
-    been: ext4 without a journal looks at all files deleted in the last minutes when it makes one."""
+    """Measure these ``pieces`` of work, and always the first two.
+
+    ``others`` are the cores that unrelated programs used in the most disturbed piece. The brokers' files stay in
+    ``directory`` until the last measurement: ext4 without a journal visits all recently deleted files when it creates
+    one.
+    """
     figures: Figures = {"others": 0.0}
     with _a_cluster(directory) as cluster:
         scale = Scale(cluster, partitions, patience=0.02 if quick else 1.0, batches=60 if quick else 5_000)
@@ -183,7 +193,7 @@ def measure(partitions: int, *, pieces: Collection[str] = PIECES, directory: Pat
             if name not in (*pieces, *PIECES[:2]):
                 continue
             piece: Callable[[], Figures] = getattr(scale, name)
-            os.sync()  # else the disk is still busy with what the piece before wrote
+            os.sync()  # else the disk is still busy with the writes of the last piece
             began = time.monotonic()
             with Others() as others:
                 found = piece()
@@ -202,7 +212,7 @@ def _a_cluster(directory: Path) -> Iterator[ProcessCluster]:
 
 
 def _bare_files(directory: Path, replicas: int) -> float:
-    """Seconds for as many directories with three small files each; carried up from a part of them."""
+    """Return the seconds for this number of directories with three small files each, extrapolated from a part."""
     some = -(-replicas // _BARE_PART)
     directory.mkdir()
     began = time.monotonic()
@@ -215,7 +225,7 @@ def _bare_files(directory: Path, replicas: int) -> float:
 
 
 def _wait(true: Callable[[], bool], what: str) -> None:
-    """As ``wait_until``, and seldom enough that asking costs the brokers little."""
+    """Wait as ``wait_until`` does, with pauses that keep the load on the brokers low."""
 
     def looked() -> bool:
         found = true()

@@ -1,8 +1,8 @@
-"""The controller's core alone, of a cluster that no machine here could hold: what a dead broker costs it.
+"""The controller's core alone for a cluster larger than this machine: the cost of a dead broker.
 
-No processes and no network. The production core is stepped with what would come back to it: writes of partition states
-through the production store, over a ZooKeeper that only counts, and updates to brokers that are encoded and thrown
-away. So the times are of processor alone: the core's, and that of making what is sent.
+There are no processes and no network. The production core gets the events of a real cluster: its writes of partition
+states go through the production store to a ZooKeeper that only counts, and its updates to brokers are encoded and
+dropped. So the times are pure processor time: of the core, and of the encoding.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ from sparklog.zk.ops import Check, Op, SetData
 from sparklog.zk.session import ZkSession
 
 _EPOCH = 1
-#: A request's length, correlation id and kind, before what it asks.
+#: The length, correlation id and kind of a request, before its content.
 _REQUEST_BYTES = 12
 _NAMES = 32
 
 
 class Cost(NamedTuple):
-    """Seconds are of one core."""
+    """The cost of a dead broker. Seconds are of one core."""
 
     brokers: int
     partitions: int
-    #: Until a new term has decided that all is well, and every broker has been told everything.
+    #: Until a new term has found no work, and every broker has a full update.
     load_s: float
-    #: The longest that it decides nothing else meanwhile.
+    #: The longest single step.
     load_stall_s: float
-    #: From the news that a broker is dead until all writes of its partitions are ordered.
+    #: From the event of the death until the core has ordered all writes of its partitions.
     decide_s: float
-    #: The core's whole work, until all brokers have been told of all that followed from it.
+    #: The core's whole work, until all brokers have all updates of it.
     core_s: float
-    #: Besides: requests to ZooKeeper and updates to brokers, made and encoded.
+    #: In addition: the creation and encoding of requests to ZooKeeper and of updates to brokers.
     sent_s: float
     #: New leaders, and in-sync sets that their leaders shrank.
     elected: int
     shrunk: int
-    #: One after the other, where ``MultiBatcher`` has two under way at a time.
+    #: The number of sequential requests; ``MultiBatcher`` has two in flight.
     round_trips: int
     requests: int
     request_bytes: int
@@ -76,7 +76,7 @@ class Cost(NamedTuple):
 
 
 class CountingZookeeper:
-    """As much of ``ZkSession`` as writing states takes: grants everything in the next turn, and counts."""
+    """The part of ``ZkSession`` that writes of states need: it grants every request in the next turn, and counts."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -97,7 +97,7 @@ class CountingZookeeper:
         return self._company.multi(ops)
 
     async def answer_all(self) -> None:
-        """Round trips, until nobody waits."""
+        """Answer requests, round trip by round trip, until none waits."""
         await asyncio.sleep(0)
         while self._waiting:
             self.turns += 1
@@ -136,7 +136,7 @@ class LargeCluster:
         return effects
 
     def load(self) -> float:
-        """A new term reads everything. Seconds."""
+        """Load a new term with the whole cluster; return the seconds."""
         snapshots = tuple(
             TopicSnapshot(
                 record,
@@ -150,7 +150,7 @@ class LargeCluster:
         return took_s
 
     async def lose(self, victim: int) -> Cost:
-        """A broker's process was seen to end. All of it, until nothing more follows."""
+        """Retire a broker and carry out all consequences; return their cost."""
         load_s = self.load()
         load_stall_s = self.longest_step_s
         del self.brokers[victim]
@@ -181,7 +181,7 @@ class LargeCluster:
         )
 
     async def _carry_out(self, effects: Sequence[Effect], zookeeper: CountingZookeeper) -> int:
-        """Writes go to ZooKeeper as a controller's term sends them. How many there were."""
+        """Send writes to ZooKeeper as a controller's term does; return their number."""
         store = ControllerStore(cast("ZkSession", zookeeper))
         outcomes: dict[TopicPartition, int] = {}
 
@@ -208,7 +208,7 @@ class LargeCluster:
             await zookeeper.answer_all()
             self.sent_s += time.process_time() - began
         self._follow(effects)
-        # A term hands over what came in one turn of its loop: the two multis that were under way.
+        # A term passes on all results of one turn of its loop: of the two multis in flight.
         for tps in _in_groups(list(outcomes), 100):
             self.now_ms += 5
             self._follow(self.step(StatesWritten({tp: outcomes[tp] for tp in tps})))
@@ -216,8 +216,10 @@ class LargeCluster:
         return written
 
     def _shrink(self, victim: int) -> int:
-        """Every leader takes the dead broker out of its in-sync sets, and the controller reads and tells of it: for
-        each broker's notification those partitions that it leads. How many there were."""
+        """Shrink the in-sync sets as every leader does, and pass the notifications to the controller.
+
+        The notification of a broker names the partitions that it leads. Returns the number of shrunk sets.
+        """
         led: dict[int, dict[TopicPartition, VersionedState | None]] = {}
         for tp, node in self.nodes.items():
             state = node.state
@@ -239,7 +241,7 @@ class LargeCluster:
             self._follow(self.step(Ticked()))
 
     def _follow(self, effects: Iterable[Effect]) -> None:
-        """Brokers take what they are told."""
+        """Answer the updates as brokers do."""
         waiting = list(effects)
         while waiting:
             effect = waiting.pop(0)
@@ -285,7 +287,7 @@ def _registration(number: int) -> BrokerRegistration:
 
 
 def _records(brokers: int, partitions: int) -> Iterator[TopicRecord]:
-    """Replicas as Kafka spreads them: each round over the brokers with another distance between them."""
+    """Yield topics with replicas as Kafka spreads them: each round over the brokers with another shift."""
     per_topic = 100
     schema = (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),)
     for topic in range(-(-partitions // per_topic)):
@@ -305,7 +307,7 @@ def _first_state(replicas: tuple[int, ...]) -> VersionedState:
 
 
 def _request_bytes(ops: Sequence[Op]) -> int:
-    """As kazoo encodes it."""
+    """Return the size of a request as kazoo encodes it."""
     encoded = [
         serialization.CheckVersion(op.path, op.version)
         if isinstance(op, Check)

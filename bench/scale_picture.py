@@ -1,8 +1,8 @@
-"""What partitions cost, as a picture: a line for each cost against the number of partitions, in powers of ten.
+"""The cost of partitions as a picture: a line for each cost against the number of partitions, in powers of ten.
 
-What grows as fast as the partitions runs along the dotted lines; what is flat costs nothing per partition.
+A cost that is proportional to the partitions follows the dotted lines; a flat line costs nothing per partition.
 
-Plain SVG with its own colours for light and dark pages.
+It is plain SVG with its own colours for light and dark pages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CURVES = (
 
 
 def svg(results: Results) -> str:
-    """Of everything measured, at each number of partitions."""
+    """Return the picture of all figures at each number of partitions."""
     counts = sorted(results)
     values = [results[count][curve.name] for curve in _CURVES for count in counts if results[count].get(curve.name)]
     if not values:
@@ -68,7 +68,7 @@ def svg(results: Results) -> str:
 
 
 class _Frame:
-    """Where values stand."""
+    """The positions of values in the picture."""
 
     def __init__(self, xs: tuple[int, int], ys: tuple[int, int]) -> None:
         self._xs, self._ys = xs, ys
@@ -118,12 +118,12 @@ class _Frame:
 
 
 def _last(results: Results, curve: _Curve) -> float:
-    """The figure at the most partitions; where there is none, anything."""
+    """Return the figure at the largest number of partitions; 1.0 if there is none."""
     return next((results[count][curve.name] for count in sorted(results)[::-1] if results[count].get(curve.name)), 1.0)
 
 
 def _apart(places: list[float], *, by: float = 17.0) -> list[float]:
-    """The same places, moved as far as labels need to stand below one another."""
+    """Return the positions, moved apart so that their labels do not overlap."""
     moved = [0.0] * len(places)
     below = -math.inf
     for index in sorted(range(len(places)), key=places.__getitem__):

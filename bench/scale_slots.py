@@ -1,9 +1,9 @@
-"""Two broker slots of a host against one: whether K slots do K times the work of one.
+"""Two broker slots of a host against one: do K slots do K times the work of one?
 
-A broker is one process with one loop and takes one core; a client takes another. On a machine without cores to spare
-each broker is held to a share of a core by the kernel (a control group of its own, which takes root), so that two of
-them and their client fit: what one slot does with its share, two have to do twice. Replication factor 1 and acks=1:
-nothing is replicated, and the brokers have nothing to do with each other.
+A broker is one process with one event loop and uses one core; a client uses another. On a machine with few cores the
+kernel limits each broker to a share of a core (by its own control group, which needs root), so that two of them and
+their client fit: two slots must do twice the work of one with the same share. With replication factor 1 and acks=1
+nothing is replicated, and the brokers are independent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROUNDS = 3
 
 
 class Slots(NamedTuple):
-    """Megabytes of values a second, medians, and seconds of a broker's core for a gigabyte."""
+    """The medians of megabytes of values a second, and the seconds of a broker's core for a gigabyte."""
 
     share: float
     one: float
@@ -45,7 +45,7 @@ class _NoGroups(Exception):
 
 
 def measure(share: float, megabytes: int) -> Slots | None:
-    """``share`` of a core for each broker. None: it cannot be limited here."""
+    """Measure with a ``share`` of a core for each broker; None if this machine cannot limit it."""
     rates: dict[int, list[float]] = {1: [], 2: []}
     cpu: dict[int, list[float]] = {1: [], 2: []}
     with contextlib.ExitStack() as stack:
@@ -79,7 +79,7 @@ def text(slots: Slots | None) -> str:
 
 
 def _write(cluster: ProcessCluster, topic: str, partitions: int, megabytes: int) -> tuple[float, float]:
-    """MB/s of values, and seconds of the brokers' processors for a GB of them."""
+    """Write values; return MB/s, and the seconds of the brokers' processors for a GB."""
     with Admin(cluster.bootstrap) as admin:
         admin.create_topic(topic, partitions=partitions, replication_factor=1, config={"min.insync.replicas": 1})
     table = pa.table({"value": pa.array([_VALUE] * _ROWS, pa.binary())})
@@ -103,7 +103,7 @@ def _all_limited(pids: Sequence[int], share: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limited(pid: int, share: float) -> Iterator[None]:
-    """A process and its threads in a control group of their own. Source: cgroups(7)."""
+    """Put a process and its threads into their own control group. Source: cgroups(7)."""
     quota_us = round(share * _PERIOD_US)
     first, second = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
     root, settings = (

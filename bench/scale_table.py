@@ -1,4 +1,4 @@
-"""What is said about the cost of many partitions: figures with their goals and Kafka's, the table, and the file."""
+"""The results on the cost of many partitions: the figures with their goals and Kafka's, the table, and the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Results = dict[int, dict[str, float]]
 
 
 class Figure(NamedTuple):
-    """A line of the table. ``goals`` by number of partitions, each an upper bound; ``kafka`` what it took there."""
+    """A line of the table. ``goals`` are upper bounds by number of partitions; ``kafka`` is Kafka's figure."""
 
     name: str
     title: str
@@ -55,7 +55,7 @@ FIGURES = (
 
 
 def text(results: Results) -> str:
-    """The table, in Markdown. A figure that misses its goal has the goal behind it."""
+    """Return the table in Markdown; a figure that misses its goal is marked."""
     counts = sorted(results)
     rows = [["three brokers, replication factor 3", "unit", *(f"{count:,}" for count in counts), "goal", "Kafka"]]
     for figure in FIGURES:

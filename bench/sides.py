@@ -1,7 +1,7 @@
-"""The two systems that are compared, and what a row needs of them: topics, processes, bytes on disk, a Spark session.
+"""The two systems that are compared, with their topics, processes, bytes on disk and Spark session for the rows.
 
-Both are there for as long as a bench runs, as starting them anew for each run would compare cold ones. While one is
-measured the other is paused: idle, and with what its last run left to do, it took the other's processor.
+Both run as long as the bench, since a restart for each run would compare cold systems. While one is measured the other
+is paused: idle, and with remaining work of its last run, it would use the processor of the other.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TOPIC_TIMEOUT_S = 60.0
-#: For what a system put off while it was paused: its sessions have run out, its chores are due.
+#: The time for postponed work after a pause: sessions have expired, and maintenance is due.
 _SETTLE_S = 2.0
-#: A log that is to be compacted waits for the cleaner's next look, which is not what is measured.
+#: A log waits for the cleaner's next pass, which is not measured.
 _SETTINGS = {"min.insync.replicas": "2", "log.cleaner.backoff.ms": "1000"}
 
 
 class Side(Protocol):
     """One of the two systems, running."""
 
-    #: Also what Spark calls its format.
+    #: Also the name of its format in Spark.
     name: str
     bootstrap: str
 
     def create(self, topic: str, *, partitions: int, replication_factor: int) -> None:
-        """Returns when every partition has a leader that answers."""
+        """Create a topic; return when every partition has a leader that responds."""
 
     def delete(self, topic: str) -> None: ...
 
     def pids(self) -> list[int]:
-        """Of its brokers."""
+        """Return the process ids of the brokers."""
 
     def disk_bytes(self, topic: str) -> int:
-        """What the topic takes on the disks of all brokers."""
+        """Return the bytes of the topic on the disks of all brokers."""
 
     def pause(self) -> None:
-        """All its processes stand still."""
+        """Pause all processes of the system."""
 
     def resume(self) -> None:
-        """Returns when everything is led and in sync as it was before ``pause``. Raises ClusterError."""
+        """Resume; return when every partition has a leader and is in sync as before ``pause``. Raises ClusterError."""
 
 
 class Sparklog:
-    """Ours: ZooKeeper, two controllers (one stands by) and three brokers, all in processes of their own."""
+    """Sparklog's side: ZooKeeper, an active and a standby controller and three brokers, each a separate process."""
 
     name = "sparklog"
 
@@ -126,7 +126,7 @@ class Sparklog:
 
 
 class Kafka:
-    """Theirs."""
+    """Kafka's side."""
 
     name = "kafka"
 
@@ -163,7 +163,7 @@ class Kafka:
             changed.result()
 
     def in_sync(self, topic: str, replicas: int) -> bool:
-        """Whether every partition has a leader and so many replicas in sync."""
+        """Return whether every partition has a leader and ``replicas`` replicas in sync."""
         found = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
         return bool(found) and all(part.leader >= 0 and len(part.isrs) == replicas for part in found.values())
 
@@ -200,7 +200,7 @@ class Kafka:
 
 
 class Bench:
-    """What rows share. Everything is started when first asked for and ended by ``close``. Owner: the main thread.
+    """The systems and sessions that rows share, started at first use and ended by ``close``. Owner: the main thread.
 
     ``scale`` multiplies the numbers of records; ``quick`` makes them so small that only the programs are tried.
     ``with_kafka`` None: if its jars are here already. ``with_delta``: whether the session knows Delta.
@@ -215,12 +215,12 @@ class Bench:
         self._with_delta = with_delta
         #: Whether the session can read and write Kafka; known when there is one.
         self._has_connector = False
-        #: Why there is no Kafka; empty while there is, or nobody has asked.
+        #: Why there is no Kafka; empty if there is, or before the first use.
         self.missing = ""
         self._directory = Path(tempfile.mkdtemp(prefix="sparklog-bench-"))
         self._ends = ExitStack()
         self.started: list[Side] = []
-        #: Who was paused last and has not been whole since.
+        #: The side that was paused last and has not been whole since.
         self._paused: Side | None = None
         self._stands_still = False
         self._numbers = itertools.count()
@@ -241,7 +241,7 @@ class Bench:
         print(text, file=sys.stderr, flush=True)
 
     def fill_memory(self) -> None:
-        """What is free of it goes to the page cache, from which runs take it; see ``memory``."""
+        """Fill the free memory with page cache, from which runs allocate; see ``memory``."""
         if not self.quick:
             self._page_cache.fill()
 
@@ -252,7 +252,7 @@ class Bench:
         return cache
 
     def count(self, records: int, quick: int) -> int:
-        """How many records a run has."""
+        """Return the number of records of a run."""
         return quick if self.quick else max(quick, round(records * self.scale))
 
     @cached_property
@@ -265,7 +265,7 @@ class Bench:
 
     @cached_property
     def kafka(self) -> Kafka | None:
-        """None where it cannot be had: ``missing`` says why."""
+        """Kafka's side; None if it is not available, for the reason in ``missing``."""
         if self._with_kafka is False:
             self.missing = "not asked for"
             return None
@@ -280,7 +280,7 @@ class Bench:
         return side
 
     def sides(self) -> Iterator[Side]:
-        """Ours, and Kafka where it is."""
+        """Yield sparklog's side, and Kafka's if it is available."""
         yield self.ours
         if self.kafka is not None:
             yield self.kafka
@@ -300,7 +300,7 @@ class Bench:
 
     @cached_property
     def spark(self) -> SparkSession:
-        """One session on two cores for both, with Kafka's connector where that is."""
+        """The session on two cores for both sides, with Kafka's connector if it is available."""
         from bench.spark_session import open_session
 
         jars: list[Path] = []
@@ -316,12 +316,12 @@ class Bench:
 
     @property
     def connector(self) -> bool:
-        """Whether the session can read and write Kafka."""
+        """Return whether the session can read and write Kafka."""
         return bool(self.spark) and self._has_connector
 
     @contextmanager
     def topic(self, side: Any, *, partitions: int, **options: Any) -> Iterator[str]:
-        """A topic with a name that nobody had, deleted at the end."""
+        """Create a topic with a new name, and delete it at the end."""
         name = f"bench-{os.getpid()}-{next(self._numbers)}"
         side.create(name, partitions=partitions, **options)
         try:
@@ -334,7 +334,7 @@ class Bench:
 
 
 def _bytes_below(directory: Path, topic: str) -> int:
-    """What files of the topic's partitions take; logs have one directory a partition, named ``<topic>-<number>``."""
+    """Return the bytes of the topic's files; logs have one directory a partition, named ``<topic>-<number>``."""
     return sum(
         path.stat().st_blocks * 512
         for partition in directory.glob(f"{topic}-*")

@@ -1,4 +1,4 @@
-"""The Spark session that all rows share: two cores, and Kafka's connector where it is."""
+"""The Spark session that all rows share: two cores, and Kafka's connector if it is available."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def open_session(jars: Sequence[Path], scratch: Path, *, with_delta: bool = Fals
             builder = builder.config(name, value)
     on_interrupt = signal.getsignal(signal.SIGINT)
     spark = builder.getOrCreate()
-    signal.signal(signal.SIGINT, on_interrupt)  # Spark's own would raise anew while clusters are being stopped
+    signal.signal(signal.SIGINT, on_interrupt)  # Spark's own handler would raise again while clusters stop
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -1,10 +1,10 @@
-"""A steady stream of small records to every partition of a topic, and how long each partition's stream stood still.
+"""A steady stream of small records to every partition of a topic, and the longest pause of each partition.
 
-A program of its own, so that what it costs is no broker's and no controller's, steered by lines on its standard input:
-``mark`` begins a measurement, ``report`` prints it as JSON, ``watch`` and then ``silent`` tell which partitions had no
-acknowledgement since ``watch``, the end of input ends it. At most one record of a partition is under way. After a wait
-the next record follows when it would have been due anyway: else all that waited together would be due together from
-then on, and no record would be there to see the next wait.
+It is a separate program, so that its cost is not a broker's or the controller's. Lines on its standard input control
+it: ``mark`` starts a measurement, ``report`` prints it as JSON, ``watch`` and then ``silent`` print the partitions
+without an acknowledgement since ``watch``, and the end of input ends it. At most one record of a partition is in
+flight. After a wait the next record keeps its original time: otherwise all partitions that waited together would be
+due together afterwards, and no record would detect the next wait.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.005
 
 
 class Report(NamedTuple):
-    """One measurement. Gaps in milliseconds, by partition: the longest time between two successive acknowledgements,
-    less the interval of the stream."""
+    """One measurement: the gaps in milliseconds, by partition.
+
+    A gap is the longest time between two successive acknowledgements, less the interval of the stream.
+    """
 
     gaps_ms: list[float]
     #: When that gap ended, in milliseconds since ``mark``.
@@ -52,7 +54,7 @@ class Report(NamedTuple):
 
 
 class SteadyStream:
-    """Owner: the main thread of the load's process. Acknowledgements come from the producer's thread."""
+    """The stream. Owner: the main thread of its process. The producer's thread calls the acknowledgements."""
 
     def __init__(self, bootstrap: str, topic: str, *, partitions: int, interval_s: float) -> None:
         self._topic = topic
@@ -74,7 +76,7 @@ class SteadyStream:
         self._threads = [threading.Thread(target=self._send_all, daemon=True)]
 
     def consume(self, bootstrap: str) -> None:
-        """Read along what is written; called before ``start``."""
+        """Also read the records that are written; call it before ``start``."""
         self._threads.append(threading.Thread(target=self._read, args=(bootstrap,), daemon=True))
 
     def start(self) -> None:
@@ -93,7 +95,7 @@ class SteadyStream:
         self._longest_fetch_gap = 0.0
 
     def report(self) -> Report:
-        """What was seen since ``mark``; a partition that still waits counts until now."""
+        """Return the measurement since ``mark``; a partition that still waits counts until now."""
         with self._lock:
             now = time.monotonic()
             for partition, at in enumerate(self._acked_at):
@@ -115,7 +117,7 @@ class SteadyStream:
         self._watched_from = time.monotonic()
 
     def silent(self) -> list[int]:
-        """Partitions without an acknowledgement since ``watch``."""
+        """Return the partitions without an acknowledgement since ``watch``."""
         with self._lock:
             return [number for number, at in enumerate(self._acked_at) if at < self._watched_from]
 
@@ -189,12 +191,12 @@ class SteadyStream:
 
 
 class StreamProcess:
-    """A stream in a process of its own. Owner: the measuring program, as a context manager."""
+    """A stream in a separate process. Owner: the measuring program, as a context manager."""
 
     def __init__(
         self, bootstrap: str, topic: str, *, partitions: int, interval_s: float, consume: bool = False
     ) -> None:
-        """Returns when every partition has been written to once."""
+        """Start the process; return when every partition has one record."""
         arguments = [bootstrap, topic, str(partitions), str(interval_s), "consume" if consume else "-"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.steady_stream", *arguments],
@@ -220,8 +222,10 @@ class StreamProcess:
         return Report(**json.loads(self._ask("report")))
 
     def wait_all_acked(self, timeout_s: float, *, but: Collection[int] = ()) -> None:
-        """Until every partition, ``but`` for these, is acknowledged once more from now on, or time is up: then the
-        report's gaps tell."""
+        """Wait until every partition, except those in ``but``, has a new acknowledgement, or until time is up.
+
+        The gaps of the report show the partitions without one.
+        """
         self._ask("watch")
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and set(json.loads(self._ask("silent"))) - set(but):
@@ -275,4 +279,4 @@ def _say(line: Any) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    os._exit(0)  # records that are under way are nobody's concern any more
+    os._exit(0)  # the records in flight no longer matter

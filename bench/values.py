@@ -1,7 +1,7 @@
-"""The records that are written, and the proof that all of them came back: values of one size, each with its number.
+"""The written records and the check that all of them were read: values of one size, each with its number.
 
-A value is its number in 16 decimal digits, then ``x`` up to its size; so Spark makes the same ones with two functions,
-and a look at the columns tells whether any is missing, doubled or damaged.
+A value is its number in 16 decimal digits, then ``x`` up to its size. So Spark creates the same values with two
+functions, and a check of the columns finds missing, duplicate and damaged values.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The demonstration behind ``jobs/demo.py``: real rows in through Spark, kills on the way, the same rows out.
+"""The demonstration of ``jobs/demo.py``: it writes real rows through Spark during kills, and reads the same rows.
 
-``run`` is the way in. It uses the log as any user would, through Spark and the admin client. The processes it kills
-have to be on this machine.
+``run`` is the entry point. It uses the log as any user does, through Spark and the admin client. The processes that it
+kills must be on this machine.
 """

@@ -1,6 +1,6 @@
-"""What came out against what went in, and the replicas' files against each other.
+"""The comparison of the rows that were read with those written, and of the replicas' files with each other.
 
-Rows that a task wrote twice are taken away by their row id first, and counted; nothing else is forgiven.
+Rows that a task wrote twice are removed by their row id first, and counted; every other difference is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Duplicates:
 
 
 def compare_rows(source: pa.Table, found: pa.Table, *, slice_rows: int, story: Story) -> Duplicates:
-    """Compare what was read with ``source`` by count, by carrier, by the sum of every numeric column, and whole."""
+    """Compare the rows read with ``source``: by count, by carrier, by the sum of every numeric column, and whole."""
     unique = _first_of_each(found.select(source.schema.names))
     story.check("rows", expected=source.num_rows, found=unique.num_rows)
     missing = len(np.setdiff1d(_ids(source), _ids(unique)))
@@ -97,7 +97,7 @@ def _ids(table: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def _first_of_each(found: pa.Table) -> pa.Table:
-    """One row for each row id, ordered by it."""
+    """Return one row for each row id, in the order of the ids."""
     _, first = np.unique(_ids(found), return_index=True)
     return found.take(pa.array(first))
 
@@ -147,7 +147,7 @@ def _directories(admin: Admin, topic: str) -> dict[int, list[Path]]:
 
 
 def _all_sealed(directory: Path) -> bool:
-    """Every segment but the last ends with the Arrow file footer's magic."""
+    """Return whether every segment except the last ends with the magic of an Arrow file."""
     return all(_is_sealed(path) for path in sorted(directory.glob("*.arrow"))[:-1])
 
 

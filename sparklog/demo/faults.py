@@ -26,7 +26,7 @@ _TURN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """An executor's JVM on this machine; ``tasks`` it is running."""
+    """The JVM of an executor on this machine, with the number of its running ``tasks``."""
 
     executor_id: str
     pid: int
@@ -34,7 +34,7 @@ class Executor:
 
 
 class FaultThread(threading.Thread):
-    """Runs beside the write: kills an executor at ``first`` rows in the log and a leader at ``second``.
+    """A thread during the write that kills an executor at ``first`` rows in the log and a leader at ``second``.
 
     Ends by itself once both are done, or when ``finish`` says that the write is over. ``failure`` holds what went
     wrong, for the main thread to raise.
@@ -112,7 +112,7 @@ class FaultThread(threading.Thread):
         if not _await(lambda: _leader_epoch(admin, self._topic) > before.leader_epoch, never, within_s=_TURN_S):
             raise ClusterError(f"partition 0 of {self._topic} got no new leader within {_TURN_S:g} s")
         after = admin.describe_topic(self._topic).partitions[0]
-        # Without a task to see its end just then, the broker may be back, log intact, before ZooKeeper misses it.
+        # If no task sees the end, the broker may be back with its log before its ZooKeeper session expires.
         which = "once more, as a new process" if after.leader == before.leader else "now"
         self._story.tell(
             "leader elected",

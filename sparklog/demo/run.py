@@ -16,7 +16,7 @@ from sparklog.demo.story import Story
 TOPIC = "flights"
 PARTITIONS = 6
 REPLICAS = 3
-#: Tasks of the write. Many, so that few of them are under way when an executor dies.
+#: Tasks of the write. Many, so that only a few run when an executor dies.
 SLICES = 48
 #: Small, so that there are sealed segments to compare.
 SEGMENT_BYTES = 1024 * 1024
@@ -25,13 +25,12 @@ _JOB_GROUP = "sparklog-demo-write"
 
 
 def run(spark: SparkSession, bootstrap: str, *, scratch: Path, story: Story) -> bool:
-    """Run it against the cluster at ``bootstrap``; true when everything that was compared is equal.
+    """Run the demonstration on the cluster at ``bootstrap``; return whether everything compared is equal.
 
     ``scratch`` is an empty directory that all executors see. The session's source must know ``bootstrap``.
 
     Raises:
-        SparklogError: it could not be carried through: no kill happened, replicas did not catch up, no executor to
-            kill.
+        SparklogError: the run is incomplete: no kill happened, replicas did not catch up, or there is no executor.
     """
     source = load_flights()
     slice_rows = write_slices(source, scratch / "flights", SLICES)
@@ -65,7 +64,7 @@ def run(spark: SparkSession, bootstrap: str, *, scratch: Path, story: Story) -> 
 
 
 def _write(spark: SparkSession, bootstrap: str, slices: Path, *, rows: int, story: Story) -> int:
-    """One Spark job of ``SLICES`` tasks, with the kills beside it; returns how many tasks failed and were run again."""
+    """Write the slices in one Spark job during the kills; return the number of tasks that failed and ran again."""
     context = spark.sparkContext
     context.setJobGroup(_JOB_GROUP, "flights into the log")
     spark.conf.set("spark.sql.files.maxPartitionBytes", "4m")  # Spark counts 4 MB for opening a file: one file a task

@@ -1,4 +1,4 @@
-"""What happened, when, and what was compared with what: collected while it happens, printed at the end."""
+"""The events and the comparisons of the demonstration, with their times; printed at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison of the source with what the log gave back."""
+    """One comparison of the source with the rows that were read."""
 
     what: str
     expected: str
@@ -21,7 +21,7 @@ class Check:
 
 @dataclass(slots=True)
 class Story:
-    """Events in order of time.
+    """The events in order of time.
 
     Owned by the demonstration's main thread. Its fault thread also calls ``tell``, which appends only, without a lock.
     """

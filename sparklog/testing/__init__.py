@@ -1,5 +1,5 @@
-"""Shipped fakes: a simulated cluster in which a seed decides every delay, loss and crash.
+"""The simulated cluster, in which a seed decides every delay, loss and crash, and the tools of tests on real clusters.
 
-Runs the production cores, not models of them; see ``sim_cluster.SimCluster``. Nothing here is imported by production
-code.
+The simulation runs the production cores, not models of them; see ``sim_cluster.SimCluster``. Production code imports
+nothing from this package.
 """

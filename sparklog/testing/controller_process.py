@@ -1,7 +1,7 @@
 """A controller in a process of its own, to be paused and killed: ``python -m sparklog.testing.controller_process``.
 
 Arguments: ZooKeeper's address, the cluster's id, the settings as JSON, the secret file if there is one.
-Stands for election until SIGTERM.
+The process stands for election until SIGTERM.
 """
 
 from __future__ import annotations

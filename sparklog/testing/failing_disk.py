@@ -1,4 +1,4 @@
-"""A broker whose disk fails when told to: ``python -m sparklog.testing.failing_disk SWITCH --config FILE``.
+"""A broker whose disk fails on demand: ``python -m sparklog.testing.failing_disk SWITCH --config FILE``.
 
 While the file SWITCH exists every fsync fails, as on a disk with bad sectors. When it holds ``read-only`` no file can
 be changed either, as after the abort of a file system's journal.
@@ -21,7 +21,7 @@ READ_ONLY = "read-only"
 
 
 def fail_while(switch: Path) -> None:
-    """Make the disk of this process one that fails."""
+    """Make the disk of this process fail while the file ``switch`` exists."""
 
     def failing(call: Callable[..., Any], code: int, *, when: str) -> Callable[..., Any]:
         @functools.wraps(call)

@@ -58,11 +58,11 @@ class Fetching:
 
     leader: int
     leader_epoch: int
-    #: number of the request under way; its answer or its time-out starts the next
+    #: number of the request in flight; its response or its timeout starts the next one
     request: int = 0
-    #: when it was sent, by the own clock
+    #: when the request was sent, by the follower's clock
     sent_ms: int = 0
-    #: high watermark in the last answer
+    #: high watermark of the last response
     mark: int = 0
 
 
@@ -96,15 +96,15 @@ class Hosted:
     checker: PartitionChecker
     checkpoint: int = 0
     replica: Replica | None = None
-    #: the replica's high watermark as it last told, or began with
+    #: the replica's last reported or initial high watermark
     mark: int = 0
     fetching: Fetching | None = None
     produces: dict[int, Produce] = field(default_factory=dict)
     #: long polls, by follower
     parked: dict[int, Asked] = field(default_factory=dict)
-    #: a cut that was ordered and takes its time
+    #: a truncation in progress
     cut: TruncateLog | None = None
-    #: a cut that was refused, as long as the refusal stands
+    #: a refused truncation, while the refusal holds
     refused: RefuseCut | None = None
 
     def forget_process(self) -> None:

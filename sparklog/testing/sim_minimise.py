@@ -13,15 +13,15 @@ from dataclasses import replace
 from sparklog.testing.sim_case import Case, Found
 from sparklog.testing.sim_cluster import PRODUCE_MS
 
-#: networks under which each smaller case is tried
+#: number of networks under which each smaller case is tried
 SALTS = 6
-#: networks that are tried for an earlier failure of the same actions
+#: number of networks that are tried for an earlier failure of the same actions
 SOONER_SALTS = 16
-#: runs of the simulator altogether
+#: total number of runs of the simulator
 BUDGET = 1200
-#: how many times as seldom records are produced
+#: factors by which the pause between records grows
 FEWER_RECORDS = (32, 16, 8, 4, 2)
-#: actions are moved as close to this time and to each other; the cluster has its leaders by then
+#: time of the first action after the minimisation; by then the cluster has its leaders
 FIRST_ACTION_MS = 150
 GAP_MS = 20
 

@@ -1,7 +1,7 @@
 """The table of mutants that the simulator must catch: a simulator that finds nothing proves nothing.
 
-Each breaks one rule (``sim_variants``), and is run with the core's own assertions off, so that only its behaviour can
-give it away.
+Each mutant breaks one rule (``sim_variants``), and runs without the core's own assertions, so that only its behaviour
+reveals it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_network import NetworkFaults
 from sparklog.testing.sim_schedule import FAULTS
 
-#: module or class, name of a function in it, and what stands in its place
+#: module or class, name of a function in it, and the broken function that replaces it
 NOTHING = "nothing"
 Patch = tuple[object, str, Callable[..., Any]]
 
 
 class Caught(NamedTuple):
-    """The rule that is found broken, the seed that shows it now, and the bound: one of so many seeds must show it."""
+    """The broken rule that is reported, a seed that shows it now, and a number of seeds of which one must show it."""
 
     rule: str
     seed: int
@@ -37,7 +37,7 @@ class Caught(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """Broken on purpose. ``caught`` says by what.
+    """A variant that is broken on purpose. ``caught`` says which check catches it.
     ``weather`` and ``restless`` seek the rare cases where the broken rule is the only one that holds; the others are
     found in any weather. So does ``page_cache_loss``."""
 
@@ -59,12 +59,12 @@ class Mutant:
 
     @property
     def sound(self) -> bool:
-        """Nothing is broken: it must not be caught."""
+        """Whether nothing is broken, so that no seed may catch the variant."""
         return self.broken == NOTHING
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within it the patched functions are the broken ones."""
+        """Replace the patched functions by the broken ones inside the block."""
         with ExitStack() as restored:
             for module, name, broken in self.patches:
                 restored.callback(setattr, module, name, getattr(module, name))
@@ -93,7 +93,7 @@ _LEADERS_TO_AND_FRO = (
     ("reassign", 0),
     ("cancel reassignment", 0),
 )
-#: and full disks, so that what was lost is not back at once
+#: and full disks, so that lost data does not return at once
 _CRASHES_ALONE = (
     ("crash", 10),
     ("full disk", 30),
@@ -319,11 +319,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
-#: the code as it is
+#: the production code
 SOUND = Mutant("sound", NOTHING, Caught("", 0, 0), partitions=6)
-#: the same, and the driver goes away now and then
+#: the production code, and the driver vanishes now and then
 DRIVERLESS = Mutant("sound, without its driver at times", NOTHING, Caught("", 0, 0), partitions=6, likely=_DRIVERLESS)
 BY_NAME[DRIVERLESS.name] = DRIVERLESS
-#: the same, and directories of logs are lost or exchanged
+#: the production code, and directories of logs are lost or swapped
 LOSING_LOGS = Mutant("sound, losing logs at times", NOTHING, Caught("", 0, 0), partitions=6, likely=_LOSING_LOGS)
 BY_NAME[LOSING_LOGS.name] = LOSING_LOGS

@@ -1,8 +1,8 @@
-"""Simulated time and network: one queue of things to happen, and a seed for all that depends on chance.
+"""Simulated time and network: one queue of events, and a seed for all random choices.
 
-What befalls messages is drawn from a generator of the network's own, so that the same schedule of faults can be played
-in another weather (``salt``). Everything that happens later goes through ``put``. So a seed replays exactly, and a
-trace of it can be kept.
+The network draws the fate of messages from its own generator, so that the same schedule of faults can be played over
+another network (``salt``). Every later event goes through ``put``. Therefore a seed replays exactly, and its trace can
+be kept.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ CONTROLLERS = ("c1", "c2")
 
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
-    """How bad the network is. Probabilities per message, delays in ms."""
+    """The faults of the network: probabilities per message, delays in ms."""
 
     loss: float = 0.03
     duplicate: float = 0.05
     slow: float = 0.05
     delay_ms: int = 4
     slow_ms: int = 250
-    #: more loss of what ZooKeeper answers: writes whose fate the writer does not know
+    #: additional loss of ZooKeeper's responses, which leaves writes of unknown fate
     zk_answer_loss: float = 0.0
-    #: a second copy of a message comes up to so late
+    #: the longest delay of a second copy of a message
     duplicate_ms: int = 1500
-    #: chance that what a controller tells a broker comes later than all else, by up to ``slow_ms``
+    #: chance that a controller's update arrives later than all else, by up to ``slow_ms``
     late_updates: float = 0.0
 
-    #: chance that a message is lost, late or doubled: one of them
+    #: chance that a message is lost, late or duplicated
     bad: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class NetworkFaults:
 
 
 FINE = NetworkFaults(loss=0.0, duplicate=0.0, slow=0.0)
-#: A seed takes one of these: what one hides another shows. Source: "Swarm Testing" (Groce et al.).
+#: A seed chooses one of these: some faults hide others. Source: "Swarm Testing" (Groce et al.).
 WEATHERS = (
     NetworkFaults(),
     NetworkFaults(loss=0.0, duplicate=0.0, slow=0.02),
@@ -54,11 +54,11 @@ WEATHERS = (
 
 
 class ProcessEnded(Exception):
-    """The process died in the middle of what it did."""
+    """The death of a process in the middle of an action."""
 
 
 class Actor(Protocol):
-    """A process, as far as the order of time goes."""
+    """The parts of a process that the order of events needs."""
 
     alive: bool
     #: counts starts and ends
@@ -66,25 +66,25 @@ class Actor(Protocol):
     paused_until_ms: int
 
 
-#: What is to be done, and by which process: as that one, when it is not paused, and never as a later one. None: by
-#: nobody in particular.
+#: An action and its process: it runs only in that incarnation of the process, and not while it is paused. None: the
+#: action belongs to no process.
 Deed = tuple[Actor | None, int, Callable[[], None]]
 
 
 class SimNetwork:
-    """Mutable, single-threaded. ``now_ms`` moves only in ``run_until``."""
+    """The simulated network and clock. Mutable, single-threaded. ``now_ms`` moves only in ``run_until``."""
 
     def __init__(self, seed: int, *, weather: NetworkFaults, salt: int = 0, trace_length: int = 400) -> None:
         self.random = random.Random(seed)
         self.weather = weather
         self.now_ms = 0
         self.events = 0
-        #: (from, to) pairs over which nothing gets through; names are those of ``send``
+        #: (from, to) pairs that are cut; the names are those of ``send``
         self.cut: set[tuple[object, object]] = set()
-        #: what befell the cluster, by kind
+        #: number of events of the cluster, by kind
         self.happened: Counter[str] = Counter()
         self._chance = random.Random(f"net {seed} {salt}").random
-        #: by the time they are due, in the order they were put: times are whole milliseconds, so no heap is needed
+        #: actions by their time, in the order of ``put``: times are whole milliseconds, so no heap is needed
         self._due: dict[int, list[Deed]] = {}
         #: when the last message of a pair arrives
         self._last: dict[tuple[object, object], int] = {}
@@ -94,7 +94,7 @@ class SimNetwork:
         self.put(self.now_ms + delay_ms, (None, 0, action))
 
     def put(self, due_ms: int, deed: Deed) -> None:
-        """It is done at that time, after whatever was put there before."""
+        """Schedule an action at a time, after the earlier actions of that time."""
         due = self._due.get(due_ms)
         if due is None:
             self._due[due_ms] = [deed]
@@ -102,8 +102,10 @@ class SimNetwork:
             due.append(deed)
 
     def send(self, source: object, target: object, deed: Deed, *, ordered: bool = False) -> None:
-        """Hand a message to the network: it may come late, twice, after a later one, or never. ``ordered``: over one
-        connection, which may break but neither doubles nor reorders."""
+        """Send a message: it may arrive late, twice, after a later one, or never.
+
+        ``ordered``: the message uses one connection, which may break but neither duplicates nor reorders.
+        """
         weather, pair = self.weather, (source, target)
         if self.cut and pair in self.cut:
             self.happened["message lost in a partition"] += 1
@@ -147,7 +149,7 @@ class SimNetwork:
             if due is None:
                 continue
             self.now_ms = now_ms
-            for deed in due:  # grows meanwhile
+            for deed in due:  # the list grows during the loop
                 owner, process, action = deed
                 if owner is not None:
                     if process != owner.process or not owner.alive:
@@ -164,5 +166,5 @@ class SimNetwork:
         self.now_ms = end_ms
 
     def note(self, line: str) -> None:
-        """A line of the trace: shown when the seed fails."""
+        """Add a line to the trace, which is shown when the seed fails."""
         self.trace.append(f"{self.now_ms:>6} {line}")

@@ -1,8 +1,7 @@
-"""What befalls a simulated cluster, as data: drawn up front by the seed, so that it can be played with some left out.
+"""The actions on a simulated cluster as data: the seed draws them in advance, so that a run can omit some of them.
 
-An action is a time, a kind and a seed of its own. Whoever plays it draws its choices from that seed and from nothing
-else, and judges by the state of the moment whether it can happen at all: the same action stays the same whatever
-befell the cluster before it.
+An action has a time, a kind and its own seed. The player draws all choices of the action from that seed, and decides
+by the state of the moment whether the action is possible. So an action stays the same whatever happened before it.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ FAULTS = {
     "restart zookeeper": 1,
     "resign": 1,
     "driver away": 0.3,
-    # only where they are asked for
+    # only in runs that name them
     "lose a log": 0,
     "exchange logs": 0,
 }
-#: what operators do: kind to weight
+#: operations: kind to weight
 OPERATIONS = {
     "restart broker": 3,
     "withdrawn stop": 2,
@@ -45,16 +44,16 @@ OPERATIONS = {
     "elect preferred": 2,
     "elect uncleanly": 1,
 }
-#: how often the chance of an operation is thrown
+#: interval at which an operation may happen
 LOOK_MS = 30
 
 
 class Action(NamedTuple):
-    """One thing that befalls the cluster. ``number`` is its place in the whole schedule of its seed."""
+    """One action on the cluster. ``number`` is its position in the whole schedule of its seed."""
 
     at_ms: int
     kind: str
-    #: of the generator that its choices are drawn from
+    #: seed of the generator of its choices
     seed: int
     number: int = -1
 
@@ -62,9 +61,11 @@ class Action(NamedTuple):
 def draw_schedule(
     chance: random.Random, *, until_ms: int, restless: float, likely: Mapping[str, float] | None = None
 ) -> tuple[Action, ...]:
-    """Everything that befalls a cluster before ``until_ms``, in order of time. ``restless``: how likely an
-    operator does something, in each ``LOOK_MS``; ``likely``: other weights than usual, by kind. A shorter schedule is
-    the beginning of a longer one."""
+    """Return all actions on a cluster before ``until_ms``, in order of time.
+
+    ``restless`` is the chance of an operation in each ``LOOK_MS``; ``likely`` overrides weights by kind. A shorter
+    schedule is the beginning of a longer one.
+    """
     faults = {kind: (likely or {}).get(kind, weight) for kind, weight in FAULTS.items()}
     todo = {kind: (likely or {}).get(kind, weight) for kind, weight in OPERATIONS.items()}
     actions = []

@@ -1,8 +1,7 @@
-"""A session with the simulated ZooKeeper, from its client's side: pings, requests, and the news that it is over.
+"""The client's side of a session with the simulated ZooKeeper: pings, requests, and the expiry.
 
-As kazoo's: requests and answers keep their order on one connection; a request whose answer does not come has an
-unknown fate; a session that was not heard of for its time-out is ended by the server, and the client hears of it when
-it is back.
+It acts as kazoo does. Requests and responses keep their order on one connection. A request without a response has an
+unknown fate. The server ends a session after its timeout without a message; the client learns that when it reconnects.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class SimSession:
-    """Owner: one process of a broker or controller; replaced by a new one when it is over."""
+    """One session. Owner: one process of a broker or controller, which opens a new session after the expiry."""
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class SimSession:
         on_over: Callable[[], None],
         on_moved: Callable[[bool], None] = lambda connected: None,
     ) -> None:
-        """``on_moved`` hears whether the server can be reached."""
+        """Open the session; ``on_moved`` is called with the new state of the connection."""
         self.session_id = zk.next_session()
         self.connected = True
         self.over = False
@@ -50,7 +49,7 @@ class SimSession:
         answered: Callable[[_T], None],
         lost: Callable[[], None],
     ) -> None:
-        """One request: exactly one of ``answered`` and ``lost`` follows while the process lives."""
+        """Send one request; exactly one of ``answered`` and ``lost`` is called while the process lives."""
         owner = self.owner
         self._sent_ms = owner.now_ms
         request = _Request(self, owner.process, execute, answered=answered, lost=lost)
@@ -58,7 +57,7 @@ class SimSession:
         owner.later(ANSWER_MS, request.give_up)
 
     def close(self) -> None:
-        """In an orderly way: the server ends it when it hears of it."""
+        """Close the session; the server ends it when the message arrives."""
         self.over = True
         session_id, zk = self.session_id, self.zk
         self.owner.send(zk, lambda: zk.end_session(session_id), ordered=True)
@@ -94,7 +93,7 @@ class SimSession:
 
 
 class _Request(Generic[_T]):
-    """One request on its way: arrives, is answered or refused, and is given up unless that comes in time."""
+    """One request in flight, which is given up unless its response or refusal arrives in time."""
 
     __slots__ = ("_answered", "_execute", "_lost", "_process", "_session", "_waiting")
 

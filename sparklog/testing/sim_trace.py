@@ -1,7 +1,7 @@
-"""What happened to the replicas of one partition, one line an event, in the words of the protocol.
+"""The trace of one partition's replicas, one line for each event, in the terms of the protocol.
 
-``traced`` makes a replica core that tells each of its steps; it decides nothing, so a schedule plays as it does
-without. Lines about other partitions are left out, lines about brokers, links and the controller stay.
+``traced`` makes a replica core that reports each step and decides nothing, so that a schedule plays as without it.
+``about`` omits lines of other partitions and keeps lines about brokers, links and the controller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PARTITION = re.compile(r"\b[tuv]-\d+\b")
 
 
 def traced(replica_type: type[Replica], tell: Told) -> type[Replica]:
-    """That core, telling ``tell`` a line for each step that changed something."""
+    """Return a subclass of the core that calls ``tell`` with a line for each step with a change."""
 
     class Traced(replica_type):  # type: ignore[valid-type, misc]
         __slots__ = ()
@@ -35,12 +35,12 @@ def traced(replica_type: type[Replica], tell: Told) -> type[Replica]:
 
 
 def about(partition: str, lines: Iterable[str]) -> list[str]:
-    """The lines that name this partition, or none."""
+    """Return the lines that name this partition or no partition."""
     return [line for line in lines if partition in (names := _PARTITION.findall(line)) or not names]
 
 
 def describe(event: ev.Event, effects: list[fx.Effect]) -> str:
-    """One step as a line; empty where nothing changed and nobody was told anything new."""
+    """Return one step as a line; an empty text if the step changed nothing and sent no news."""
     told = [words for words in map(_effect, effects) if words]
     fact = _event(event)
     if not fact:

@@ -1,7 +1,7 @@
-"""ZooKeeper as the cluster uses it: a process with sessions, versioned partition nodes, registrations and requests.
+"""The simulated ZooKeeper: a process with sessions, versioned partition nodes, registrations and requests.
 
 Each method is one atomic operation of the real server (a multi where it checks several nodes) and survives its
-restart. Delay and loss of requests and answers, and whether the session still lives, are ``SimSession``'s business.
+restart. ``SimSession`` models the delay and loss of requests and responses, and the life of the session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SESSION_MS = 400
 _LOOK_MS = 50
 #: expected version of a node that is to be created
 _CREATE = -1
-#: one in so many notifications says none of it
+#: one in this number of notifications names no partitions
 _TOO_MUCH = 10
 
 
@@ -33,23 +33,23 @@ class Registration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BadVersion:
-    """The compare-and-set lost; this is what the node holds. None: there is no node."""
+    """A lost compare-and-set, with the content of the node. None: there is no node."""
 
     found: VersionedState | None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """The topic of that id is no more: nothing was written."""
+    """A write without effect, because the topic of that id is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochLost:
-    """Another controller has been elected: nothing was written."""
+    """A write without effect, because another controller has been elected."""
 
 
 class Levels(NamedTuple):
-    """What a controller watches, at one moment."""
+    """The nodes that a controller watches, at one moment."""
 
     controller_session: int
     registered: dict[int, int]
@@ -61,7 +61,7 @@ class Levels(NamedTuple):
     topics: dict[str, tuple[TopicRecord, int]]
     deletions: dict[str, str]
     elections: dict[str, ElectionAsked]
-    #: what leaders say they wrote, by notification; empty: it may be any partition
+    #: the states that leaders report as written, by notification; empty: any partition may have changed
     isr_changes: dict[int, tuple[TopicStates, ...]]
     refusals: tuple[CutRefused, ...]
 
@@ -70,8 +70,10 @@ Written = Callable[[TopicPartition, VersionedState | None, VersionedState], None
 
 
 class SimZk(SimProcess):
-    """Mutable, shared by all simulated processes. ``on_write`` sees each new partition state, for the checkers,
-    and ``on_topic`` each new record of a topic."""
+    """The simulated server. Mutable, shared by all simulated processes.
+
+    ``on_write`` is called with each new partition state, for the checkers, and ``on_topic`` with each new record.
+    """
 
     def __init__(self, world: SimNetwork, on_write: Written, on_topic: Callable[[TopicRecord], None]) -> None:
         super().__init__(ZK, world)
@@ -108,7 +110,7 @@ class SimZk(SimProcess):
     # --- sessions -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Sessions outlive a restart: their time-outs begin anew."""
+        """Start the server; sessions survive a restart, and their timeouts start again."""
         self.begin()
         self._heard = dict.fromkeys(self._heard, self.now_ms)
         self.later(_LOOK_MS, self._look)
@@ -118,14 +120,14 @@ class SimZk(SimProcess):
         return self._sessions
 
     def touch(self, session_id: int) -> bool:
-        """A request of that session came; whether it lives."""
+        """Record a request of the session; return whether the session lives."""
         if session_id in self._over:
             return False
         self._heard[session_id] = self.now_ms
         return True
 
     def end_session(self, session_id: int) -> None:
-        """Its ephemeral nodes go with it."""
+        """End the session and delete its ephemeral nodes."""
         self._over.add(session_id)
         self._heard.pop(session_id, None)
         for broker, registration in list(self.registered.items()):
@@ -158,9 +160,11 @@ class SimZk(SimProcess):
         lost_page_cache: bool,
         lost_logs: frozenset[TopicPartition] = frozenset(),
     ) -> int | None:
-        """One multi: the next incarnation, and the ephemeral node that names it; once for each session. None: the last
-        incarnation is not the one that was read before. ``lost_page_cache`` and ``lost_logs``: since that one; the
-        mark stays until a controller has taken note."""
+        """Register the next incarnation and its ephemeral node in one multi, once for each session.
+
+        Returns None when the last incarnation is not ``after``. ``lost_page_cache`` and ``lost_logs`` are losses since
+        ``after``; their mark stays until a controller has accepted it.
+        """
         held = self.registered.get(broker_id)
         if held is not None and held.session_id == session_id:
             return held.incarnation
@@ -177,7 +181,7 @@ class SimZk(SimProcess):
         return incarnation
 
     def ask_to_stop(self, broker_id: int, incarnation: int) -> None:
-        """The broker asks to be relieved of what it leads; it holds for this incarnation."""
+        """Record that this incarnation of the broker asks for relief of its leaderships."""
         registration = self.registered.get(broker_id)
         if registration is not None and registration.incarnation == incarnation:
             self.stopping[broker_id] = incarnation
@@ -186,21 +190,21 @@ class SimZk(SimProcess):
         self.stopping.pop(broker_id, None)
 
     def trust(self, broker_id: int, incarnation: int) -> None:
-        """Forget that the page cache was lost, unless yet another incarnation has registered."""
+        """Remove the mark of a lost page cache, unless a later incarnation has registered."""
         if self.incarnation(broker_id) == incarnation:
             self.untrusted.pop(broker_id, None)
 
     def incarnation(self, broker_id: int) -> int:
-        """The last registered one, whether its session lives or not; 0 before the first."""
+        """Return the broker's last registered incarnation, with or without a live session; 0 before the first."""
         return self._incarnations.get(broker_id, 0)
 
     def absent(self) -> dict[int, int]:
-        """Last incarnations of brokers that are not registered, but for those whose logs nobody vouches for."""
+        """Return the last incarnations of unregistered brokers, except untrusted ones."""
         away = self._incarnations.keys() - self.registered.keys() - self.untrusted.keys()
         return {broker_id: self._incarnations[broker_id] for broker_id in sorted(away)}
 
     def retire(self, broker_id: int, incarnation: int) -> None:
-        """Whoever saw the process end deletes its registration, and leaves a mark that says so."""
+        """Delete the registration of a process whose end was seen, and leave a mark of that."""
         registration = self.registered.get(broker_id)
         if registration is not None and registration.incarnation == incarnation:
             self._unregister(broker_id)
@@ -210,7 +214,7 @@ class SimZk(SimProcess):
     # --- controllers --------------------------------------------------------------------------------------------
 
     def elect(self, session_id: int) -> int | None:
-        """Take ``/controller`` and a new epoch; its own earlier claim counts. None: another one holds it."""
+        """Claim ``/controller`` and return a new epoch; an earlier claim counts. None: another session holds it."""
         if self.controller_session not in {-1, session_id}:
             return None
         if self.controller_session == -1:
@@ -234,7 +238,7 @@ class SimZk(SimProcess):
         )
 
     def shows(self, levels: Levels) -> bool:
-        """Whether ``levels`` are still what there is."""
+        """Return whether ``levels`` are still current."""
         live = levels.registered
         return (
             self.controller_session == levels.controller_session
@@ -269,8 +273,10 @@ class SimZk(SimProcess):
         self.refusals.pop((broker_id, tp), None)
 
     def notify(self, broker_id: int, told: tuple[TopicStates, ...]) -> None:
-        """A leader tells the controller which ISRs it wrote: added to what it has said before, under a new number. Now
-        and then that is too much for a node, which then says none of it."""
+        """Add a leader's report of written ISRs to its earlier ones, under a new number.
+
+        Now and then the report is too large for a node, which then names no partitions.
+        """
         earlier = self.isr_changes.pop(self._notified.get(broker_id, -1), None)
         self._notifications += 1
         self._notified[broker_id] = self._notifications
@@ -285,7 +291,7 @@ class SimZk(SimProcess):
     # --- topics -------------------------------------------------------------------------------------------------
 
     def put_topic(self, record: TopicRecord) -> None:
-        """Create it, or set its record."""
+        """Create a topic, or set its record."""
         known = self.topics.get(record.name)
         same = known is not None and known.topic_id == record.topic_id
         self.topic_versions[record.name] = self.topic_versions[record.name] + 1 if same else 0
@@ -293,7 +299,7 @@ class SimZk(SimProcess):
         self._on_topic(record)
 
     def write_topic(self, record: TopicRecord, expected_version: int, writes: Sequence[StateWrite]) -> bool:
-        """The record and some of its partitions' states, all or nothing. False: one of them was not as expected."""
+        """Write the record and some of its partitions' states, all or nothing; False if a version differs."""
         if not self.has_topic(record.name, record.topic_id) or self.topic_versions[record.name] != expected_version:
             return False
         nodes = [self.nodes.get(write.tp) for write in writes]
@@ -314,7 +320,7 @@ class SimZk(SimProcess):
         return name in self.topics and self.topics[name].topic_id == topic_id
 
     def delete_topic(self, name: str, topic_id: str, controller_epoch: int) -> bool:
-        """The topic's nodes and its deletion request; doing it twice is the same as once. False: epoch lost."""
+        """Delete the topic's nodes and its deletion request, idempotently; False if the epoch is lost."""
         if controller_epoch != self.controller_epoch:
             return False
         if self.has_topic(name, topic_id):
@@ -343,7 +349,7 @@ class SimZk(SimProcess):
         leader_incarnation: int,
         added: tuple[tuple[int, int], ...] = (),
     ) -> VersionedState | BadVersion | NodeGone:
-        """Compare-and-set, in a multi that checks the topic's id and the incarnation of each added broker."""
+        """Write a state by compare-and-set, in a multi that checks the topic id and each added broker's incarnation."""
         if not self.has_topic(tp.topic, topic_id):
             return NodeGone()
         before = self.nodes.get(tp)

@@ -44,10 +44,10 @@ from sparklog.testing.history import (
 )
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
-#: Longer than any fault lasts: a write that ends unknown is then an exception worth a look.
+#: Longer than any fault, so that a write of unknown outcome is a rare exception.
 _DELIVERY_TIMEOUT_S = 60.0
 _IN_FLIGHT = 8
-#: A broker that is paused answers nobody: for so long its clients wait for it.
+#: How long clients wait for the response of a broker, which may be paused.
 _REQUEST_TIMEOUT_S = 3.0
 _FORBIDDEN = frozenset({ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE, ErrorCode.INCONSISTENT_TOPIC_ID})
 
