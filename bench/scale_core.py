@@ -145,6 +145,7 @@ class LargeCluster:
             for name, record in self.topics.items()
         )
         self._follow(self.step(Loaded(tuple(self.brokers.values()), {}, snapshots, {})))
+        self._tick()  # one step examines a bounded number of partitions
         assert self.controller.settled(), "nothing is to be done about a cluster that is well"
         took_s, self.core_s, self.updates = self.core_s, 0.0, []
         return took_s
@@ -156,7 +157,9 @@ class LargeCluster:
         del self.brokers[victim]
         zookeeper = CountingZookeeper()
         self.sent_s = 0.0
-        effects = self.step(BrokersRead(tuple(self.brokers.values()), frozenset((victim,))))
+        effects = list(self.step(BrokersRead(tuple(self.brokers.values()), frozenset((victim,)))))
+        while self.controller.deadline_ms is not None and self.controller.deadline_ms <= self.now_ms:
+            effects += self.step(Ticked())  # one step decides about a bounded number of partitions
         decide_s = self.core_s
         elected = await self._carry_out(effects, zookeeper)
         shrunk = self._shrink(victim)
