@@ -33,16 +33,16 @@ DIALECT = re.compile(
 #: The number of these words in each package: a folder of ``sparklog``, ``docs/adr``, or a folder of the root.
 LIMITS: dict[str, int] = {
     ".": 1,
-    "bench": 133,
+    "bench": 90,
     "docs": 69,
     "docs/adr": 46,
     "sparklog": 3,
     "sparklog/broker": 4,
     "sparklog/cluster": 23,
     "sparklog/delta": 1,
-    "sparklog/demo": 7,
+    "sparklog/demo": 3,
     "sparklog/spark": 2,
-    "sparklog/testing": 84,
+    "sparklog/testing": 15,
     "tests": 504,
 }
 
