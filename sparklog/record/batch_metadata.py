@@ -41,9 +41,7 @@ def record_batch_metadata(
 ) -> bytes:
     """Return prefix and flatbuffer of a message of ``rows`` rows.
 
-    The arguments are as in ``BatchMessage``.
-
-    Without nodes the batch has no columns, and the result is a whole message.
+    The arguments are as in ``BatchMessage``. Without nodes the batch has no columns, and the result is a whole message.
     """
     buffers_at = _HEAD_BYTES + 16 * len(nodes) + 4
     head = _HEAD.pack(

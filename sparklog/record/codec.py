@@ -110,12 +110,10 @@ def encode_batch(
 def decode_batch(header: BatchHeader, body: Buffer, schema: pa.Schema, *, verify_crc: bool = True) -> pa.RecordBatch:
     """Return the records of a stored batch.
 
-    ``schema`` is that of ``header.schema_id``.
-
-    The columns of an uncompressed batch are views of ``body`` and keep it alive. A body that does not begin at a
-    multiple of 8 is copied, because Arrow guarantees that alignment to its readers. ``body`` has ``header.length``
-    bytes, and then the offset array if there is one. A projected batch has only the columns of ``schema``, and no bytes
-    if there are none.
+    ``schema`` is that of ``header.schema_id``. The columns of an uncompressed batch are views of ``body`` and keep it
+    alive. A body that does not begin at a multiple of 8 is copied, because Arrow guarantees that alignment to its
+    readers. ``body`` has ``header.length`` bytes, and then the offset array if there is one. A projected batch has only
+    the columns of ``schema``, and no bytes if there are none.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if length, CRC, row count or structure differ from the header.

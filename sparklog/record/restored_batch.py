@@ -1,9 +1,8 @@
 """Batches whose records already have offsets, for restoring a topic from its archive.
 
-Pure.
-
-Like a cleaned batch, such a batch may cover offsets without a record: before its first record, between records, and
-after the last (transaction markers, aborted records, compacted records). So batches follow each other without a gap.
+Pure. Like a cleaned batch, such a batch may cover offsets without a record: before its first record, between records,
+and after the last (transaction markers, aborted records, compacted records). So batches follow each other without a
+gap.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ def place_batch(
 ) -> EncodedBatch:
     """Return a batch of ``records`` (at least one) at ``offsets``.
 
-    It covers [begin, end).
-
-    ``offsets`` rise and lie within that range. ``times`` are the least and greatest of the records, in us. A record
-    without an event time has the greatest.
+    It covers [begin, end). ``offsets`` rise and lie within that range. ``times`` are the least and greatest of the
+    records, in us. A record without an event time has the greatest.
 
     Raises:
         BrokerError: as ``encode_batch``.

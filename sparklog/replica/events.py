@@ -93,10 +93,8 @@ class LeaderAppendFailed(msgspec.Struct, frozen=True, gc=False):
 class FollowerFetched(msgspec.Struct, frozen=True, gc=False):
     """A follower fetched from ``offset``.
 
-    Its log has everything below.
-
-    ``last_epoch`` is the leader epoch of its last batch, -1 for an empty log. ``refuses``: it holds committed records
-    that this leader lacks, and does not truncate them.
+    Its log has everything below. ``last_epoch`` is the leader epoch of its last batch, -1 for an empty log.
+    ``refuses``: it holds committed records that this leader lacks, and does not truncate them.
     """
 
     replica_id: int
@@ -176,10 +174,8 @@ class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
 class FollowerAppended(msgspec.Struct, frozen=True, gc=False):
     """The append ordered by AppendAsFollower is done.
 
-    The log now ends at ``end_offset``.
-
-    If a batch failed its checks the log is unchanged. ``end_offset`` is then the old end, and the next fetch requests
-    the same batches again.
+    The log now ends at ``end_offset``. If a batch failed its checks the log is unchanged. ``end_offset`` is then the
+    old end, and the next fetch requests the same batches again.
     """
 
     end_offset: int
@@ -194,9 +190,7 @@ class Truncated(msgspec.Struct, frozen=True, gc=False):
 class TruncationFailed(msgspec.Struct, frozen=True, gc=False):
     """The truncation that TruncateLog ordered is not possible now, perhaps for lack of disk space.
 
-    The log is unchanged.
-
-    Not sent after a RoleChanged, which has already withdrawn the order.
+    The log is unchanged. Not sent after a RoleChanged, which has already withdrawn the order.
     """
 
 

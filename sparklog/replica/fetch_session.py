@@ -1,10 +1,8 @@
 """Incremental fetch sessions, server side and fetcher side.
 
-Pure. Source: KIP-227.
-
-A follower of a thousand partitions sends one long poll after the other to their leader. In a session each request names
-only what changed on the fetcher's side, and each reply has only partitions with news. An idle partition costs neither
-bytes nor time on either side:
+Pure. Source: KIP-227. A follower of a thousand partitions sends one long poll after the other to their leader. In a
+session each request names only what changed on the fetcher's side, and each reply has only partitions with news. An
+idle partition costs neither bytes nor time on either side:
 
     request, session epoch 0      all wanted partitions               -> a new session id
     request, session epoch n > 0  partitions whose position moved, and those to drop

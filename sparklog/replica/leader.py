@@ -61,9 +61,7 @@ _NOT_ALL = frozenset({0, 1})
 class Leader:
     """The leader of one epoch.
 
-    Mutable; one ``Replica`` owns it.
-
-    Its methods receive facts and return effects. Its only queue is the purgatory.
+    Mutable; one ``Replica`` owns it. Its methods receive facts and return effects. Its only queue is the purgatory.
     """
 
     name = "leader"

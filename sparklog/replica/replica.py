@@ -1,11 +1,9 @@
 """The state machine of one replica of one partition: events in, effects out.
 
-No I/O, no clock.
-
-Only ``Replica.step(event, now_ms)`` changes a replica. ``append_epoch`` only predicts what a step would answer. A
-replica is offline (until the first decision, or permanently), the leader of one epoch, or a follower in one epoch.
-``TRANSITIONS`` lists every change between these roles, and ``_follow_decision`` makes them. ``leader.py`` and
-``follower.py`` define what each role does.
+No I/O, no clock. Only ``Replica.step(event, now_ms)`` changes a replica. ``append_epoch`` only predicts what a step
+would answer. A replica is offline (until the first decision, or permanently), the leader of one epoch, or a follower in
+one epoch. ``TRANSITIONS`` lists every change between these roles, and ``_follow_decision`` makes them. ``leader.py``
+and ``follower.py`` define what each role does.
 
 Decisions come from the controller or from reading ZooKeeper. The version of the partition's node orders them, whichever
 way they arrive. A started broker leads nothing before a decision, so that no incarnation resumes an epoch in which an
@@ -115,10 +113,8 @@ Role = Leader | Follower | Offline
 class Replica:
     """One replica of one partition.
 
-    Mutable.
-
-    One thread owns it: the broker's event loop, or the simulator. It lives from the opening of the partition's log
-    until Stopped or LogFailed.
+    Mutable. One thread owns it: the broker's event loop, or the simulator. It lives from the opening of the partition's
+    log until Stopped or LogFailed.
     """
 
     #: The simulator replaces these classes by faulty variants that its checks must detect.
@@ -134,9 +130,7 @@ class Replica:
     ) -> None:
         """Create the replica.
 
-        ``high_watermark`` is the checkpointed one.
-
-        It may lag, or exceed the log end if the log lost its tail.
+        ``high_watermark`` is the checkpointed one. It may lag, or exceed the log end if the log lost its tail.
         """
         mark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
         self._view = PartitionView(broker_id, log, settings or ReplicaSettings(), mark)

@@ -1,10 +1,8 @@
 """The ranges of aborted transactions in one log, searchable without a full scan.
 
-Pure.
-
-A log without retention may have a hundred thousand of them, and every fetch needs those that overlap its offsets. They
-are ordered by their markers, so the ranges that end inside the fetch are adjacent. Few ranges end after it and begin
-before its end, but these may be anywhere later. The search skips blocks in which no range begins early enough.
+Pure. A log without retention may have a hundred thousand of them, and every fetch needs those that overlap its offsets.
+They are ordered by their markers, so the ranges that end inside the fetch are adjacent. Few ranges end after it and
+begin before its end, but these may be anywhere later. The search skips blocks in which no range begins early enough.
 """
 
 from __future__ import annotations

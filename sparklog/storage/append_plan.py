@@ -1,8 +1,8 @@
 """Plans of appends, decided before a byte is written: final headers, and the places where segments roll.
 
 Pure. The leader's plan sets the leader's header fields and decides about rolls. The follower's plan checks the leader's
-batches against the end of its own log and keeps them unchanged, rolls included. A plan is carried out completely or not
-at all.
+batches against the end of the local log and keeps them unchanged, rolls included. A plan is carried out completely or
+not at all.
 """
 
 from __future__ import annotations
@@ -69,9 +69,12 @@ def plan_leader_append(
     """Assign offsets and positions to checked batches.
 
     ``placed``: they already have offsets and times, from the log that they were archived from. The first must begin at
-    this log's end, and each other one at its predecessor's end. A segment rolls when the next batch would exceed
-    ``segment.bytes``, when its first batch is older than ``segment.ms``, when the schema id changes (an Arrow file has
-    one schema), and after a sealed segment.
+    this log's end, and each other one at its predecessor's end. A segment rolls in four cases:
+
+    - the next batch would exceed ``segment.bytes``;
+    - its first batch is older than ``segment.ms``;
+    - the schema id changes, because an Arrow file has one schema;
+    - it is sealed.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if a body's length differs from its header; SCHEMA_OUTDATED for an unknown id;

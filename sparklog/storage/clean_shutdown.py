@@ -30,9 +30,8 @@ class SyncAhead:
     def __init__(self, logs: Collection[Log], *, disk: Disk, handle: int, failed: Callable[[str], None]) -> None:
         """Select the logs.
 
-        ``handle`` is for ``sync_file_system``.
-
-        ``failed`` takes the directory offline, because a disk reports a lost write only once.
+        ``handle`` is for ``sync_file_system``. ``failed`` takes the directory offline, because a disk reports a lost
+        write only once.
         """
         self._disk = disk
         self._handle = handle
@@ -63,9 +62,7 @@ def at_once(logs: Sized, disk: Disk, handle: int) -> bool:
 def make_durable(logs: Collection[Log], disk: Disk, handle: int, *, in_threads: bool) -> None:
     """Make all logs durable.
 
-    Block.
-
-    ``handle`` was opened before anything was written, so that the sync reports every failed write since then.
+    Block. ``handle`` was opened before anything was written, so that the sync reports every failed write since then.
 
     Raises:
         OSError, StorageError: the disk failed.

@@ -1,11 +1,9 @@
 """The plan of a cleaning: when a compacted log is due, how far the cleaning may go, and which segments become one.
 
-Pure.
-
-A log is cleaned from its front. Below ``CleanerState.end`` an earlier cleaning has cleaned it. From there to the limit
-it is dirty. Only sealed segments without open transactions are below the limit: never the active segment, and nothing
-above the high watermark or the last stable offset. Records younger than ``min.compaction.lag.ms`` are above the limit
-too.
+Pure. A log is cleaned from its front. Below ``CleanerState.end`` an earlier cleaning has cleaned it. From there to the
+limit it is dirty. Only sealed segments without open transactions are below the limit: never the active segment, and
+nothing above the high watermark or the last stable offset. Records younger than ``min.compaction.lag.ms`` are above the
+limit too.
 
 Tombstones and markers are removed in two steps, because readers and replicas may be in the middle of the log. The
 records that they delete are removed at once. They themselves are removed when a cleaning passed them

@@ -122,10 +122,8 @@ class Disk(Protocol):
     def make_private(self, path: Path, *, tree: bool = False) -> bool:
         """Remove all rights of other users on a file or directory.
 
-        Return whether any had some.
-
-        ``tree`` does the same to everything below the directory, except to what belongs to another user. Raises
-        PermissionError if ``path`` itself belongs to another user.
+        Return whether any had some. ``tree`` does the same to everything below the directory, except to what belongs to
+        another user. Raises PermissionError if ``path`` itself belongs to another user.
         """
 
     def rename(self, source: Path, target: Path) -> None:

@@ -1,9 +1,7 @@
 """Inspection of segment files on disk: their content, their damage, and differences of replicas.
 
-No broker needs to run.
-
-It opens files for reading only and changes nothing. A broker may be writing to the partition directory. The last
-segment may then seem to end in the middle of an append.
+No broker needs to run. It opens files for reading only and changes nothing. A broker may be writing to the partition
+directory. The last segment may then seem to end in the middle of an append.
 """
 
 from __future__ import annotations

@@ -92,10 +92,8 @@ class SpillFile:
 class KeyTable:
     """The newest offset of each key: filled with ``put``, ended with ``complete``, read with ``newest``.
 
-    One thread uses it.
-
-    ``open_file`` makes an empty file to spill to. ``spend`` is called before bytes are written, and may raise. Methods
-    raise OSError like the disk, except for a full one.
+    One thread uses it. ``open_file`` makes an empty file to spill to. ``spend`` is called before bytes are written, and
+    may raise. Methods raise OSError like the disk, except for a full one.
     """
 
     def __init__(self, max_bytes: int, *, open_file: Callable[[], SpillFile], spend: Callable[[int], None]) -> None:
@@ -116,9 +114,7 @@ class KeyTable:
     def put(self, keys: KeyHashes, offsets: npt.NDArray[np.int64]) -> int:
         """Add the keys of records at rising ``offsets``, all above the earlier ones.
 
-        Return the number of added keys.
-
-        They are the first ones: fewer than all if the disk has no room for more.
+        Return the number of added keys. They are the first ones: fewer than all if the disk has no room for more.
         """
         taken = self._map.put(keys, offsets)
         while taken < len(offsets):

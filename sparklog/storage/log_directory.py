@@ -517,9 +517,7 @@ class LogDirectory:
     def put_back(self, tp: TopicPartition, topic_id: str) -> Log | None:
         """Serve the newest intact set-aside log of this topic's partition again.
 
-        Return None if there is none.
-
-        The partition must not have a log here.
+        Return None if there is none. The partition must not have a log here.
 
         Raises:
             StorageError: the log cannot be opened. It stays at its new place.

@@ -140,9 +140,10 @@ def recover_log(
 
     Set damaged parts aside, and remove segments that end at or below the log start.
 
-    ``claimed`` is the offset up to which the log was committed or fsynced, according to the checkpoint. With
-    ``thorough`` the page cache was lost, or may show data that the disk does not have: recovery then reads everything
-    from the disk and compares footers below the recovery point byte by byte.
+    ``claimed`` is the offset up to which the log was committed or fsynced, according to the checkpoint.
+    ``thorough``: the page cache was lost, or may show data that the disk does not have.
+    Recovery then reads everything from the disk. It also
+    compares footers below the recovery point byte by byte.
 
     Raises:
         NewerFormatError: a batch or file comes from a newer release. Nothing was changed.

@@ -90,9 +90,7 @@ class SealQueue:
     def drop_from(self, end: int) -> None:
         """Drop the state above ``end``, where the log now ends.
 
-        Durable on return.
-
-        The directory is listed, because a cancelled job may have written its files.
+        Durable on return. The directory is listed, because a cancelled job may have written its files.
         """
         self._rolled = {base: entries for base, entries in self._rolled.items() if base <= end}
         stale = [

@@ -423,10 +423,8 @@ class Segment:
     def sync(self) -> None:
         """fsync data, then index.
 
-        Block.
-
-        This opens its own descriptors: threads may sync many segments at the same time, and the open files belong to
-        the event loop.
+        Block. This opens its own descriptors: threads may sync many segments at the same time, and the open files
+        belong to the event loop.
         """
         for path in (self.data_path, self.index_path):
             sync_file(self.disk, path)

@@ -118,11 +118,9 @@ class SegmentChain:
     def truncate(self, end: int, *, served_end: int, job: TruncationJob | None = None) -> None:
         """Remove the batch at ``end`` and everything after it.
 
-        At least one batch remains.
-
-        No file is truncated in place below ``served_end``, because a reader may have it mapped. The remaining part is
-        as durable as before. The caller has cancelled the seal of the segment that becomes the last, so that segment
-        may have a part of a footer. ``job`` may have made the copy already.
+        At least one batch remains. No file is truncated in place below ``served_end``, because a reader may have it
+        mapped. The remaining part is as durable as before. The caller has cancelled the seal of the segment that
+        becomes the last, so that segment may have a part of a footer. ``job`` may have made the copy already.
         """
         keep = segment_at(self.segments, end - 1)
         for doomed in reversed(self.segments[keep + 1 :]):

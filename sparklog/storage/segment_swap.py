@@ -75,10 +75,8 @@ def rename(disk: Disk, directory: Path, base: int) -> None:
 def finish(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
     """Complete the swap after ``rename``.
 
-    Repeatable.
-
-    On return the old segments and the decision are deleted, durably. The decision must not reappear after the segment's
-    next cleaning has begun to write.
+    Repeatable. On return the old segments and the decision are deleted, durably. The decision must not reappear after
+    the segment's next cleaning has begun to write.
     """
     disk.sync_directory(directory)
     for base in reversed(bases[1:]):

@@ -85,9 +85,7 @@ class SetAside:
     def add(self, name: str, mark: SetAsideMark, *, now_ns: int) -> str:
         """Move the entry ``name`` of the log directory here, and return its new name.
 
-        ``sync`` makes it durable.
-
-        Thousands may be added together, on the event loop.
+        ``sync`` makes it durable. Thousands may be added together, on the event loop.
 
         Raises:
             OSError: the directory could not be moved.

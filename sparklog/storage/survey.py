@@ -1,9 +1,7 @@
 """The inventory of a log directory, read without a running broker.
 
-Changes nothing.
-
-Each log is judged by the headers in its indexes: its end, and its last leader epoch. Batches that a start would
-truncate are included.
+Changes nothing. Each log is judged by the headers in its indexes: its end, and its last leader epoch. Batches that a
+start would truncate are included.
 """
 
 from __future__ import annotations

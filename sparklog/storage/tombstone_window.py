@@ -1,8 +1,6 @@
 """Detection of a replica that was away for longer than tombstones and markers are kept.
 
-Pure.
-
-Such a replica may hold records that they deleted.
+Pure. Such a replica may hold records that they deleted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The open and the aborted transactions of one log.
 
-Pure.
-
-A transaction is open from its producer's first transactional batch to the marker that names the producer. Readers of
-committed records stop at the first open one (the last stable offset), and skip the batches of aborted producers within
-their ranges. A marker counts for that only once it is committed itself. If it were lost with its leader, the
+Pure. A transaction is open from its producer's first transactional batch to the marker that names the producer. Readers
+of committed records stop at the first open one (the last stable offset), and skip the batches of aborted producers
+within their ranges. A marker counts for that only once it is committed itself. If it were lost with its leader, the
 transaction would be open again, and the last stable offset must not decrease. Source: KIP-98.
 """
 
@@ -75,9 +73,8 @@ class TransactionTable:
     def committed_below(self, high_watermark: int) -> None:
         """Drop ended transactions whose marker is below the high watermark and so committed.
 
-        They no longer limit readers.
-
-        Call it for every move, even on replicas without readers, or the list would grow without a bound.
+        They no longer limit readers. Call it for every move, even on replicas without readers, or the list would grow
+        without a bound.
         """
         if self._recent and self._recent[0].last_offset < high_watermark:
             del self._recent[: bisect_left(self._recent, high_watermark, key=last_offset_of)]
