@@ -1,8 +1,8 @@
-"""A log in memory with real batch headers and the production table of producers, on a disk that fails as disks do.
+"""A log in memory with real batch headers and the production table of producers, on a simulated disk that fails.
 
-A model of ``storage.Log`` without files: same offsets, epochs, sequences and truncation at batch boundaries. An append
-writes data, then header; what was cut off half-way by the process' death is found and dropped by ``recover``, and a
-page cache that is lost (``lose_page_cache``) takes what was not flushed, or a part of it.
+It models ``storage.Log`` without files: the same offsets, epochs, sequences, and truncation at batch boundaries. An
+append writes data, then header; ``recover`` drops an append that the death of the process interrupted. A lost page
+cache (``lose_page_cache``) loses all unflushed data, or a part of it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sparklog.storage.producers import ProducerTable, check_sequence, replay
 
 
 class SimBatch(NamedTuple):
-    """One stored batch; ``body`` names what was produced and is the same on every replica that holds it."""
+    """One stored batch; ``body`` names the produced batch, and is the same on every replica."""
 
     header: BatchHeader
     body: str
 
 
 class Sequenced(NamedTuple):
-    """What makes a batch idempotent: producer id, its epoch, sequence of the first record."""
+    """The fields that make a batch idempotent: producer id, its epoch, sequence of the first record."""
 
     producer_id: int
     producer_epoch: int
@@ -36,7 +36,7 @@ NOT_IDEMPOTENT = Sequenced(NO_PRODUCER, -1, -1)
 
 
 class SimLog:
-    """Mutable, owned by one simulated broker; survives the crash of its process."""
+    """A simulated log. Mutable; one simulated broker owns it, and it survives the crash of the process."""
 
     def __init__(self, start_offset: int = 0) -> None:
         self.log_start_offset = start_offset
@@ -71,7 +71,7 @@ class SimLog:
     # --- appending ----------------------------------------------------------------------------------------------
 
     def duplicate(self, header: BatchHeader) -> OffsetRange | None:
-        """Where a planned batch of an idempotent producer is in the log already.
+        """Return the offsets at which the log already has a planned batch of an idempotent producer.
 
         Raises:
             BrokerError: it does not follow the producer's last one.
@@ -81,18 +81,18 @@ class SimLog:
     def append(
         self, body: str, count: int, *, leader_epoch: int, now_ms: int, sequence: Sequenced = NOT_IDEMPOTENT
     ) -> SimBatch:
-        """Append as leader, what is no duplicate."""
+        """Append a batch that is no duplicate, as leader."""
         batch = self.planned(body, count, leader_epoch=leader_epoch, now_ms=now_ms, sequence=sequence)
         self._add(batch)
         return batch
 
     def planned(self, body: str, count: int, *, leader_epoch: int, now_ms: int, sequence: Sequenced) -> SimBatch:
-        """What ``append`` would write."""
+        """Return the batch that ``append`` would write."""
         header = self._header(count, sequence, leader_epoch=leader_epoch, now_ms=now_ms, length=len(body))
         return SimBatch(header, body)
 
     def append_copies(self, batches: Sequence[SimBatch]) -> int:
-        """Append as follower; returns the new end. A gap or an epoch that goes back is a bug of whoever sent it."""
+        """Append as follower; return the new end. A gap or a lower epoch is a bug of the sender."""
         for batch in batches:
             end, epoch = self.log_end_offset, self.last_epoch
             assert batch.header.base_offset == end, f"batch at {batch.header.base_offset} appended at {end}"
@@ -140,7 +140,7 @@ class SimLog:
         return tuple(self.batches[at : at + max_batches])
 
     def batch_at(self, offset: int) -> SimBatch | None:
-        """The batch that starts at ``offset``."""
+        """Return the batch that starts at ``offset``."""
         at = bisect_right(self._ends, offset)
         if at < len(self.batches) and self.batches[at].header.base_offset == offset:
             return self.batches[at]
@@ -149,7 +149,7 @@ class SimLog:
     # --- cutting ------------------------------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> int:
-        """Keep whole batches that end at or below ``offset``; returns the new end."""
+        """Keep the whole batches that end at or below ``offset``; return the new end."""
         if offset < self.log_end_offset:
             del self.batches[bisect_right(self._ends, offset) :]
             self._cut()
@@ -181,16 +181,16 @@ class SimLog:
         self.flushed_end = self.log_end_offset
 
     def tear(self, batch: SimBatch) -> None:
-        """The process died while it wrote this batch."""
+        """Leave this batch half written, as the death of the process does."""
         self.torn = batch
 
     def lose_page_cache(self, chance: Random) -> None:
-        """The host went down: of what was not flushed a first part may have reached the disk."""
+        """Lose unflushed data, as a crash of the host does; a first part of it may have reached the disk."""
         survives = chance.randint(self.flushed_end, self.log_end_offset) if chance.random() < 0.5 else self.flushed_end
         self.torn = None
         self.truncate(survives)
 
     def recover(self) -> None:
-        """A process opens the log: headers are checked against the data, and the log is cut at the first that fails."""
+        """Open the log in a new process: drop a half-written append, and rebuild the producers."""
         self.torn = None
         self.rebuild_producers()

@@ -477,7 +477,7 @@ class ReplicaPerformer(PeerBroker):
         session.ask(execute, answered, lost)
 
     def _back(self, tp: TopicPartition, hosted: Hosted, event: ev.Event) -> None:
-        """A result for a replica that is gone meanwhile is nobody's."""
+        """Pass a result to the replica, unless the broker has dropped the replica since the request."""
         if self.hosted.get(tp) is hosted:
             self.handle(tp, event)
 

@@ -1,4 +1,4 @@
-"""Variants of the production code, broken on purpose, one rule each. ``sim_mutants`` says how they are caught."""
+"""Variants of the production code that break one rule each on purpose; ``sim_mutants`` names what catches them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CommittedOnlyReplica(Replica):
 
 
 class ToMarkReplica(Replica):
-    """Kafka 0.8: a new follower cuts its log to its own high watermark."""
+    """The rule of Kafka 0.8: a new follower truncates its log to its own high watermark."""
 
     def _become_follower(self, state: LeaderAndIsr) -> list[fx.Effect]:
         effects = super()._become_follower(state)
@@ -49,7 +49,7 @@ class ToMarkReplica(Replica):
 
 
 class NoFenceReplica(Replica):
-    """Fetches and answers of any leader epoch are taken for the present one's."""
+    """A replica that accepts fetches and responses of any leader epoch."""
 
     def _follower_fetched(self, event: ev.FollowerFetched, now_ms: int) -> list[fx.Effect]:
         return super()._follower_fetched(structs.replace(event, leader_epoch=self.leader_epoch), now_ms)
@@ -65,7 +65,7 @@ class NoFenceReplica(Replica):
 
 
 class AnyOrderReplica(Replica):
-    """Follows whatever decision comes last, not the newest."""
+    """A replica that follows the last decision to arrive, not the newest."""
 
     def _decided(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
         if event.version != self.version:
@@ -80,7 +80,7 @@ class AnyOrderReplica(Replica):
 
 
 class Hasty(Leader):
-    """Acts on an ISR change before it is written."""
+    """A leader that acts on an ISR change before it is written."""
 
     def _propose(self, pending: PendingIsr, effects: list[fx.Effect]) -> None:
         super()._propose(pending, effects)
@@ -94,7 +94,7 @@ class HastyReplica(Replica):
 
 
 class Unbound(Leader):
-    """Adds a broker whatever its incarnation."""
+    """A leader that adds a broker of any incarnation."""
 
     def _order(self, pending: PendingIsr) -> fx.WriteIsr:
         return structs.replace(super()._order(pending), added=())
@@ -113,7 +113,7 @@ class UnboundReplica(Replica):
 
 
 class EarlyRejoin(Leader):
-    """Lets a follower in at the high watermark, though earlier leaders committed more. Source: KAFKA-7128."""
+    """A leader that adds a follower at the high watermark, though earlier leaders committed more (KAFKA-7128)."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class EarlyRejoinReplica(Replica):
 
 
 class NoDivergence(Leader):
-    """Believes any offset: histories are not compared."""
+    """A leader that accepts any fetch offset without a comparison of the histories."""
 
     def _compare(self, event: ev.FollowerFetched, end: int) -> fx.Effect | None:
         return super()._compare(structs.replace(event, last_epoch=-1), end)
@@ -136,7 +136,7 @@ class NoDivergenceReplica(Replica):
 
 
 class EagerMark(Follower):
-    """Raises its mark before the histories agree, as far as its own end."""
+    """A follower that raises its high watermark up to its log end before the histories agree."""
 
     def on_response(self, event: ev.LeaderAnswered) -> list[fx.Effect]:
         if event.leader_epoch != self.epoch:
@@ -149,7 +149,7 @@ class EagerMarkReplica(Replica):
 
 
 class BelowMinIsr(Leader):
-    """Commits whatever the size of the in-sync set."""
+    """A leader that commits with an in-sync set of any size."""
 
     def _isr_became(self, isr: IsrState) -> None:
         super()._isr_became(isr)
@@ -161,7 +161,7 @@ class BelowMinIsrReplica(Replica):
 
 
 class AnyIncarnation(Leader):
-    """Takes a late fetch of an earlier incarnation for one of the present: what that one held counts for this."""
+    """A leader that counts a late fetch of an earlier incarnation for the current one."""
 
     def fetched(self, event: ev.FollowerFetched, now_ms: int) -> list[fx.Effect]:
         peer = self.progress.get(event.replica_id)
@@ -175,7 +175,7 @@ class AnyIncarnationReplica(Replica):
 
 
 class Kip101Leader(Leader):
-    """Compares ends only: an epoch of the follower's that this log lacks is no objection."""
+    """A leader that compares log ends only, and ignores that it lacks an epoch of the follower."""
 
     def _compare(self, event: ev.FollowerFetched, end: int) -> fx.Effect | None:
         objection = super()._compare(event, end)
@@ -185,7 +185,7 @@ class Kip101Leader(Leader):
 
 
 class Kip101Follower(Follower):
-    """Cuts at the end that the leader names, whatever the epoch: its own end of that epoch is not looked at."""
+    """A follower that truncates at the leader's end offset, without its own end of that epoch."""
 
     def _truncate(self, diverging: tuple[int, int], event: ev.LeaderAnswered) -> list[fx.Effect]:
         return super()._truncate((self.epoch, diverging[1]), event)
@@ -197,7 +197,7 @@ class Kip101Replica(Replica):
 
 
 class Staying(Leader):
-    """Does not take out whom the controller tells to leave."""
+    """A leader that keeps the replicas that the controller orders to leave."""
 
     def _leaving_members(self) -> tuple[int, ...]:
         return ()
@@ -208,14 +208,14 @@ class StayingReplica(Replica):
 
 
 class LatchedLeavingReplica(Replica):
-    """A leader that lets a replica go for good: a decision that its own ISR write overtook does not withdraw that."""
+    """A leader whose order to let a replica leave is not withdrawn by a decision that its own ISR write overtook."""
 
     def _overtaken(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
         return super()._overtaken(structs.replace(event, leaving=self._view.leaving), now_ms)
 
 
 class SmallFactorReplica(Replica):
-    """Measures min.insync.replicas against one replica less while the partition moves."""
+    """A replica that compares min.insync.replicas with one replica less while the partition moves."""
 
     def _decided(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
         return super()._decided(structs.replace(event, factor=max(1, event.factor - 1)), now_ms)
@@ -227,7 +227,7 @@ class SmallFactorReplica(Replica):
 
 
 class Resuming(Controller):
-    """Lets a new incarnation go on in the epoch of an earlier one."""
+    """A controller that lets a new incarnation continue in the epoch of an earlier one."""
 
     def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
         stored = partition.stored
@@ -241,7 +241,7 @@ class ResumingController(CoreController):
 
 
 class Trusting(Controller):
-    """Takes every incarnation's log for whole."""
+    """A controller that trusts the log of every incarnation."""
 
     def _distrust(self, broker_id: int, doubted: list[Partition], *, states_are_newer: bool, in_part: bool) -> None:
         pass
@@ -252,7 +252,7 @@ class TrustingController(CoreController):
 
 
 class Unclean(Controller):
-    """Elects whoever lives, though the topic does not allow it."""
+    """A controller that elects any live replica, though the topic does not allow it."""
 
     def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
         decision = super()._decide(partition, standing, now_ms)
@@ -267,7 +267,7 @@ class UncleanController(CoreController):
 
 
 class Hurried(Controller):
-    """Elects uncleanly without waiting for members of the ISR that have just vanished."""
+    """A controller that elects uncleanly without a wait for ISR members that have just vanished."""
 
     def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
         if self._leader_rebalance.may_be_unclean(partition):
@@ -280,7 +280,7 @@ class HurriedController(CoreController):
 
 
 class ObedientBroker(SimBroker):
-    """Does what any controller says, deposed or not."""
+    """A broker that obeys any controller, deposed or not."""
 
     def refusal(self, update: ControlUpdate) -> ErrorCode | None:
         refusal = super().refusal(update)
@@ -288,14 +288,14 @@ class ObedientBroker(SimBroker):
 
 
 class ForgetfulLog(SimLog):
-    """Does not rebuild the table of producers when it is opened or cut: what is gone is still a duplicate."""
+    """A log that keeps its table of producers when opened or truncated, so that removed batches stay duplicates."""
 
     def rebuild_producers(self) -> None:
         pass
 
 
 class CredulousLog(SimLog):
-    """Takes whatever lies at its end for a batch."""
+    """A log that accepts any data at its end as a batch."""
 
     def recover(self) -> None:
         torn = self.torn
@@ -305,7 +305,7 @@ class CredulousLog(SimLog):
 
 
 class CredulousBroker(SimBroker):
-    """Takes a log that is gone for one that never held anything."""
+    """A broker that treats a lost log as one that never held a record."""
 
     def lose_log(self, tp: TopicPartition) -> None:
         super().lose_log(tp)
@@ -313,7 +313,7 @@ class CredulousBroker(SimBroker):
 
 
 class VotingOut(Controller):
-    """Takes dead and stopping members out of the ISR when it elects."""
+    """A controller that removes dead and stopping members from the ISR when it elects."""
 
     def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
         decision = super()._decide(partition, standing, now_ms)
@@ -329,7 +329,7 @@ class VotingOutController(CoreController):
 
 
 class ImpatientLease(SupervisorLease):
-    """An orphan's time is up: it stops, whoever else might serve."""
+    """A lease by which an orphan stops when it should ask for relief."""
 
     def check(self, now_ms: int) -> OrphanStep:
         step = super().check(now_ms)
@@ -337,19 +337,19 @@ class ImpatientLease(SupervisorLease):
 
 
 class ForsakenLease(SupervisorLease):
-    """An orphan asks to be relieved though there is no driver that goes without it."""
+    """A lease by which an orphan asks for relief although no live driver leaves it out."""
 
     def left_out(self, generation: LeaseName | None) -> bool:
         return True
 
 
 def done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
-    """A move lets replicas go though the target is not all in sync."""
+    """Let replicas leave a move although its target is not fully in sync."""
     return bool(set(move.target).intersection(isr))
 
 
 def in_the_same_epoch(*arguments: Any, **named: Any) -> Decision | None:
-    """A move ends in the leader epoch that it went on in."""
+    """End a move without a new leader epoch."""
     decision = _finish(*arguments, **named)
     if decision is None:
         return None
@@ -364,7 +364,7 @@ def never(*_: Any) -> bool:
 def with_the_removed(
     move: Reassignment, stored: VersionedState, standing: IsrLiveness, *, unfit: Collection[int], min_isr: int
 ) -> Decision | None:
-    """A move ends while replicas that it removes are still in the ISR."""
+    """End a move while replicas that it removes are still in the ISR."""
     ready = reassignments.may_leave(move, stored.state.isr, min_isr) and stands(stored, standing, unfit)
     if stored.state.leader not in move.target or not ready:
         return None

@@ -266,7 +266,7 @@ class SimZk(SimProcess):
         return tuple(refusal for _, refusal in self.refusals.values())
 
     def refuse_cut(self, session_id: int, refusal: CutRefused) -> None:
-        """A replica holds committed records that its leader lacks; the node ends with the session."""
+        """Record that a replica holds committed records that its leader lacks; the node ends with the session."""
         self.refusals[refusal.broker_id, refusal.tp] = session_id, refusal
 
     def accept_cut(self, broker_id: int, tp: TopicPartition) -> None:
