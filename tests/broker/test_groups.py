@@ -188,7 +188,7 @@ def test_a_broker_with_old_metadata_accepts_a_members_commit() -> None:
 
 
 @pytest.mark.parametrize("member", [True, False], ids=["a member", "an observer"])
-def test_a_late_offset_of_a_deleted_topic_is_not_kept_for_its_successor(member: bool) -> None:
+def test_a_late_offset_of_a_deleted_topic_is_dropped(member: bool) -> None:
     cache = MetadataCache("cluster", {})
     for number, topic_id in enumerate(("old", "new"), start=1):
         change = TopicChange("t", topic_id, (TopicSchema(0, b"schema"),), ("key",), None, {})

@@ -50,7 +50,7 @@ def test_a_header_with_a_flipped_bit_is_corrupt() -> None:
 
 
 @pytest.mark.parametrize("flag", [Flag.CONTROL, Flag.FIRST_OF_SEGMENT, Flag.OFFSET_ARRAY])
-def test_a_batch_with_a_flag_of_the_log_is_refused_from_producers(flag: Flag) -> None:
+def test_a_producer_cannot_send_a_flag_of_the_log(flag: Flag) -> None:
     batch = encode_batch(rows(1), schema_id=0, compression=None, event_time="timestamp")
     header = batch.header._replace(flags=batch.header.flags | flag)
     with pytest.raises(BrokerError) as caught:

@@ -70,7 +70,7 @@ def test_the_log_of_a_topic_deleted_during_downtime_is_deleted(cluster: ProcessC
     wait_for(cluster, 2, "set.aside.deleted", 1)
 
 
-def test_the_log_of_a_moved_replica_is_deleted_once_its_leader_has_it(cluster: ProcessCluster) -> None:
+def test_a_moved_replicas_log_is_deleted_once_its_leader_has_it(cluster: ProcessCluster) -> None:
     stays, away = written(cluster, "moved", 2)
     [other] = {0, 1, 2} - {stays, away}
     cluster.stop_broker(away)

@@ -42,7 +42,7 @@ def test_a_busy_copier_gets_all_of_the_rate() -> None:
     assert taken == pytest.approx(RATE * now_s, rel=0.03)
 
 
-def test_a_debt_is_paid_at_the_new_rate_and_idle_time_not_saved() -> None:
+def test_a_debt_is_paid_at_the_new_rate() -> None:
     bucket = TokenBucket(RATE, 0.0)
     bucket.consume(2000, 0.0)
     assert bucket.wait_s(0.0) == 2.0

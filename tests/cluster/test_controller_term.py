@@ -273,7 +273,7 @@ def test_a_topic_made_again_is_not_taken_for_its_predecessor(monkeypatch: pytest
     asyncio.run(scenario())
 
 
-def test_a_state_read_for_a_deleted_topic_does_not_end_the_write_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_for_a_deleted_topic_keeps_the_next_topics_write(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         store = RecordingStore()
         term = await term_with_live_brokers(store, monkeypatch)
@@ -292,7 +292,7 @@ def test_a_state_read_for_a_deleted_topic_does_not_end_the_write_of_the_next(mon
     asyncio.run(scenario())
 
 
-def test_a_state_that_cannot_be_written_in_a_later_turn_ends_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_state_write_in_a_later_turn_ends_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
     """A term that only logged this would never write a state again, and would elect no leader."""
 
     async def scenario() -> None:

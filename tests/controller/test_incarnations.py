@@ -165,7 +165,7 @@ def test_unremovable_claims_do_not_keep_an_untrusted_broker_out() -> None:
     assert world.sees(3) == [1, 3], "the second is better off with broker 1"
 
 
-def test_an_untrusted_member_waits_for_an_absent_one_that_may_be_whole() -> None:
+def test_an_untrusted_member_waits_for_an_absent_whole_one() -> None:
     world = World(topic("t", (1, 2)), brokers=2)
     world.lose(1, 2)
     world.advance(2 * SESSION_TIMEOUT_MS)

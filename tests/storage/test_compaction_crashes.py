@@ -94,7 +94,7 @@ def test_a_power_cut_at_any_step_of_a_cleaning(operation: int, seed: int) -> Non
 
 @pytest.mark.parametrize("code", [5, 28])
 @pytest.mark.parametrize("skipped", range(12))
-def test_a_full_disk_leaves_the_log_unchanged_and_a_failed_one_is_reported(code: int, skipped: int) -> None:
+def test_a_full_disk_keeps_the_log_and_a_failed_one_is_reported(code: int, skipped: int) -> None:
     disk, log, before = prepared(0)
     calls = 0
     write = disk.write

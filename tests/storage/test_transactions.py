@@ -50,7 +50,7 @@ def test_readers_stop_at_the_first_open_transaction() -> None:
     assert not log.open_transactions()
 
 
-def test_a_marker_for_no_transaction_changes_nothing_and_ids_leave_with_theirs() -> None:
+def test_a_marker_without_a_transaction_changes_nothing() -> None:
     log = create_log(open_directory(disk=SimDisk()))
     send(log, 7)
     append(log, marker(committed=(1, 2), aborted=(3,)))
