@@ -1,4 +1,4 @@
-"""How pyspark finds ``format("sparklog")``: it imports installed top-level modules named pyspark_* and looks here."""
+"""The module by which pyspark finds ``format("sparklog")``: pyspark imports installed modules named pyspark_*."""
 
 from sparklog.spark.source import SparklogSource as DefaultSource
 
