@@ -14,7 +14,7 @@ from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore
 from tests.broker.support import encoded, read_all
-from tests.broker.topics import PATIENCE_S, Writer, create_topic, wait_equal, wait_isr
+from tests.broker.topics import PATIENCE_S, Writer, create_topic, new_producer_id, wait_equal, wait_isr
 
 pytestmark = pytest.mark.integration
 ALL = {0, 1, 2}
@@ -47,16 +47,18 @@ def test_a_broker_is_not_trusted_after_an_fsync_that_failed(
     try:
         cluster.restart(0)
         wait_isr(cluster, topic, ALL)
+        # A batch that the failing leader has replicated is sent again to the next one: it must count once.
+        producer_id = new_producer_id(cluster)
         written = 0
         with Writer(cluster, topic) as writer:
-            writer.write(encoded(1))
+            writer.write(encoded(1, producer=(producer_id, 0, written)))
             written += 1
             assert last_registration(cluster).trusted
             process = slot.process
             assert process is not None
             switch.write_text(fails)
             while process.poll() is None:  # as leader or as follower: it fsyncs each batch
-                writer.write(encoded(1))
+                writer.write(encoded(1, producer=(producer_id, 0, written)))
                 written += 1
         assert process.wait(PATIENCE_S) == LOG_FAILED
         switch.unlink()

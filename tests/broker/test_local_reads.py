@@ -335,7 +335,7 @@ def test_a_broker_configured_without_local_reads_offers_none(cluster: ProcessClu
         assert not path.exists()
         found, reader = read(cluster, "unlent", 0, 1, local="auto")
         assert (found.num_rows, reader.counters.local_fallbacks, reader.counters.local_batches) == (1, 1, 0)
-        with pytest.raises(LocalReadUnavailable, match="hands out files on this host"):
+        with pytest.raises(LocalReadUnavailable, match="provides files on this host"):
             read(cluster, "unlent", 0, 1)
     finally:
         del cluster.settings["local.reads.enable"]

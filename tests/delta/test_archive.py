@@ -133,7 +133,7 @@ def test_a_typed_topic_whose_schema_grows_during_the_archive(
     archived(spark, brokers, topic, lake)
     options = asked(brokers, topic, lake, interval="100 milliseconds")
     with RunningArchives(spark, options) as running:
-        wait_until(lambda: any("nothing new" in text for text in running.said), "the first batch", timeout_s=120)
+        wait_until(lambda: any("no new records" in text for text in running.said), "the first batch", timeout_s=120)
         # A query that ends without an error is not the end of the archive, nor is what an earlier run committed.
         for query in spark.streams.active:
             if (query.name or "").startswith(f"archive-{topic}-"):
@@ -349,7 +349,7 @@ def test_the_older_of_two_archives_continues(
             later.join()
         assert later.failed is not None, later.said
         error = later.failed[topic]
-        assert isinstance(error, ArchiveFenced) and "batch 1 found, batch 0 expected" in str(error), later.said
+        assert isinstance(error, ArchiveFenced) and "found batch 1, expected batch 0" in str(error), later.said
         assert first.failed is None
     assert first.failed == {}, first.said
     produce(brokers, topic, "b")
@@ -409,7 +409,7 @@ def test_topics_that_an_archive_refuses(
     _, error = archive(spark, brokers, topic, lake, partition_by=("_date",))
     assert "is partitioned by nothing, but _date is requested" in str(error)
     _, error = archive(spark, brokers, topic, lake, mode="upsert")
-    assert "is kept in mode append, asked for is upsert" in str(error)
+    assert "was archived in mode append, but mode upsert is requested" in str(error)
 
     place = TopicPartition(topic, 0)
     admin.commit_offsets(f"archive-{topic}", {place: 4})  # of an archive to another path

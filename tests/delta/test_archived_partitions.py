@@ -29,7 +29,7 @@ def test_text_that_no_directory_can_be_called_by(
     assert rows(lake, topic)["name"].to_pylist() == longest
     bad = bad_rows(lake, topic)
     assert pc.struct_field(bad["record"], "name").to_pylist() == names[3:]
-    assert ["no directory" in reason for reason in bad["reason"].to_pylist()] == [True] * 4 + [False] * 2
+    assert ["cannot name a directory" in reason for reason in bad["reason"].to_pylist()] == [True] * 4 + [False] * 2
 
     ArchiveTable(spark, table_path(lake, topic)).set_properties({"delta.randomizeFilePrefixes": "true"})
     with Producer(brokers.bootstrap) as producer:

@@ -230,7 +230,10 @@ def test_a_table_without_archive_commits_ends_with_its_rows(
     everything = read(given)
     admin.delete_records({TopicPartition(topic, 0): 20, TopicPartition(topic, 1): 4})
     assert read({**given, "history": str(tmp_path / "kept")}) == everything
-    for name, message in (("state", "was archived in mode upsert"), ("named", "has a column Word, which is word else")):
+    for name, message in (
+        ("state", "was archived in mode upsert"),
+        ("named", "has a column Word, which the topic calls word"),
+    ):
         with pytest.raises(ConfigError, match=message):
             read({**given, "history": str(tmp_path / name)})
 

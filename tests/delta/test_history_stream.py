@@ -295,5 +295,5 @@ def test_an_archive_of_current_state_is_refused(
 ) -> None:
     state = Archive(brokers.bootstrap, topic, str(tmp_path / "upsert"))
     state.archive(mode="upsert")
-    with pytest.raises(ConfigError, match="is kept in mode upsert"):
+    with pytest.raises(ConfigError, match="was archived in mode upsert"):
         query_of(history=state.path).plan()

@@ -87,7 +87,7 @@ def test_an_upsert_archive_holds_the_newest_values(
     ]
     _, error = archive(spark, brokers, topic, lake)
     assert isinstance(error, ArchiveRefused)
-    assert "is kept in mode upsert, asked for is append" in str(error)
+    assert "was archived in mode upsert, but mode append is requested" in str(error)
 
 
 def test_a_typed_topic_with_two_keys_and_a_new_column(
