@@ -82,7 +82,7 @@ def test_partitions_of_a_batch() -> None:
 def test_columns_that_cannot_be_keys() -> None:
     batch = default_batch(1)
     assert batch.schema.equals(DEFAULT_SCHEMA)
-    for column, reason in (("nowhere", "not among"), ("headers", "without parts")):
+    for column, reason in (("nowhere", "not among"), ("headers", "not nested")):
         with pytest.raises(BrokerError, match=reason) as caught:
             encode_keys(batch, [column])
         assert caught.value.code is ErrorCode.SCHEMA_MISMATCH
