@@ -33,8 +33,7 @@ DIALECT = re.compile(
 #: The number of these words in each package: a folder of ``sparklog``, ``docs/adr``, or a folder of the root.
 LIMITS: dict[str, int] = {
     "bench": 90,
-    "docs": 67,
-    "docs/adr": 46,
+    "docs": 6,
     "sparklog": 3,
     "sparklog/broker": 4,
     "sparklog/cluster": 23,
