@@ -1,7 +1,7 @@
 """sparklog: a partitioned, replicated log that runs as a Spark application.
 
-Names are loaded when they are first used: ``import sparklog`` is cheap and needs no Spark. Where Spark is not
-installed, calling a name that needs it raises ConfigError with the command that installs it.
+The package loads each name at its first use, so ``import sparklog`` is fast and does not need Spark. If Spark is not
+installed, a call of a name that needs it raises ConfigError with the command that installs it.
 """
 
 from __future__ import annotations

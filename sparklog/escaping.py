@@ -1,9 +1,10 @@
-r"""Text that others chose, made safe to show on a terminal and in logs.
+r"""Escapes that make text from other users and processes safe to show on a terminal and in logs.
 
-Names of groups, members, clients and hosts, error texts of peers and values of records can hold anything: codes that
-move a terminal's cursor or set its title, line ends that forge a row of a table or a line of a log, marks that reverse
-the direction of what follows. Every character that does not print, a space excepted, becomes its Python escape
-(``\x1b``, ``\n``, ``\u202e``). A backslash stays as it is: what is shown is for people, and JSON output for programs.
+Names of groups, members, clients and hosts, error texts of peers and values of records can have any characters. Control
+codes can move a terminal's cursor or set its title. Line ends can forge a row of a table or a line of a log. Other
+marks can reverse the direction of the text after them. Every character that does not print, a space excepted, becomes
+its Python escape (``\x1b``, ``\n``, ``\u202e``). A backslash stays unchanged, because this text is for people; programs
+read JSON output.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ def escaped(text: str) -> str:
 
 
 def escaped_lines(text: str) -> str:
-    """Return ``text`` with its line ends kept and everything else as ``escaped`` has it."""
+    """Return ``text`` with its line ends kept and each line escaped as by ``escaped``."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
 def escaped_json(text: str) -> str:
-    """Return a JSON document that means the same as ``text``, of printable characters and line ends."""
+    """Return an equivalent JSON document of printable characters and line ends."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(char if char == "\n" or char.isprintable() else _json_escape(char) for char in text)
@@ -39,6 +40,6 @@ def _json_escape(char: str) -> str:
 
 
 def shown_bytes(value: bytes) -> bytes:
-    """Return ``value`` as ``escaped`` has it, with tabs kept. Bytes that are no UTF-8 become escapes as well."""
+    """Return ``value`` escaped as by ``escaped``, with tabs kept. Bytes that are not UTF-8 become escapes too."""
     text = value.decode(errors="backslashreplace")
     return "\t".join(map(escaped, text.split("\t"))).encode()

@@ -1,7 +1,7 @@
-"""The error of programs that use Spark where it is not installed.
+"""Error of programs that need Spark if it is not installed.
 
-``pip install sparklog`` installs what clients and the command line need; ``sparklog[spark]`` adds Spark. This module
-imports nothing of Spark.
+``pip install sparklog`` installs the dependencies of clients and the command line; ``sparklog[spark]`` adds Spark. This
+module does not import Spark.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _OF_SPARK = {"pyspark", "py4j"}
 
 
 def spark_missing(what: str) -> ConfigError:
-    """Return the error that ``what`` ends with where Spark is not installed."""
+    """Return the error of ``what`` if Spark is not installed."""
     return ConfigError(f"{what} needs Spark, which is not installed: run pip install 'sparklog[spark]'")
 
 
 def is_spark(missing: ModuleNotFoundError) -> bool:
-    """Tell whether the module that was not found is a part of Spark."""
+    """Return whether the missing module is a part of Spark."""
     return (missing.name or "").partition(".")[0] in _OF_SPARK
 
 
 def require_spark(what: str) -> None:
-    """Return where Spark is installed; this does not import it.
+    """Return if Spark is installed, without importing it.
 
     Raises:
         ConfigError: Spark is not installed, so ``what`` cannot be done.
@@ -36,7 +36,7 @@ def require_spark(what: str) -> None:
 
 
 def without_spark(name: str) -> type:
-    """Return a class that takes the place of the public ``name`` where Spark is not installed.
+    """Return a class that replaces the public ``name`` if Spark is not installed.
 
     A program can import it and use it in annotations. Calling it raises ConfigError.
     """

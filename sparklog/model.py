@@ -1,7 +1,7 @@
-"""The nouns of the log: what topics, partitions, brokers and leadership decisions are.
+"""Values that describe topics, partitions, brokers and leadership decisions.
 
-Values only: frozen, comparable, picklable, without I/O and without clocks. Times are microseconds since the epoch
-(``_us``) in records and milliseconds (``_ms``) in settings. Ranges are half-open.
+All values are frozen, comparable and picklable. This module uses no I/O and no clock. Times are microseconds since the
+epoch (``_us``) in records and milliseconds (``_ms``) in settings. Ranges are half-open.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Annotated, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-#: Topic names Kafka accepts. Source: org.apache.kafka.common.internals.Topic (legal characters, 249 bytes).
+#: Topic names that Kafka accepts. Source: org.apache.kafka.common.internals.Topic (legal characters, 249 bytes).
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
-#: Epochs, versions and broker ids: four signed bytes in ZooKeeper and on disk, -1 for none. Checked where messages are
-#: decoded, so that no number gets in that could not be written down.
+#: Epochs, versions and broker ids: four signed bytes in ZooKeeper and on disk, -1 for none. The decoders of messages
+#: check the range, so that every received number can be stored.
 Int31 = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 
-#: Values of ``LeaderAndIsr.lossy_epoch`` that are no leader epochs.
+#: Values of ``LeaderAndIsr.lossy_epoch`` that are not leader epochs.
 NO_LOSS = -1
 UNKNOWN_LOSS = -2
 
-#: Brokers that one list of replicas may name. Checked where messages are decoded.
+#: Maximum number of brokers in one list of replicas. The decoders of messages check it.
 MAX_REPLICAS = 1000
 _T = TypeVar("_T")
 Replicas = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_REPLICAS)]
@@ -31,26 +31,26 @@ NO_LEADER = -1
 NO_EPOCH = -1
 NO_PRODUCER = -1
 
-#: Producer ids between the floors of two seconds: more than the cluster gives out in one.
+#: Number of producer ids between the floors of two consecutive seconds: more than the cluster assigns in one second.
 PRODUCER_IDS_PER_SECOND = 2**20
-#: The latest second that counts: its floor leaves half of 64 signed bits to count on.
+#: The latest second that raises the floor; above its floor, half of the range of 64-bit signed integers is left.
 _LAST_SECOND = 2**62 // PRODUCER_IDS_PER_SECOND
-#: Producer ids above the floor of the present second that are believed: those of 34 years.
+#: Maximum plausible distance of a producer id above the floor of the current second: the ids of 34 years.
 _BELIEVED_LEAD = 2**50
 
 
 def producer_id_floor(now_s: float) -> int:
-    """Return the lowest producer id that a block taken at ``now_s``, in seconds since 1970, may begin with.
+    """Return the lowest first producer id of a block that is reserved at ``now_s``, in seconds since 1970.
 
-    Blocks of a later second are higher, whatever the counter in ZooKeeper says.
+    Blocks of a later second are higher, even if the counter in ZooKeeper is lower.
     """
     return min(max(int(now_s), 0), _LAST_SECOND) * PRODUCER_IDS_PER_SECOND
 
 
 def believed_producer_ids(end: int, now_s: float) -> int:
-    """Return ``end``, the end of a block that a broker says it has seen, or 0 where no clock was ever so far ahead.
+    """Return ``end``, the end of a block as reported by a broker, or 0 if it is implausibly far ahead of the clock.
 
-    A damaged number must not push all later ids out of the range of a batch header.
+    A damaged number must not move all later ids out of the range of a batch header.
     """
     return end if end - producer_id_floor(now_s) <= _BELIEVED_LEAD else 0
 
@@ -73,7 +73,7 @@ class OffsetRange(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Values ``[low, high)``; of any kind; by default all that 64 bits hold."""
+    """Values ``[low, high)`` of any kind; by default, the range of 64-bit signed integers."""
 
     low: int = -(2**63)
     high: int = 2**63 - 1
@@ -83,35 +83,37 @@ class Span(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """Where a leader epoch ends in a log: the largest epoch <= the asked one and its exclusive end offset."""
+    """End of a leader epoch in a log: the largest epoch <= the requested one, and its exclusive end offset."""
 
     epoch: int
     end_offset: int
 
 
 def host_and_port(host: str, port: int) -> str:
-    """Return an address as clients take it: ``host:port``, an IPv6 host in brackets."""
+    """Return an address as clients accept it: ``host:port``, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
-    """Where a live broker listens. ``incarnation`` is the version of its persistent incarnation node in ZooKeeper."""
+    """Address of a live broker. ``incarnation`` is the version of its persistent incarnation node in ZooKeeper."""
 
     broker_id: int
     host: str
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
     incarnation: int
     rack: str | None = None
-    #: It proves in hello that it knows the cluster's secret; false: it is of release 0.1.0, or has been given none.
+    #: Whether the broker proves in hello that it knows the cluster's secret. A broker of release 0.1.0, or without a
+    #: secret, does not.
     proves: bool = False
 
 
 class SeenNumbers(msgspec.Struct, frozen=True):
-    """What a broker's log directory has seen its cluster count to, as its registration says it.
+    """Highest numbers of its cluster that a broker's log directory has recorded, as reported in its registration.
 
-    ZooKeeper counts no lower, unless it was put back from an older copy. ``controller_id`` is the controller of
-    ``controller_epoch``, ``producer_ids`` the end of the highest block of producer ids, ``leader_epoch`` the highest
-    leader epoch in any of the broker's logs. An earlier release says nothing.
+    ZooKeeper's counters are not lower, unless ZooKeeper was restored from an older copy. ``controller_id`` is the
+    controller of ``controller_epoch``, ``producer_ids`` is the end of the highest block of producer ids, and
+    ``leader_epoch`` is the highest leader epoch in any of the broker's logs. A broker of an earlier release does not
+    report them.
     """
 
     controller_epoch: int = NO_EPOCH
@@ -124,14 +126,16 @@ NOTHING_SEEN = SeenNumbers()
 
 
 class BrokerRegistration(msgspec.Struct, frozen=True):
-    """What a live broker says of itself under ``/brokers/ids/<id>``.
+    """Registration of a live broker under ``/brokers/ids/<id>``.
 
-    ``trusted`` false: the process cannot vouch that its logs end where the last process left them (the page cache
-    was lost), so its claims to in-sync membership are void. Where ``doubted`` names partitions, only the claims to
-    these are void: an earlier release does not read the names and takes all claims for void. ``incarnation`` and
-    ``pid``, the process on the boot of ``boot_id`` by the numbers of ``pid_namespace``, are filled in by the
-    registration, as is ``start_time``, clock ticks after boot, which tells it from a later process with its pid.
-    Earlier releases leave namespace or start time 0: unknown. ``proves``: as in ``BrokerEndpoint``.
+    ``trusted`` is false if the process cannot guarantee that its logs end where the last process left them, because the
+    page cache was lost. Its claims to in-sync membership are then void. If ``doubted`` names partitions, only the
+    claims to these are void; a controller of an earlier release ignores the names and treats all claims as void.
+
+    The code that registers the broker sets ``incarnation`` and the identity of the process. ``pid`` is its number in
+    ``pid_namespace`` on the boot ``boot_id``. ``start_time``, in clock ticks after boot, distinguishes the process from
+    a later one with the same pid. A namespace or start time of 0 is unknown: earlier releases do not set it.
+    ``proves``: as in ``BrokerEndpoint``.
     """
 
     broker_id: int
@@ -159,15 +163,15 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
 
 
 class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The replicated decision about one partition, as stored in ZooKeeper.
+    """Replicated decision about one partition, as stored in ZooKeeper.
 
-    ``isr`` is the committed in-sync set in assignment order of insertion; the leader is in it unless ``leader`` is
-    ``NO_LEADER``: then it is the set of the last leader, which keeps its claim.
+    ``isr`` is the committed in-sync set; new members are added at its end. The leader is a member unless ``leader`` is
+    ``NO_LEADER``. Without a leader, ``isr`` is the last leader's set, whose members remain eligible.
 
     ``lossy_epoch`` is the leader epoch of the last election that may have lost committed records: an unclean one, or
-    one among members that all lost their tails. ``NO_LOSS``: there was none since the topic was created;
-    ``UNKNOWN_LOSS``: written by an earlier release. ``disputed``: replicas hold committed records that contradict each
-    other, and nobody leads before an operator asks for an unclean election.
+    one among members that all lost their tails. ``NO_LOSS``: there was none since the topic was created.
+    ``UNKNOWN_LOSS``: an earlier release wrote the state. ``disputed``: replicas hold contradictory committed records,
+    and the partition has no leader until an operator requests an unclean election.
     """
 
     leader: Int31
@@ -179,11 +183,11 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class VersionedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A ``LeaderAndIsr`` with the version of the ZooKeeper node it was read at or written as.
+    """``LeaderAndIsr`` with the version of its ZooKeeper node when it was read or written.
 
-    ``leader_incarnation`` is the incarnation the leader's process last had when this was written; ``NO_EPOCH`` when
-    unknown. A controller that finds the leader registered under another one raises the leader epoch: an epoch
-    belongs to one process. Brokers need not look at it.
+    ``leader_incarnation`` is the last incarnation of the leader's process when this was written; ``NO_EPOCH`` if
+    unknown. If the leader is registered with another incarnation, the controller raises the leader epoch, because an
+    epoch belongs to one process. Brokers ignore this field.
     """
 
     state: LeaderAndIsr
@@ -207,10 +211,11 @@ class TopicSchema(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reassignment(msgspec.Struct, frozen=True, array_like=True):
-    """A move of one partition's replicas under way. Source: KIP-455.
+    """Move of one partition's replicas that is in progress. Source: KIP-455.
 
-    ``target`` are the replicas wanted, preferred leader first; ``original`` those before the move began, which a
-    cancel makes the target. ``throttle_bytes``: bytes per second a broker copies at most for it; 0: no limit.
+    ``target`` are the replicas after the move, preferred leader first. ``original`` are the replicas before the move; a
+    cancellation makes them the target. ``throttle_bytes`` is the maximum number of bytes per second that a broker
+    copies for the move; 0: no limit.
     """
 
     target: tuple[Int31, ...]
@@ -219,11 +224,12 @@ class Reassignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
-    """What is fixed about a topic, as stored under ``/brokers/topics/<name>``.
+    """Record of a topic, as stored under ``/brokers/topics/<name>``.
 
-    ``assignment[p]`` are the replicas of partition p, preferred leader first. While p is ``reassigning`` that is the
-    target, followed by the replicas that will go when all of the target is in sync. ``schemas`` grow, never shrink;
-    only the last is accepted from producers. ``config`` holds only what was set for this topic.
+    ``assignment[p]`` are the replicas of partition p, preferred leader first. While p is in ``reassigning``, the
+    assignment is the target, followed by the replicas that are removed when all of the target is in sync. ``schemas``
+    are only added to; brokers accept only the last one from producers. ``config`` has only the settings of this topic,
+    without defaults.
     """
 
     name: str
@@ -241,7 +247,7 @@ class TopicRecord(msgspec.Struct, frozen=True):
 
     @property
     def replication_factor(self) -> int:
-        """Replicas a partition has when it is not being moved, by partition 0."""
+        """Return the number of replicas of partition 0, or of its target during a move."""
         if not self.assignment:
             return 0
         move = self.reassigning.get(0)
@@ -249,10 +255,10 @@ class TopicRecord(msgspec.Struct, frozen=True):
 
 
 class TopicNote(msgspec.Struct, frozen=True):
-    """What a broker was told of a topic that it hosts, as its log directory keeps it for a loss of ZooKeeper.
+    """Copy of the record of a topic that a broker hosts, stored in its log directory in case ZooKeeper's data is lost.
 
-    ``replicas[p]`` are those of partition p, preferred leader first. ``order`` grows with each topic of one name,
-    ``noted_ms`` with each change of one topic.
+    ``replicas[p]`` are the replicas of partition p, preferred leader first. ``order`` grows with each topic of one
+    name, and ``noted_ms`` grows with each change of one topic.
     """
 
     name: str
@@ -267,9 +273,9 @@ class TopicNote(msgspec.Struct, frozen=True):
 
 
 class LogCopy(msgspec.Struct, frozen=True):
-    """One replica's log on a broker's disk: its partition and its end.
+    """Log of one replica on a broker's disk: its partition and its end.
 
-    ``set_aside`` names its directory in ``set-aside/``, where it is not served.
+    ``set_aside`` is its directory in ``set-aside/``, from which the broker serves no records.
     """
 
     broker_id: int
@@ -283,9 +289,10 @@ class LogCopy(msgspec.Struct, frozen=True):
 
 
 class DirectoryInventory(msgspec.Struct, frozen=True):
-    """What one log directory records about its cluster.
+    """Data about the cluster in one log directory.
 
-    ``incarnation`` is the broker's highest one, registered or about to be. ``problems`` are logs that cannot be read.
+    ``incarnation`` is the broker's highest one, registered or about to be registered. ``problems`` are logs that cannot
+    be read.
     """
 
     path: str
@@ -299,17 +306,17 @@ class DirectoryInventory(msgspec.Struct, frozen=True):
     version: int = 1
 
 
-#: Names of topics that the log keeps for itself begin so.
+#: Prefix of the names of internal topics.
 INTERNAL_PREFIX = "__"
 
 
 def is_internal(topic: str) -> bool:
-    """Whether the topic is the log's own: closed to clients' writes, and left out of lists."""
+    """Return whether the topic is internal: clients cannot write to it, and lists omit it."""
     return topic.startswith(INTERNAL_PREFIX)
 
 
 def check_topic_name(name: str) -> str | None:
-    """Return why ``name`` is not a topic name, or None."""
+    """Return why ``name`` is not a valid topic name; None if it is valid."""
     if name in {".", ".."} or not TOPIC_NAME.match(name):
         return f"topic name {name[:60]!r} ({len(name)} characters) must match [a-zA-Z0-9._-]{{1,249}}, not '.' or '..'"
     return None

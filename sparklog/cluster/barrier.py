@@ -139,7 +139,7 @@ class Generations:
         try:
             ended = in_loop(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
             left = self._still_there()
-        except ClusterError as error:  # ZooKeeper was available when the brokers were told to stop
+        except ClusterError as error:  # ZooKeeper was available when the driver ordered the stop
             return f"the stop was interrupted, and brokers may still run: {error}"
         if left:
             return f"brokers that the driver could not stop keep running: {', '.join(map(str, left))}"

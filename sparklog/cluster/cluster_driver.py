@@ -90,7 +90,8 @@ class ClusterDriver:
                 owns_zookeeper=self._embedded is not None,
             )
         except BaseException:
-            # The driver that has the seat needs the server; one that only we have started, nobody does.
+            # Another registered driver needs a server that we adopted. No process needs a server that we have just
+            # started.
             self._end_zookeeper(leave=self._embedded is not None and self._embedded.server.adopted)
             raise
 
@@ -189,7 +190,7 @@ class ClusterDriver:
         self._end_controller()
         left = self._generations.stop() if self._generations is not None else ""
         self._generations = None
-        is_lost = self._seat is not None and self._seat.lost.is_set()  # maybe told by the attempt to stop
+        is_lost = self._seat is not None and self._seat.lost.is_set()  # the attempt to stop may have set it
         self._end_seat()
         self._end_zookeeper(leave=is_lost or is_needed or bool(left))
         if is_lost:
@@ -199,8 +200,8 @@ class ClusterDriver:
         return f"{left}: {_AGAIN}" if left else ""
 
     def _brokers_may_run(self) -> bool:
-        """Those of an earlier driver, whom without a generation nobody stops: they have registered, or may do so again
-        with a server that was found running."""
+        """Return whether brokers of an earlier driver may run, which only a generation can stop. They are registered,
+        or may register again with an adopted server."""
         if self._embedded is not None and self._embedded.server.adopted:
             return True
         try:
@@ -209,8 +210,8 @@ class ClusterDriver:
             return True
 
     def _runs_on(self) -> bool:
-        """Whether what a stop has left may be there still. A ZooKeeper of the cluster's own is ended after the brokers;
-        one that has died, or does not answer, tells nothing."""
+        """Return whether what a stop left running may still run. The embedded ZooKeeper is stopped after the brokers,
+        so its stop proves their end; a server that crashed or does not respond proves nothing."""
         try:
             if self._left_zookeeper is not None:
                 return not self._left_zookeeper.has_been_stopped

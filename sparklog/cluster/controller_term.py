@@ -1,7 +1,8 @@
-"""One controller term: carries facts from ZooKeeper and brokers to the core, and out what it orders.
+"""One controller term: it passes facts from ZooKeeper and brokers to the core, and performs the core's effects.
 
-Nothing is decided here. All of it runs on one loop; the core is stepped synchronously, and results come back as
-events. The term ends when the core resigns, the session expires, or ``/controller`` is no longer ours.
+This module decides nothing. Everything runs on one loop: the term steps the core synchronously, and the results of
+effects return to the core as events. The term ends when the core resigns, the session expires, or ``/controller``
+belongs to another controller.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ from sparklog.zk.session import PAUSE_S, Node, SessionState
 
 log = logging.getLogger(__name__)
 
-#: The time for which one turn of the loop writes states, and the number of outcomes that one step of the core takes.
+#: Maximum time for which one turn of the loop writes states, and maximum number of outcomes in one step of the core.
 _TURN_S = 0.03
 _OUTCOMES_AT_ONCE = 2000
 
@@ -106,7 +107,7 @@ def _now_ms() -> int:
 
 
 class ControllerTerm:
-    """Owner: ``ControllerLoop``. ``run`` returns, with the reason, when the term is over."""
+    """One term of the controller. Owner: ``ControllerLoop``. Life cycle: ``run`` returns when the term is over."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class ControllerTerm:
         keys: KeyRing | None = None,
     ) -> None:
         self.core = core
-        #: It ended with an error that was not foreseen.
+        #: Whether the term ended with an unexpected error.
         self.failed = False
         self.counters: Counter[str] = Counter()
         self._store = store
@@ -140,20 +141,20 @@ class ControllerTerm:
         self._unwatch: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._to_write: deque[StateWrite] = deque()
-        #: Outcomes that the core has not received yet, with the writes that they are of.
+        #: Outcomes that the core has not received yet, each with its write.
         self._outcomes: dict[TopicPartition, tuple[StateWrite, StateOutcome | None]] = {}
-        self._deleting: dict[str, str] = {}  # names by topic id: one made anew may have to go as well
+        self._deleting: dict[str, str] = {}  # names by topic id: a recreated topic of the same name may be deleted too
         self._reading_brokers = asyncio.Lock()
         self._proofs = RequiredProofs(self._session, enabled=bool(keys))
-        #: States that cannot be read, and that are read again with pauses.
+        #: Partitions whose states cannot be read; the term reads them again with pauses.
         self._unread: dict[TopicPartition, None] = {}
 
     async def run(self, *, cautious: bool) -> str:
-        """Read everything, then follow it until the term is over. Returns why it is.
+        """Read the cluster's state, then follow its changes until the term is over. Return the reason for the end.
 
         Raises:
-            ZkUnreachable: ZooKeeper was lost before everything was read.
-            ZkError: a node that every cluster has is missing, or ZooKeeper refuses something else.
+            ZkUnreachable: the connection to ZooKeeper was lost before everything was read.
+            ZkError: a node that every cluster has is missing, or ZooKeeper refused a request.
         """
         try:
             self._advance(await self._load(cautious=cautious))
@@ -166,7 +167,8 @@ class ControllerTerm:
             await self._end()
 
     async def _load(self, *, cautious: bool) -> Loaded:
-        # Brokers first: then every state is newer than the registrations, and an untrusted broker's claims are seen.
+        # Read brokers first. Then every state is newer than the registrations, so the core sees each claim of an
+        # untrusted broker.
         await self._proofs.load()
         brokers, retired = await self._brokers()
         absent = self._proofs.admitted(await self._store.read_absent({found.broker_id for found in brokers}))
@@ -226,7 +228,7 @@ class ControllerTerm:
         self._unwatch.append(self._session.watch_data(paths.CONTROLLER, self._controller_node))
         self._unwatch.append(TopicWatcher(self._session, found=self._topic_found, gone=self._topic_unlisted).close)
         self._start(self._level(paths.BROKER_IDS, self._read_brokers), "live brokers")
-        # A registration may be gone when its process is proved dead: then only the mark comes.
+        # A registration may already be gone when its process is proved dead. Then only the mark of retirement changes.
         self._start(self._level(paths.RETIRED, self._read_brokers), "retired brokers")
         self._start(self._level(paths.STOPPING, self._read_stopping), "stopping brokers")
         self._start(self._level(paths.DELETE_TOPICS, self._read_deletions), "topic deletions")
@@ -235,7 +237,7 @@ class ControllerTerm:
         self._start(self._level(paths.ISR_CHANGES, self._read_isr_changes), "ISR changes")
 
     async def _level(self, path: str, read: Callable[[], Awaitable[None]]) -> None:
-        """Read a node's children and theirs whenever they change, and after every reconnection."""
+        """Call ``read`` first, then whenever a node's children change and after every reconnection."""
         while True:
             changed = asyncio.Event()
             try:
@@ -246,13 +248,14 @@ class ControllerTerm:
                 if self._session.state is SessionState.CLOSED:
                     return
                 log.info("reading %s again after %s", path, error)
-                # What breaks each connection, such as an answer that is too large, would do so at full speed.
+                # Without the pause, a cause that breaks every connection, such as a response that is too large, would
+                # break connections in a tight loop.
                 await asyncio.sleep(PAUSE_S)
                 continue
             await changed.wait()
 
     async def _read_brokers(self) -> None:
-        async with self._reading_brokers:  # or what was read first, in more round trips, would be known last
+        async with self._reading_brokers:  # otherwise an older, slower read could overwrite a newer one
             brokers, retired = await self._brokers()
             self._step(BrokersRead(brokers, retired))
             await self._proofs.settle(brokers, retired=retired, hosting=self._hosting)
@@ -263,7 +266,8 @@ class ControllerTerm:
     async def _read_stopping(self) -> None:
         stopping = await self._store.read_stopping()
         if not self.core.brokers.stopping <= stopping.keys():
-            # Who ends must be known to be gone: else it would be shown to all for a moment, with what was put off.
+            # A broker that no longer stops may have ended. Read the registrations first: otherwise the core would treat
+            # the ended broker as live for a moment, and carry out what it postponed during the stop.
             await self._read_brokers()
         self._step(StoppingRead(stopping))
 
@@ -277,7 +281,7 @@ class ControllerTerm:
         self._step(RefusalsRead(await self._refusals()))
 
     async def _read_isr_changes(self) -> None:
-        """Until there is nothing more to be read: what is added to a node fires no watch on its parent."""
+        """Read notifications of ISR changes until none is left: an addition to a node fires no watch on its parent."""
         while True:
             nodes, told, named = await self._store.read_isr_changes()
             if not nodes:
@@ -297,8 +301,11 @@ class ControllerTerm:
         self._start(self._look_for_topic(name), f"look for topic {name}")
 
     async def _look_for_topic(self, name: str) -> None:
-        """Brokers throw away what is reported gone: look again, since it may have been created anew meanwhile. A
-        deletion by our own hand is reported by the task that does it."""
+        """Read a topic that is no longer listed, and report it as gone if it has no node.
+
+        Brokers drop the logs of a topic that is reported as gone, and the topic may have been recreated in the
+        meantime. If this term deletes the topic, the deleting task reports it.
+        """
         found: tuple[TopicRecord, int] | None = None
 
         async def look() -> None:
@@ -311,7 +318,8 @@ class ControllerTerm:
                 await self._topic_gone(name)
 
     async def _topic_gone(self, name: str) -> None:
-        """Say whether ZooKeeper names the topic as deleted: only then may brokers delete its logs."""
+        """Report the topic as gone, and whether ZooKeeper lists it as deleted: only then may brokers delete its
+        logs."""
         known = self.core.state.topics.get(name)
         topic_ids = () if known is None else (known.record.topic_id,)
         deleted = False
@@ -325,13 +333,13 @@ class ControllerTerm:
         self._step(TopicGone(name, deleted, topic_ids[0] if topic_ids else ""))
 
     def _topic_found(self, name: str, node: Node) -> None:
-        # Without states: partitions of a topic that is new to the core have none yet, and where they do (an earlier
-        # controller began), the write is refused and brings them.
+        # The snapshot has no states, because partitions of a topic that is new to the core usually have none. If an
+        # earlier controller has written some, ZooKeeper refuses the core's write, and the refusal returns them.
         path = paths.topic(name)
         try:
             record = codecs.decode_topic(path, node.data, name)
         except ZkFormatError as error:
-            # What was known of it before stays known; a change of the node is told here again.
+            # The core keeps the earlier record. The watcher calls this method again when the node changes.
             self._store.unreadable.skip(path, error)
             self._report_unreadable()
             return
@@ -350,8 +358,11 @@ class ControllerTerm:
             self._finish(f"the ZooKeeper session is {state.value}")
 
     def _step(self, event: Event) -> None:
-        """Timers and watches come here, too, which nobody could tell of an error: a term that goes on half blind would
-        be worse than a new one."""
+        """Step the core with ``event``; end the term if that fails.
+
+        Timers and watches also call this method and cannot handle an error. A new term is safer than one that continues
+        with part of the state.
+        """
         if self._over.done():
             return
         try:
@@ -458,13 +469,13 @@ class ControllerTerm:
                 return
 
     def _is_pending(self, write: StateWrite) -> bool:
-        """Return whether the core waits for the outcome of this write. It does not if the topic was deleted, also where
-        the partition of a new topic with this name waits for a write of its own."""
+        """Return whether the core waits for the outcome of this write. It does not wait if the topic was deleted, even
+        if the same partition of a new topic with this name waits for another write."""
         partition = self.core.state.partition(write.tp)
         return partition is not None and partition.pending is write
 
     def _state_outcome(self, write: StateWrite, tp: TopicPartition, outcome: StateOutcome | None) -> None:
-        """Outcomes come one by one, many in a turn of the loop; the core gets each turn's together."""
+        """Collect an outcome. Many arrive in one turn of the loop, and the core receives all of a turn together."""
         if not self._outcomes:
             self._loop.call_soon(self._report_outcomes)
         self._outcomes[tp] = (write, outcome)
@@ -516,7 +527,8 @@ class ControllerTerm:
             self._step(StatesUnknown(unread))
 
     async def _read_states(self, tps: Sequence[TopicPartition]) -> None:
-        """Those that cannot be read are read again with pauses: until then nothing is decided about them."""
+        """Read states for the core. Retry unreadable ones with pauses; the core decides nothing about them until
+        then."""
         try:
             await self._session.connected()
             found = await self._store.read_states(tps)
@@ -563,7 +575,7 @@ class ControllerTerm:
             self._step(TopicNotWritten(record.name, record.topic_id, detail))
 
     async def _read_topic(self, name: str) -> None:
-        """Answers once the connection holds long enough: nothing else asks again."""
+        """Read a topic for the core. Retry until the connection lasts long enough, because no other code retries."""
         found: tuple[TopicRecord, int] | None = None
 
         async def read() -> None:
@@ -628,8 +640,8 @@ class ControllerTerm:
         self._finish(effect.detail)
 
     async def _patiently(self, operation: Callable[[], Awaitable[None]]) -> None:
-        """Carry out an operation that may be repeated, however often the connection breaks, or what it reads or meets
-        in ZooKeeper keeps it from being done."""
+        """Carry out an idempotent operation: retry until it succeeds, after a lost connection, a refusal or an
+        unreadable node."""
         for pause_s in growing_pauses(PAUSE_S):
             await self._session.connected()
             try:
@@ -657,5 +669,5 @@ class ControllerTerm:
             return
         error = task.exception()
         if error is not None and not self._over.done():
-            # Not foreseen: as in ``_step``.
+            # An unexpected error ends the term, as in ``_step``.
             self._fail(task.get_name(), error)

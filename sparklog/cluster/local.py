@@ -7,7 +7,7 @@ the user's jobs, so it leaves a task slot for them.
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401 - its own hook has to be there before ours, which is then called first
+import concurrent.futures.thread  # noqa: F401 - its hook must be registered before ours, so that ours is called first
 import logging
 import shutil
 import signal
@@ -111,7 +111,7 @@ class LocalCluster:
         """Stop the cluster. ``is_ended_otherwise``: an error, which must not be hidden, or the end of the program."""
         left = self._driver.stop()
         if left:
-            self._temporary = False  # running brokers have their data in it
+            self._temporary = False  # running brokers store their data in it
             left = f"the cluster in {self.data_dir}: {left}"
             if not is_ended_otherwise:
                 raise ClusterError(left)

@@ -85,7 +85,7 @@ def brokers_per_task(options: ClusterOptions, master: str) -> int:
         return options.brokers
     if options.brokers_per_executor:
         return options.brokers_per_executor
-    # Executors of local-cluster share the machine's directories; elsewhere each host has all of those named.
+    # Executors of local-cluster share the machine's directories; on other masters each host has all named directories.
     return max(len(options.log_dirs), 1) if not is_one_machine(master) else 1
 
 
@@ -96,7 +96,8 @@ def is_in_driver(master: str) -> bool:
 
 def sizing(options: ClusterOptions, master: str) -> Sizing:
     tasks = math.ceil(options.brokers / brokers_per_task(options, master))
-    # On one machine one task can take hold of every broker, and one slot is had even when user jobs want them all.
+    # On one machine one task can supervise every broker, and one slot becomes free even if user jobs occupy all of
+    # them.
     return Sizing(tasks, options.spare_slots, tasks_later=1 if is_one_machine(master) else 0)
 
 

@@ -29,8 +29,8 @@ def runtime_directory() -> Path:
     """Return this user's directory; create it if it does not exist.
 
     Raises:
-        ClusterError: what stands there is not a directory that only this user can enter: someone else's sockets
-            would be trusted.
+        ClusterError: the path is not a directory that only this user can enter; another user's sockets there would be
+            trusted.
     """
     path = _BASE / f"sparklog-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):

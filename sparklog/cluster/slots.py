@@ -1,7 +1,7 @@
 """Broker slots: the assignment of log directories to the tasks of a generation.
 
-One log directory belongs to one broker. Executors change and two tasks may share a host, so the assignment does not
-depend on a task's index: every task surveys its host, all surveys are gathered, and ``share_slots`` returns the same
+One log directory belongs to one broker. The assignment does not depend on a task's index, because executors change and
+two tasks may share a host. Every task surveys its host and gathers all surveys, and ``share_slots`` returns the same
 result in every task. Only the directory's ``meta.json`` stores a broker's id and port.
 """
 
@@ -56,9 +56,10 @@ class Share(msgspec.Struct, frozen=True):
 def share_slots(surveys: Sequence[HostSurvey], *, brokers: int, per_task: int) -> dict[int, Share]:
     """Assign the directories to tasks. Pure, and independent of the order of ``surveys``.
 
-    Directories with a broker come first, live ones before others, lower ids before higher ones: a running broker keeps
-    a supervisor, and a broker with data restarts before an empty one is created. Their number may exceed ``per_task``,
-    because there may be fewer executors than before. New directories fill tasks up to ``per_task``, least loaded first.
+    Directories with a broker come first, live ones before others, lower ids before higher ones. So a running broker
+    keeps a supervisor, and a broker with data restarts before an empty one is created. Their number may exceed
+    ``per_task``, because there may be fewer executors than before. New directories fill tasks up to ``per_task``, least
+    loaded first.
     """
     hosts: dict[str, list[HostSurvey]] = defaultdict(list)
     for survey in sorted(surveys, key=lambda survey: survey.task):

@@ -1,13 +1,13 @@
-"""Who can use the ports of a Spark that runs on this machine alone: the secret of its parts, and what stands open.
+"""Access to the ports of a Spark that runs on one machine: its shared secret, and a warning about open ports.
 
-Every port of Spark's driver, Master, Workers and executors runs programs for those that Spark accepts. The environment
-that keeps these ports on loopback is set in ``spark_environment``, before Spark's JVM starts; authentication keeps
-other users of the machine away. Spark generates the secret itself on ``local`` and on YARN, and has to be given one on
-every other master.
+A client that Spark accepts can run programs through any port of the driver, Master, Workers and executors.
+``spark_environment`` binds these ports to loopback before Spark's JVM starts, and authentication excludes other users
+of the machine. Spark generates the secret itself on ``local`` and on YARN; every other master needs one in the
+configuration.
 
-A secret in PYSPARK_SUBMIT_ARGS or in the settings of a session builder stands in the command line of Spark's JVM, which
-every user of the machine can read. This one goes to the JVM over py4j's authenticated connection, and from there to
-executors in their environment (``_SPARK_AUTH_SECRET``), which only the same user can read.
+A secret in PYSPARK_SUBMIT_ARGS or in the settings of a session builder would be in the command line of Spark's JVM,
+which every user of the machine can read. This module passes the secret to the JVM over py4j's authenticated connection.
+The JVM passes it to executors in their environment (``_SPARK_AUTH_SECRET``), which only the same user can read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SECRET_BYTES = 32
 
 
 def share_secret() -> None:
-    """Start Spark's JVM unless it runs, and give it a new secret if it needs one and has none. Call this before the
-    process makes its SparkContext or SparkSession."""
+    """Start Spark's JVM unless it runs, and set a new secret if the JVM needs one and has none. Call this before the
+    process creates its SparkContext or SparkSession."""
     SparkContext._ensure_initialized()
     assert SparkContext._jvm is not None
     properties = SparkContext._jvm.java.lang.System
@@ -35,8 +35,8 @@ def share_secret() -> None:
 
 
 def exposure(context: SparkContext) -> str:
-    """Return who can run programs through the ports of ``context``, and what to set against it; empty when that is the
-    user alone, or when Spark runs on other machines as well."""
+    """Return a warning that names who else can run programs through the ports of ``context``, and the settings that
+    prevent it. It is empty if only this user can, or if Spark also runs on other machines."""
     assert context.master is not None and context._jvm is not None
     if not is_one_machine(context.master):
         return ""

@@ -1,7 +1,7 @@
-"""What the cluster job sets for Spark before its JVM starts, where the user has not.
+"""Default Spark settings of the cluster job, set before Spark's JVM starts.
 
-Everything goes through PYSPARK_SUBMIT_ARGS, in front of what is there: what the user gave comes later and wins, while
-settings made on a session from Python would win over the user's.
+The settings go to the front of PYSPARK_SUBMIT_ARGS. The user's arguments come later and override them. Settings made on
+a session from Python would override the user's.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from sparklog.cluster.options import LOOPBACK, is_in_driver, is_one_machine
 from sparklog.cluster.process import identify
 from sparklog.errors import ClusterError
 
-#: Brokers are processes of their own and the JVMs only start them: quick to start counts, peak speed does not. Spark
-#: SQL would suffer, so this is for the cluster job alone.
+#: Brokers are separate processes that the JVMs only start, so a JVM's start-up time matters and its peak speed does
+#: not. The options would slow down Spark SQL, so only the cluster job uses them.
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: The port of the JVM that has started this process, as spark-submit does.
+#: Environment variable with the port of the JVM that started this process; spark-submit sets it.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
-#: What Spark runs on when no master is named.
+#: Spark's default master.
 _SPARKS_OWN_MASTER = "local[*]"
 
 
 def submitted_master(environment: Mapping[str, str]) -> str | None:
-    """The master the user asked for, by option or by configuration file; None: none."""
+    """Return the master that the user set by option or in a configuration file; None if there is none."""
     found: str | None = None
     properties: str | None = None
     arguments = _options(shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "")))
@@ -50,7 +50,7 @@ def submitted_master(environment: Mapping[str, str]) -> str | None:
 
 
 def _running_master() -> str:
-    """Return the master of the JVM that has started this process: only its own configuration names it."""
+    """Return the master of the JVM that started this process. Only that JVM's configuration has it."""
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
 
@@ -70,13 +70,14 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def prepare(environment: dict[str, str] | os._Environ[str], *, brokers: int, data_dir: Path) -> str:
-    """Set the defaults of the cluster job in ``environment``; return the master that will be used.
+    """Set the defaults of the cluster job in ``environment``, and return the master that Spark will use.
 
-    Where a JVM has started this process, as under ``spark-submit`` and in ``--deploy-mode cluster``, the settings are
-    that JVM's already, and nothing is set here.
+    If a JVM started this process, as with ``spark-submit`` and ``--deploy-mode cluster``, that JVM already has its
+    settings, and this function sets nothing.
 
     Raises:
-        ClusterError: that JVM does not answer.
+
+        ClusterError: that JVM does not respond.
     """
     if _GATEWAY in environment:
         return _running_master()
@@ -96,34 +97,34 @@ def prepare(environment: dict[str, str] | os._Environ[str], *, brokers: int, dat
 
 
 def close_to_others(environment: dict[str, str] | os._Environ[str]) -> None:
-    """Set in ``environment`` what keeps other hosts and users away from Spark's ports, for a job that uses Spark with
-    the settings that it finds. Does nothing unless the master runs on this machine alone, nor where the JVM runs
-    already."""
+    """Set in ``environment`` the settings that close Spark's ports to other hosts and users. This is for a job that
+    otherwise uses Spark with the existing settings. Do nothing if Spark may use other machines, or if its JVM already
+    runs."""
     if _GATEWAY in environment:
         return
-    # Spark takes the master from this variable where nothing else names one.
+    # Spark uses this variable if no option or file sets the master.
     master = submitted_master(environment) or environment.get("MASTER") or _SPARKS_OWN_MASTER
     _submit(environment, _closed_to_others(environment, master))
 
 
 def _closed_to_others(environment: dict[str, str] | os._Environ[str], master: str) -> dict[str, str]:
-    """Return the settings that keep others away from the ports of a Spark on one machine; none for other masters.
+    """Return the settings that close the ports of a Spark on one machine to others; none for other masters.
 
     A process that reaches a port of Spark's driver, Master, Workers or executors can run programs as their user, and
-    the web pages end jobs and applications. ``SPARK_LOCAL_IP`` binds the ports of all these processes; an address that
-    the user has set there stays. Loopback keeps other hosts away, authentication other users of this machine. On
-    ``local-cluster`` authentication needs a secret, see ``spark_access``.
+    Spark's web pages can end jobs and applications. ``SPARK_LOCAL_IP`` sets the address of all these ports; this
+    function keeps an address that the user has set. Loopback excludes other hosts, and authentication excludes other
+    users of this machine. On ``local-cluster``, authentication needs a secret; see ``spark_access``.
     """
     if not is_one_machine(master):
         return {}
     address = environment.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     return {
-        # Not left to Spark, which binds to what the name of the address resolves to.
+        # By default, Spark binds to the address that the host name of this address resolves to.
         "spark.driver.host": address,
         "spark.driver.bindAddress": address,
         "spark.authenticate": "true",
         "spark.ui.killEnabled": "false",
-        # By default any user of the Master's host may send its Workers away.
+        # By default, any user of the Master's host may decommission its Workers.
         **({} if is_in_driver(master) else {"spark.master.ui.decommission.allow.mode": "DENY"}),
     }
 
@@ -135,11 +136,11 @@ def _submit(environment: dict[str, str] | os._Environ[str], settings: Mapping[st
 
 
 def spark_home(directory: Path, real: str | None = None) -> Path:
-    """A Spark home that consists of links to the real one, with a ``work`` directory of its own.
+    """Create and return a Spark home that consists of links to the real one, with a separate ``work`` directory.
 
-    The executors of local-cluster run in ``$SPARK_HOME/work``, and Spark has no setting for that: with pyspark from
-    pip it lies in site-packages, which may not be writable and would grow. One home a driver process, named by its
-    pid; those of dead ones are removed. ``remove_spark_home`` at the end.
+    The executors of local-cluster run in ``$SPARK_HOME/work``, and Spark has no setting for this path. With pyspark
+    from pip it is in site-packages, which may not be writable and would grow. Each driver process has one home, named
+    by its pid, and removes those of dead processes. Call ``remove_spark_home`` at the end.
     """
     source = Path(real) if real else _pyspark_home()
     directory.mkdir(parents=True, exist_ok=True)
@@ -156,7 +157,7 @@ def spark_home(directory: Path, real: str | None = None) -> Path:
 
 
 def remove_spark_home(data_dir: Path) -> None:
-    """What the executors of this driver left; their links point elsewhere and are only unlinked."""
+    """Remove this driver's Spark home with the files of its executors; links are removed, but not their targets."""
     shutil.rmtree(data_dir / "spark" / str(os.getpid()), ignore_errors=True)
 
 

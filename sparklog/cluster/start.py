@@ -1,7 +1,7 @@
-"""From arguments to a running cluster and back: what ``jobs/cluster.py`` calls.
+"""Start, run and stop of a cluster, called by ``jobs/cluster.py``.
 
-ZooKeeper and Spark's JVM start side by side, as both take seconds. From then on this thread waits for a signal; what
-happens to executors and brokers is the business of the generations' thread.
+ZooKeeper and Spark's JVM start in parallel, because each takes seconds. Then the main thread waits for a signal, and
+the thread of the generations manages executors and brokers.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ from sparklog.cluster.task_slots import cause_of
 from sparklog.errors import ClusterError, SparklogError
 from sparklog.escaping import escaped
 
-#: A driver that is refused its seat is usually refused within this; Spark is then not even started.
+#: Time within which a refused registration usually fails; in that case Spark is not started.
 _REFUSAL_S = 0.5
-#: It takes a fraction of this; a JVM that hangs must not hold up a stop whose brokers are gone.
+#: Maximum wait for the JVM's end, which usually takes a fraction of it: a JVM that hangs must not delay the stop after
+#: the brokers have ended.
 _JVM_END_S = 3.0
-#: Lines of the driver's log from before it has its seat; there are a few, and more where ZooKeeper does not answer.
+#: Log lines kept until the driver has registered: usually a few, and more if ZooKeeper does not respond.
 _LINES_KEPT = 1000
 
 
 def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
-    """Run a cluster until Ctrl-C or SIGTERM; return the exit code. ``tell`` gets the lines for the user."""
+    """Run a cluster until Ctrl-C or SIGTERM; return the exit code. ``tell`` receives the lines for the user."""
     stop = _StopSignals()
     try:
         options.checked()
@@ -68,7 +69,7 @@ def _run(
     *,
     seated: Callable[[], None] = lambda: None,
 ) -> int:
-    """``seated`` is called when this is the cluster's driver."""
+    """Start the cluster, wait for its end, and return the exit code. ``seated`` is called after the registration."""
     cluster = ClusterDriver(options)
     master = prepare(os.environ, brokers=options.brokers, data_dir=options.data_dir.resolve())
     seating = _Registration(cluster, host=LOOPBACK if is_one_machine(master) else host_name(), seated=seated)
@@ -79,7 +80,7 @@ def _run(
         seating.check()
         if not stop.asked.is_set():
             context = _start_spark()
-            stop.install()  # Spark puts its own handler of Ctrl-C there, which cancels jobs
+            stop.install()  # Spark has installed a handler of Ctrl-C that cancels jobs
         seating.join()
         seating.check()
         if context is None or stop.asked.is_set():
@@ -100,14 +101,14 @@ def _run(
         stop.install()
         began = time.monotonic()
         if seating.is_alive():
-            seating.join()  # it may be starting ZooKeeper, which would run on when this process has ended
+            seating.join()  # it may be starting ZooKeeper, which would outlive this process
         left = cluster.stop()
         if context is not None:
             end_spark(context)
         remove_spark_home(options.data_dir.resolve())
         forget_driver(options.data_dir)
         if left and sys.exc_info()[0] is None:
-            raise ClusterError(left)  # in the place of an exit code that says that all has ended
+            raise ClusterError(left)  # exit code 0 would mean that everything has stopped
         if left:
             tell(escaped(left))
         elif stop.asked.is_set():
@@ -123,26 +124,26 @@ def _start_spark() -> SparkContext:
 
 
 def active_here(spark: SparkSession) -> SparkSession:
-    """The same session, for calls of this thread as well: the JVM looks for data sources in the one that is active in
-    the thread that asks, which is the one that made it."""
+    """Make ``spark`` the active session of this thread too, and return it. The JVM searches for data sources in the
+    calling thread's active session, which by default only the creating thread has."""
     SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
     return spark
 
 
 def end_spark(context: SparkContext) -> None:
-    """Stop Spark and see its JVM end, which would else happen a moment after this process is gone."""
-    with contextlib.suppress(OSError):  # its JVM is gone already
+    """Stop Spark and wait until its JVM has ended; otherwise the JVM would end shortly after this process."""
+    with contextlib.suppress(OSError):  # its JVM has already ended
         context.stop()
     jvm = getattr(SparkContext._gateway, "proc", None)
     if jvm is None:
         return
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        jvm.stdin.close()  # what pyspark's JVM takes as the order to end
+        jvm.stdin.close()  # pyspark's JVM ends when its standard input is closed
         jvm.wait(_JVM_END_S)
 
 
 class _Registration(threading.Thread):
-    """ZooKeeper and the seat, beside the start of Spark's JVM."""
+    """Thread that starts ZooKeeper and registers the driver while Spark's JVM starts."""
 
     def __init__(self, cluster: ClusterDriver, *, host: str, seated: Callable[[], None]) -> None:
         super().__init__(name="sparklog-seating", daemon=True)
@@ -164,7 +165,8 @@ class _Registration(threading.Thread):
 
 
 class _StopSignals:
-    """Ctrl-C and SIGTERM as an event. A second one gives up on an ordered stop: the brokers then run on."""
+    """Handlers that turn Ctrl-C and SIGTERM into an event. A second signal ends the process without a clean stop, and
+    the brokers keep running."""
 
     def __init__(self) -> None:
         self.asked = StopRequest()
@@ -183,8 +185,11 @@ class _StopSignals:
 
 
 def _say(words: bytes) -> None:
-    """Not by ``tell``: what is being printed just now is not to be entered anew. Who reads it may have gone, or stopped
-    reading."""
+    """Write to standard error from a signal handler.
+
+    The handler must not call ``tell``, which the signal may have interrupted. Write nothing if the reader of the output
+    has ended or does not read.
+    """
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, words)
@@ -209,13 +214,13 @@ def _ready(cluster: ClusterDriver, options: ClusterOptions) -> str:
 
 
 def _command() -> str:
-    """The sparklog program of this environment, as it can be typed here."""
-    beside = os.path.join(os.path.dirname(sys.executable), "sparklog")  # noqa: PTH118, PTH120  as it will be typed
+    """Return the path of this environment's sparklog program, as a user can type it in the current directory."""
+    beside = os.path.join(os.path.dirname(sys.executable), "sparklog")  # noqa: PTH118, PTH120  as a user types it
     return os.path.relpath(beside) if os.path.exists(beside) else "sparklog"  # noqa: PTH110
 
 
 def _process_age_s() -> float:
-    """Since this process began, imports included."""
+    """Return the age of this process, including its imports."""
     own = identify(os.getpid())
     with open("/proc/uptime") as file:  # noqa: PTH123
         uptime_s = float(file.read().split()[0])
@@ -223,8 +228,8 @@ def _process_age_s() -> float:
 
 
 class _DriverLog(logging.Handler):
-    """``driver.log``, written from ``open`` on: until this is the cluster's driver the file is perhaps another's. The
-    last few lines from before come first."""
+    """Handler that writes ``driver.log`` after ``open``. Before this process is the cluster's driver, another driver
+    may be writing the file. ``open`` first writes the last lines logged before it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -234,7 +239,7 @@ class _DriverLog(logging.Handler):
         self.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def open(self) -> None:
-        """Raises OSError when the file cannot be opened."""
+        """Open the file and write the kept lines. Raises OSError if the file cannot be opened."""
         file = bounded_file(str(self._path))
         file.setFormatter(self.formatter)
         self.acquire()
@@ -256,7 +261,7 @@ class _DriverLog(logging.Handler):
 
 
 def _log_to(options: ClusterOptions) -> _DriverLog:
-    """What happens to generations and brokers goes to the terminal; everything to ``driver.log``, once it is opened."""
+    """Log warnings and the events of generations and brokers to the terminal, and everything to ``driver.log``."""
     everything = _DriverLog(options.data_dir / "driver.log")
     terminal = logging.StreamHandler()
     terminal.setFormatter(LineFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))

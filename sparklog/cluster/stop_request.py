@@ -1,5 +1,5 @@
-"""That a signal has asked this process to end: an event that handlers of signals may set, an exception that the first
-one raises, and work that no signal gets into."""
+"""Requests by signals to end this process: an event that signal handlers may set, a handler that raises an exception,
+and work that no signal interrupts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from types import FrameType
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
-#: Between two looks at whether work has ended, or something has asked for the end of it.
+#: Interval of checks whether the work has ended or a stop was requested.
 _POLL_S = 0.1
-#: For so long signals behind the first one do nothing: a cluster takes less to stop.
+#: Time after a signal in which further signals have no effect; a cluster takes less time to stop.
 _PATIENCE_S = 60.0
 
 
 class StopRequest:
-    """Like a ``threading.Event``, of which a handler may not call ``set``: Python runs handlers in the main thread,
-    between any two of its instructions, also while it holds the event's lock, as it does in ``wait``; ``set`` would
-    then wait for the thread that it runs in. ``SimpleQueue.put`` may be called anywhere. Source: Python's documentation
-    of queue.
+    """Event that a signal handler may set.
+
+    A handler must not call ``set`` of a ``threading.Event``. Python runs handlers in the main thread, between any two
+    instructions, and that thread may hold the event's lock, for example in ``wait``. Then ``set`` would wait for its
+    own thread. A handler may call ``SimpleQueue.put`` at any time. Source: Python's documentation of queue.
     """
 
     def __init__(self) -> None:
@@ -37,21 +38,24 @@ class StopRequest:
         return self._asked
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is set, after ``timeout_s`` (0 or more) at the latest."""
+        """Wait until the event is set, at most ``timeout_s`` (0 or more). Return whether it is set."""
         if not self._asked:
             try:
                 self._told.get(timeout=timeout_s)
             except Empty:
                 return self._asked
-            self._told.put(None)  # others may wait as well
+            self._told.put(None)  # other threads may wait too
         return self._asked
 
 
 def exit_on_first(*numbers: int, stop: StopRequest | None = None) -> None:
-    """From now on the first of these signals ends the main thread, and with it all that it has begun: SystemExit(128 +
-    its number); or it sets ``stop``, where that is given. Later ones do nothing for a minute, as they would cut that
-    short (``timeout`` sends two), and then raise it, once a minute: an exception may be lost in a finalizer, and what
-    it ends may hang. What the caller of this process ignores stays ignored."""
+    """Install a handler of these signals. The first one raises SystemExit(128 + its number) in the main thread, or sets
+    ``stop`` if it is given.
+
+    Further signals have no effect for a minute, because they would interrupt the stop (``timeout`` sends two). After
+    that, a signal raises SystemExit, at most once a minute: a finalizer may have lost the exception, or the stop may
+    hang. Signals that the caller of this process ignores stay ignored.
+    """
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     raised_at: list[float] = []
 
@@ -69,11 +73,14 @@ def exit_on_first(*numbers: int, stop: StopRequest | None = None) -> None:
 
 
 def unless_asked(stop: StopRequest, work: Callable[[], _Result]) -> _Result:
-    """What ``work`` returns or raises. It is done in a thread of its own: an exception that a signal raises between a
-    call to the JVM and its answer would leave that answer to the next call, or wait for a JVM thread that is busy.
+    """Run ``work`` in a new thread, and return or raise its outcome.
+
+    In the main thread, a signal could raise an exception between a call to the JVM and its response. Then the next call
+    would receive that response, or wait for a busy JVM thread.
 
     Raises:
-        SystemExit: 128 + SIGTERM, ``stop`` is set. Work goes on until what it works with, or the process, has ended.
+
+        SystemExit: 128 + SIGTERM, if ``stop`` is set. The work then continues until it fails or the process ends.
     """
     returned: list[_Result] = []
     raised: list[BaseException] = []

@@ -1,7 +1,7 @@
-"""Asking Spark: how many tasks it can run at once, what to say when they are too few, why it failed.
+"""Spark's task slots: their number, the error if there are too few, and the cause of a failed job.
 
-Slots are checked before every submission of a barrier job: Spark itself would look again for ten minutes, and could not
-be cancelled meanwhile.
+The driver checks the slots before every submission of a barrier job. Spark's own check repeats for ten minutes and
+cannot be cancelled.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sparklog.cluster.options import Sizing
 from sparklog.errors import ClusterError
 
 _TICK_S = 0.2
-#: The last line of a traceback, which stands in the middle of a Java error; or that there was no Python to run.
+#: The last line of a Python traceback within a Java error, or the line that reports that Python could not be started.
 _RAISED_IN_PYTHON = re.compile(
     r"Traceback \(most recent call last\):\n(?:\s.*\n)+(?P<raised>\S.*)|(?P<missing>Cannot run program .*)"
 )
-#: Another try does not mend these.
+#: Errors that a retry does not fix.
 _NO_FITTING_PYTHON = re.compile(r"^(ModuleNotFoundError|ImportError)\b|PYTHON_VERSION_MISMATCH|Cannot run program")
 
 
@@ -30,8 +30,8 @@ def never() -> bool:
 
 
 def concurrent_tasks(context: SparkContext) -> int:
-    """Tasks that the executors registered now can run at once."""
-    scala_context = context._jsc.sc()  # the only way to Spark's own count
+    """Return the number of tasks that the registered executors can run at the same time."""
+    scala_context = context._jsc.sc()  # Spark's own count has no Python API
     profile = scala_context.resourceProfileManager().defaultResourceProfile()
     return int(scala_context.maxNumConcurrentTasks(profile))
 
@@ -43,10 +43,11 @@ def master_of(context: SparkContext) -> str:
 def require_slots(
     context: SparkContext, sizing: Sizing, *, brokers: int, timeout_s: float, given_up: Callable[[], bool] = never
 ) -> None:
-    """Wait until enough executors have registered, or the start is given up.
+    """Wait until enough executors have registered, or ``given_up`` returns true.
 
     Raises:
-        ClusterError: there are too few slots: says how many, and what to change.
+
+        ClusterError: there are too few slots (with their number, and what to change).
     """
     needed = sizing.tasks + sizing.spare
     deadline = time.monotonic() + timeout_s
@@ -61,7 +62,7 @@ def require_slots(
 
 
 def most_slots(master: str) -> int:
-    """Slots that there can ever be under ``master``, as far as its name tells."""
+    """Return the maximum number of slots of ``master``, if its name limits them; otherwise ``sys.maxsize``."""
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
         return int(cluster[1]) * int(cluster[2])
     if threads := re.fullmatch(r"local\[\s*(\d+)\s*(?:,\s*\d+\s*)?\]", master):
@@ -85,8 +86,8 @@ def too_few_slots(found: int, sizing: Sizing, *, brokers: int, master: str) -> s
 
 
 def cause_of(error: BaseException) -> str:
-    """One line of a Java error: what a Python worker raised, or why there was none; else the first that names an
-    exception and is not py4j's own."""
+    """Return one line of a Java error. It is the exception of a Python worker, or the reason why none started.
+    Otherwise it is the first line that names an exception, without py4j's own line."""
     if raised := _RAISED_IN_PYTHON.search(str(error)):
         return str(raised["raised"] or raised["missing"]).strip()[:300]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -95,7 +96,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def require_fitting_python(error: BaseException) -> None:
-    """Raises ClusterError where a job failed because the workers' Python is not one that runs sparklog."""
+    """Raise ClusterError if a job failed because the workers' Python cannot run sparklog."""
     cause = cause_of(error)
     if _NO_FITTING_PYTHON.search(cause):
         raise ClusterError(

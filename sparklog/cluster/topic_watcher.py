@@ -1,7 +1,7 @@
-"""What a controller term is told of topics: each record, again when it changes, and that a topic is gone.
+"""Watcher of the topics in ZooKeeper for a controller term: it reports each record, its changes, and removed topics.
 
-Names come from one watch, records from one for each topic. A record's watch ends where its node is gone: names of
-deleted topics may never come again, and ZooKeeper would keep a watch for each.
+One watch reports the names, and one watch per topic reports its record. The watch of a record ends when its node is
+gone. Otherwise ZooKeeper would keep a watch for each deleted topic, whose name may never be used again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from sparklog.zk.session import Node, ZkSession
 
 
 class TopicWatcher:
-    """Owner: the term. Life cycle: watches until ``close``."""
+    """Watches of all topics. Owner: the term. Life cycle: active until ``close``."""
 
     def __init__(self, session: ZkSession, *, found: Callable[[str, Node], None], gone: Callable[[str], None]) -> None:
-        """``found`` is told a topic's name and node, as it is and after each change; ``gone`` of a name that is listed
-        no more. One that is deleted and made anew at once may be told of by ``found`` alone."""
+        """Start to watch. ``found`` receives a topic's name and node, first the present one and then each changed one.
+        ``gone`` receives a name that is no longer listed. For a topic that is recreated immediately after its deletion,
+        only ``found`` may be called."""
         self._session = session
         self._found = found
         self._gone = gone
-        #: What ends the watch of each name that is listed.
+        #: For each listed name, the function that ends its watch.
         self._unwatch: dict[str, Callable[[], None]] = {}
-        #: Of these, those whose node was not there: the list is out of date, or names a topic made anew by now.
+        #: The listed names whose node was missing: either the list is out of date, or the topic was recreated since
+        #: then.
         self._missing: set[str] = set()
         self._unwatch_names = session.watch_children(paths.TOPICS, self._listed)
 
@@ -33,8 +35,11 @@ class TopicWatcher:
             unwatch()
 
     def _listed(self, names: tuple[str, ...] | None) -> None:
-        """A list that was read behind the deletion of one of these always comes: the deletion changes it, and answers
-        of a session come in the order of its requests."""
+        """Watch new and recreated topics, and report names that are no longer listed.
+
+        After the deletion of a listed topic a newer list always arrives, because the deletion changes the list and a
+        session's responses arrive in the order of its requests.
+        """
         present = {name for name in names or () if not check_topic_name(name)}
         for name in present - (self._unwatch.keys() - self._missing):
             self._missing.discard(name)

@@ -1,9 +1,10 @@
-"""Keeps the embedded ZooKeeper there: one that dies is started again on its port and its data.
+"""Supervisor of the embedded ZooKeeper: it restarts a server that died, on the same port and data.
 
-A thread of the driver's. Without it a ZooKeeper that was killed would be gone until somebody starts the cluster anew:
-brokers serve on, but no leader is elected, no in-sync set changes and no topic is made. Restarted within a session
-timeout, not even the sessions notice. A server that lives and does not answer is left alone: brokers need no answer to
-serve, and what stalls it (a disk) would stall its successor.
+It is a thread of the driver. Without it, a killed ZooKeeper would be missing until an operator restarts the cluster.
+Brokers would continue to serve, but no leader would be elected, no in-sync set would change, and no topic would be
+created. Sessions survive a restart within their time-out. The supervisor does not replace a server that runs but does
+not respond. Brokers can serve without responses, and the cause of the stall, such as a slow disk, would also stall a
+new server.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from sparklog.errors import ClusterError
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-#: Between attempts; a server that has lived for longer than the longest is started again at once.
+#: Pauses between attempts. A server that ran for longer than the longest pause is restarted immediately.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 
 
 class ZookeeperSupervisor:
-    """Owner: one thread. Life cycle: made with a running server, then ``stop`` or ``leave``."""
+    """Supervisor thread of a server. Owner: one thread. Life cycle: created with a running server, then ``stop`` or
+    ``leave``."""
 
     def __init__(self, server: EmbeddedZookeeper) -> None:
         self._server = server
@@ -33,7 +35,7 @@ class ZookeeperSupervisor:
 
     @property
     def server(self) -> EmbeddedZookeeper:
-        """The one that runs now, or ran last."""
+        """Return the server that runs now, or ran last."""
         return self._server
 
     def stop(self) -> None:
@@ -42,7 +44,7 @@ class ZookeeperSupervisor:
         self._server.stop()
 
     def leave(self) -> None:
-        """Let the server run on, unattended."""
+        """Leave the server running, without supervision."""
         self._end()
         self._server.leave()
 
@@ -66,7 +68,7 @@ class ZookeeperSupervisor:
                 return
 
     def _start_again(self) -> bool:
-        """False when there is nothing to keep any more."""
+        """Restart the server. Return False if another driver stopped it, so that supervision ends."""
         ended = self._server
         try:
             follower = ended.start_again()
