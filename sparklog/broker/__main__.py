@@ -1,7 +1,7 @@
 """``python -m sparklog.broker --config file.json``: one broker process.
 
-Exit codes: 0 stopped on request, 64 the configuration is wrong, 69 cannot start, 70 the event loop stalled, 71 stopping
-took too long, 74 the log directory failed, 75 to be started again. The reason is the last line of the log.
+Exit codes: 0 stopped on request; 64 wrong configuration; 69 failed start; 70 stalled event loop; 71 stop took too long;
+74 failed log directory; 75 restart requested. The reason is the last line of the log.
 """
 
 from __future__ import annotations
@@ -63,6 +63,6 @@ async def _run(config: ProcessConfig, keys: KeyRing) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # sys.exit would wait for threads, and one may hang in an fsync of a broken disk. All that had to be durable is
-    # durable by now.
+    # sys.exit would wait for threads, and one may hang in an fsync of a broken disk. All required data is already
+    # durable.
     os._exit(code)

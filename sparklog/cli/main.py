@@ -1,7 +1,7 @@
 """The ``sparklog`` command. An error prints one line on stderr and sets an exit code; no command prints a traceback.
 
-Exit codes: 0 success; 1 the cluster refused or an operation failed; 2 wrong command or settings; 3 time-out or no
-broker reached; 130 Ctrl-C; 141 the reader of the output closed the pipe. docs/cli.md describes every command.
+Exit codes: 0 success; 1 refusal by the cluster or failed operation; 2 wrong command or settings; 3 time-out or no
+reachable broker; 130 Ctrl-C; 141 closed output pipe. docs/cli.md describes every command.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class RequiredProofs:
     async def settle(
         self, live: Collection[BrokerRegistration], *, retired: Collection[int], hosting: Callable[[], set[int]]
     ) -> None:
-        """Set the mark if no broker without a proof is left. ``retired``: brokers whose end was seen; ``hosting``
-        returns the brokers that have replicas, which may return. Raises ZkError."""
+        """Set the mark if no broker without a proof is left. ``retired``: brokers that are known to have ended;
+        ``hosting`` returns the brokers that have replicas, which may return. Raises ZkError."""
         if not self._enabled or self.required or not live:
             return
         awaited = {broker.broker_id for broker in live if not broker.proves}

@@ -4,7 +4,7 @@ It runs in a barrier task, but does not need Spark. The broker is independent of
 files and outlives this supervisor, and the next supervisor adopts it over its control socket.
 
 Invariants: only the process that holds the directory's lock runs a supervisor. A process is signalled only after its
-start time was compared. A registration is retired only for a process whose end was seen.
+start time was compared. A supervisor retires a registration only after it has seen the end of the process.
 """
 
 from __future__ import annotations

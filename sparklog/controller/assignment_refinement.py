@@ -5,9 +5,10 @@ replicas transfer some to brokers with the fewest, until no transfer makes the p
 replicas of a partition closer together.
 
 The topic comes first. For all topics, transfers reduce two sums of squares: of the replicas that each broker holds, and
-of those that it follows, that is, holds without leading them. The first sum alone is not enough: a broker that holds
-the most and leads the fewest will have to lead a partition of the next topic and so hold one more, which can increase
-the difference. If a broker follows only as many as others do, it has led its share before it holds too many.
+of those that it follows, that is, holds without leading them. The first sum alone is not enough. A broker that holds
+the most partitions and leads the fewest will have to lead a partition of the next topic. So it will hold one more,
+which can increase the difference. If a broker follows only as many as others do, it has led its share before it holds
+too many.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class AssignmentRefinement:
         """Keep the placement and the counts of each broker.
 
         ``replicas`` has the brokers of each new partition, its leader first. ``apart`` returns, in order, the brokers
-        that may join a set of brokers. The lists have one number per broker: ``led`` and ``held`` are the partitions of
-        the topic that it leads and holds; ``all_led`` and ``all_held`` are those of all topics, including the new ones.
+        that may join a set of brokers. The lists have one number per broker. ``led`` and ``held`` count the partitions
+        of the topic that the broker leads and holds. ``all_led`` and ``all_held`` count those of all topics, including
+        the new ones.
         """
         self._replicas = replicas
         self._apart = apart

@@ -93,9 +93,9 @@ class Spread:
     def _successors(self, leader: int) -> list[int]:
         """Return a weight of each broker as the first follower of ``leader``.
 
-        The partitions of a dead leader shall not all fall to one broker. The weight is the distance on the ring from
-        the leader, shifted by one for each partition of other topics that it leads, plus the number of brokers for each
-        time that the broker is chosen.
+        The partitions of a dead leader shall not all fall to one broker. The weight starts as the distance on the ring
+        from the leader, shifted by one for each partition of other topics that the leader leads. It grows by the number
+        of brokers each time that the broker is chosen.
         """
         brokers = len(self._sites)
         turned = self._sites[leader].all_led

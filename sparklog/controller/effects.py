@@ -19,7 +19,7 @@ CREATE = -1
 class StateWrite:
     """A compare-and-set of one partition's node.
 
-    It is a multi of its own, which also checks the controller epoch and that the topic with this id still exists.
+    It is one separate multi, which also checks the controller epoch and that the topic with this id still exists.
     """
 
     tp: TopicPartition

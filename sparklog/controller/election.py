@@ -14,9 +14,9 @@ Rules, in order:
 
 Members that are dead, stopping or untrusted stay in the ISR. Only the partition's leader may remove them, which it does
 as soon as it receives the news. A live leader proves by that very write that a member with all records is alive. This
-controller cannot prove it: a member that it would leave in the ISR may be dead itself, with an undetected loss of its
-log's tail, while the log of the member that it would remove is whole. The same is true for an untrusted member, which
-may have been added correctly since its return. (The simulator found both cases.)
+controller cannot prove it. A member that it would leave in the ISR may itself be dead and have lost its log's tail
+without detection, while the log of the member that it would remove is whole. The same is true for an untrusted member,
+which may have been added correctly since its return. (The simulator found both cases.)
 """
 
 from __future__ import annotations

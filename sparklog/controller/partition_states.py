@@ -121,7 +121,7 @@ class PartitionStates:
             partition = self._state.partition(tp)
             if partition is not None:
                 self.end_write(partition)
-        # Without a node the topic is gone, which has an event of its own. Another write would be refused again.
+        # Without a node the topic is gone, which a separate event reports. Another write would be refused again.
         self._effects.append(
             Report("controller.writes.refused", f"{next(iter(event.found), None)} first", len(event.found))
         )

@@ -1,8 +1,8 @@
 """Records that a group coordinator writes to its partition of the internal topic and reads back.
 
-Each offset has a record of its own. So have each member, the group's epoch, the last offsets that a transaction handed
-over, and the partitions with offsets in an open transaction. Each record has all data of its key, so the newest record
-of each key is enough.
+Separate records store each offset, each member, the group's epoch, the last offsets that a transaction handed over, and
+the partitions with offsets in an open transaction. Each record has all data of its key, so the newest record of each
+key is enough.
 """
 
 from __future__ import annotations

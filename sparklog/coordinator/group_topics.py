@@ -43,7 +43,7 @@ class Topics:
         self._matching: dict[str, frozenset[str]] = {}
 
     def seen(self, views: Mapping[str, TopicView]) -> frozenset[str]:
-        """Update the known topics; return the names of those that are new or different.
+        """Update the known topics; return the names of new or different topics.
 
         A topic that is not named stays, because the reporting broker may not know it yet.
         """

@@ -17,9 +17,9 @@ The module is pure. Events and their results, as types:
   (KIP-1251).
 
 Durable before a response depends on it: the members with their reported data and owned partitions, and the group's
-epoch (``pop_changes``, written in one append with the offsets of the same time). Not durable: targets, which are a
-function of members, owners and topics (a new coordinator computes them again in a new epoch); deadlines, which start
-again; waiting heartbeats; and a member's epoch while it brings no partitions.
+epoch (``pop_changes``, written in one append with the offsets of the same time). Not durable: targets, deadlines,
+waiting heartbeats, and a member's epoch while it brings no partitions. Targets are a function of members, owners and
+topics; a new coordinator computes them again in a new epoch. Deadlines start again.
 
 A late heartbeat, perhaps to the next coordinator, does not give up partitions that were assigned since: the sequence of
 a member's last heartbeat is written with its owned partitions. A late heartbeat also does not bring a removed member

@@ -1,6 +1,6 @@
 """Records that a transaction coordinator writes to its partition of the internal topic and reads back.
 
-There are two kinds, by key: a transaction, and a participant of it. A participant has a record of its own, so that the
+There are two kinds, by key: a transaction, and a participant of it. Each participant has a separate record, so that the
 thousandth task of a write costs as many bytes as the first.
 """
 

@@ -298,7 +298,7 @@ def _told(done: Archived) -> str:
 
 
 def explained(error: StreamingQueryException) -> Exception:
-    """Return the error behind Spark's text of a failed query."""
+    """Return the error that caused a failed query, as read from Spark's text."""
     text = str(error)
     if found := re.search(r"DataLoss: (.*?)(; with option failOnDataLoss|\n|$)", text):
         return ArchiveRefused(f"{found[1]}; to continue without them: --fail-on-data-loss false")

@@ -47,7 +47,7 @@ class Archive:
     seam: ArchiveProgress
     files: tuple[DataFile, ...]
     #: By partition, the end of its log according to the table and the quarantine. If a restored log ended before a row
-    #: of the quarantine, a new record would get that row's offset, and the archive would take it for the existing one.
+    #: of the quarantine, a new record would get that row's offset, and the archive would treat it as the existing one.
     ends: Mapping[int, int]
     quarantine: str = ""
     quarantined: tuple[DataFile, ...] = ()

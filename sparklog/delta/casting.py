@@ -73,9 +73,9 @@ _NULLS = ("", "__HIVE_DEFAULT_PARTITION__")
 
 @dataclass(frozen=True, slots=True)
 class Casting:
-    """Plan for casting the records of one topic to rows. ``own``: its columns as read; ``json``: the columns parsed
-    from its values; ``table``: the columns of rows; ``keys``: for a table of the topic's current state, the key columns
-    in ``own``, otherwise empty. ``partition_by``: the table's partition columns; ``named``: whether values name
+    """Plan for casting the records of one topic to rows. ``own``: its columns as read. ``json``: the columns parsed
+    from its values. ``table``: the columns of rows. ``keys``: for a table of the topic's current state, the key columns
+    in ``own``; otherwise empty. ``partition_by``: the table's partition columns; ``named``: whether values name
     directories."""
 
     own: StructType
@@ -186,8 +186,8 @@ def plan_casting(
     the table. ``keys`` and ``partition_by``: as in ``Casting``; ``properties``: the table's current ones.
 
     Raises:
-        ConfigError: columns have no Delta type, have a type in the table to which no cast exists, have the same name as
-            the archive's own columns, or cannot be partition columns of a new table.
+        ConfigError: columns have no Delta type, or no cast exists to their type in the table. Also if columns have the
+            name of one of the archive's own columns, or cannot be partition columns of a new table.
     """
     if json is not None and not is_default:
         raise ConfigError("the topic has a schema: --schema is for JSON values of topics without one")
@@ -279,8 +279,8 @@ def _utc_date() -> Column:
 
 
 def _is_none(reasons: list[Column]) -> Column:
-    """Return whether all reasons are null. Evaluated for every record, so it does not build texts as ``_joined``
-    does."""
+    """Return whether all reasons are null. Spark evaluates this for every record, so it does not build texts as
+    ``_joined`` does."""
     return reduce(and_, (reason.isNull() for reason in reasons))
 
 

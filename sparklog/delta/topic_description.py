@@ -1,7 +1,7 @@
 """Description of the archived topic in its Delta table, from which the topic can be recreated. Pure.
 
-It is JSON in the table property ``sparklog.topic``, because rows do not show the number of partitions, the key columns,
-or the Arrow type that a column had before its conversion to a Delta type.
+It is JSON in the table property ``sparklog.topic``. Rows do not show the number of partitions, the key columns, or the
+Arrow type that a column had before its conversion to a Delta type.
 """
 
 from __future__ import annotations

@@ -56,10 +56,10 @@ def compare_rows(source: pa.Table, found: pa.Table, *, slice_rows: int, story: S
 
 
 def await_replicas(admin: Admin, topic: str, *, within_s: float) -> float:
-    """Wait until every replica is in sync and ends where its leader does; returns the seconds it took.
+    """Wait until every replica is in sync and ends at its leader's end offset; return how long that took, in seconds.
 
     Raises:
-        ClusterError: not within ``within_s``; says which partitions are behind.
+        ClusterError: some replicas were not in sync within ``within_s`` (with their partitions).
     """
     started = time.monotonic()
     while True:

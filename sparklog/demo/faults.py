@@ -36,8 +36,8 @@ class Executor:
 class FaultThread(threading.Thread):
     """A thread during the write that kills an executor at ``first`` rows in the log and a leader at ``second``.
 
-    Ends by itself once both are done, or when ``finish`` says that the write is over. ``failure`` holds what went
-    wrong, for the main thread to raise.
+    It ends after both, or when ``finish`` reports that the write is over. ``failure`` holds what went wrong, for the
+    main thread to raise.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from pyarrow import csv
 
 from sparklog.errors import ConfigError
 
-#: Added to every row, so that a row written twice can be told from two equal flights.
+#: Added to every row, to distinguish a row written twice from two equal flights.
 ROW_ID = "row_id"
 KEY_COLUMNS = ("carrier", "flight")
 EVENT_TIME = "time_hour"

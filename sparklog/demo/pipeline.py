@@ -24,7 +24,7 @@ RAW, CLEAN, DELAYS = "flights", "flights-clean", "airport-delays"
 #: Flights of the package in one version of the batch write.
 SLICE_ROWS = 20_000
 _TOLD_SLICES = 5
-#: How far flights of different partitions may be apart in time; the last windows wait for so much more data.
+#: Maximum difference in time between flights of different partitions; the last windows wait for this much more data.
 LATENESS = "10 days"
 _PARTITIONS = {"createTopic": "true", "partitions": "3"}
 

@@ -29,8 +29,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     Every method is called on its loop.
 
-    Requests may be pipelined. Replies, in any order, are matched to their callers by correlation id: a future, or, if
-    every turn of the loop counts, a function that is called in the same turn in which the reply was read.
+    Requests may be pipelined. Replies arrive in any order; the correlation id matches each to its caller. The caller
+    gets a future. If every turn of the loop counts, it passes a function instead, which is called in the turn in which
+    the reply was read.
     """
 
     def __init__(self, address: str, max_frame_bytes: int) -> None:
@@ -70,9 +71,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Connect and agree on a version; with ``credentials``, perform the mutual proof, see ``Greeting``.
 
         Raises:
-          BrokerError: NETWORK_EXCEPTION without a reply in time, UNSUPPORTED_VERSION, or INVALID_REQUEST
-            if the broker belongs to another cluster; CLUSTER_AUTHORIZATION_FAILED if the broker has not
-            proved that it knows the secret; BROKER_NOT_AVAILABLE if another broker than ``broker_id`` replies.
+          BrokerError: NETWORK_EXCEPTION without a reply in time, or UNSUPPORTED_VERSION. INVALID_REQUEST if the broker
+            belongs to another cluster. CLUSTER_AUTHORIZATION_FAILED if the broker has not proved that it knows the
+            secret. BROKER_NOT_AVAILABLE if another broker than ``broker_id`` replies.
         """
         address = host_and_port(host, port)
         loop = asyncio.get_running_loop()
@@ -158,7 +159,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def ask(self, message: Request, body: Sequence[Buffer], told: Told) -> None:
         """Send a request; call ``told`` once with the outcome, as ``request`` returns or raises it.
 
-        A reply arrives in the turn in which it is read, an error in a turn of its own, and neither before this returns.
+        A reply arrives in the turn in which it is read, and an error arrives in a separate turn. Neither arrives before
+        this method returns.
         """
         if self.closed:
             self._loop.call_soon(told, self._lost_error())
@@ -292,7 +294,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and not self._loop.is_running():
                     raise  # The interrupt is meant for this thread, which replaces the loop's own.
-                # The error is not the connection's and must not end it: a turn of its own gives it to the loop's
+                # The error is not the connection's and must not end it: a separate turn passes it to the loop's
                 # handler.
                 self._loop.call_soon(_raise, error)
         self.telling = False

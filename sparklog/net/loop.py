@@ -14,7 +14,7 @@ class _PlainLoop(asyncio.SelectorEventLoop):
     """asyncio's own loop, which can also look hosts up after the main thread has ended."""
 
     async def getaddrinfo(self, *arguments: Any, **options: Any) -> list[Any]:
-        """Look a host up in a thread of asyncio's pool, or in this thread if the pool accepts no more work."""
+        """Resolve a host in a thread of asyncio's pool, or in this thread if the pool no longer accepts work."""
         if threading.main_thread().is_alive():
             return await super().getaddrinfo(*arguments, **options)
         return socket.getaddrinfo(*arguments, **options)

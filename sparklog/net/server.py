@@ -1,12 +1,12 @@
 """The broker's side of the network: it accepts connections and decodes requests, within bounds.
 
-Back-pressure works by not reading. The server stops reading sockets for a connection with ``max_in_flight`` requests
-without a reply, for a client that does not read its replies, and for all while ``queued_max_bytes`` of requests are in
-progress. The last bound delays only bodies: the followers' fetches have none, and the writes in progress wait for them.
-Nothing is dropped and nothing grows without a bound; ``receiving`` bounds frames that have not arrived completely.
-Connections beyond ``max_connections`` get an error reply and are closed: each takes a file descriptor, and a broker
-without free descriptors for its log loses its log directory. ``places`` assigns the slots and closes silent
-connections.
+Back-pressure works by not reading. The server stops reading the socket of a connection with ``max_in_flight`` requests
+without a reply, and of a client that does not read its replies. It stops reading all sockets while ``queued_max_bytes``
+of requests are in progress. The last bound delays only bodies: the followers' fetches have none, and the writes in
+progress wait for them. Nothing is dropped and nothing grows without a bound; ``receiving`` bounds frames that have not
+arrived completely. Connections beyond ``max_connections`` get an error reply and are closed: each takes a file
+descriptor, and a broker without free descriptors for its log loses its log directory. ``places`` assigns the slots and
+closes silent connections.
 """
 
 from __future__ import annotations

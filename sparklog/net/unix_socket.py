@@ -1,12 +1,11 @@
 """Connections within a host: a client that has reached a broker by TCP continues on a Unix socket, if it can.
 
-Messages take less processor time there (docs/adr/0013). The socket's name is abstract: it is not a file, it ends with
-the broker, and it is visible only in the broker's network namespace, so a successful connect proves that the client is
+Messages take less processor time there (docs/adr/0013). The socket's name is abstract: it is not a file, and it ends
+with the broker. It is visible only in the broker's network namespace, so a successful connect proves that the client is
 there. The name is random and part of the reply to the hello: no other process can have taken it before the broker.
 
-A client that connects through a proxy, an address translation or a tunnel does so on purpose: the broker reports the
-address of its own at which it was reached, and a client that connected to another address stays with TCP. Source:
-unix(7).
+A client that connects through a proxy, an address translation or a tunnel does so on purpose. The broker reports the
+local address of the TCP connection, and a client that connected to another address stays with TCP. Source: unix(7).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages of the data plane: hello, metadata, produce, fetch and offsets of the log.
 
-The body of Produce and FetchReply has, for each partition in order, ``batch_count`` batch headers (96 bytes each), then
-their bodies without gaps (``body_bytes`` in total, each body padded to 8 as stored).
+The body of Produce and FetchReply has a part for each partition in order. A part has ``batch_count`` batch headers (96
+bytes each), then their bodies without gaps (``body_bytes`` in total, each body padded to 8 as stored).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Hello(Message, frozen=True, tag="hello"):
 
     With an empty ``cluster_id`` the client accepts any cluster.
 
-    The other fields are the offer of a broker or controller to prove its identity, see ``protocol.proof``: its role,
-    its number (a broker's id) and incarnation (a controller's epoch), and the ids of the secrets that it knows.
+    The other fields are the offer of a broker or controller to prove its identity; see ``protocol.proof``. They are its
+    role, its number (a broker's id), its incarnation (a controller's epoch), and the ids of the secrets that it knows.
     """
 
     min_version: int
@@ -57,9 +57,9 @@ class HelloReply(Message, frozen=True, tag="hello_reply"):
     """The reply to Hello.
 
     ``local_socket``: the path for requests of open files by processes of the host with this ``boot_id``, see
-    ``local_reads``; empty if there is none. ``unix_socket``: the abstract name, without its leading zero, of the Unix
-    socket on which a client may continue the connection if it connected to ``reached_at``, the broker's own end of the
-    TCP connection. The reply on that socket has it as well, which proves that it is the same process. See
+    ``local_reads``; empty if there is none. ``unix_socket``: the abstract name, without its leading zero, of a Unix
+    socket. A client may continue the connection there if it connected to ``reached_at``, the broker's end of the TCP
+    connection. The reply on that socket has it as well, which proves that it is the same process. See
     ``net/unix_socket``. Empty: there is none. ``proof``: the broker's proof with the secret ``key_id``; empty if
     nothing was offered, or it does not know the secret.
     """

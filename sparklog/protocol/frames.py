@@ -8,9 +8,9 @@ One frame, little-endian::
     zeros               up to the next multiple of 8, counted from the frame's first byte
     body                batch headers and batches, never parsed here
 
-The body starts on an 8-byte boundary of the frame, and every frame with a body gets memory of its own, so that Arrow
-reads its buffers in place. Small frames are cut from a receive buffer that one system call may fill with many of them;
-a large frame is received directly into its final memory.
+The body starts on an 8-byte boundary of the frame, and every frame with a body gets separate memory. So Arrow reads its
+buffers in place. Small frames are cut from a receive buffer that one system call may fill with many of them; a large
+frame is received directly into its final memory.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Pure.
 
 A broker or controller that opens a connection names itself in ``Hello`` and adds a nonce and the ids of the secrets
-that it knows. A broker that knows one of them replies with a nonce of its own and its proof. The opener checks that
-proof first, and only then sends ``Prove`` with its own. Each proof is an HMAC over both nonces, both identities (role,
+that it knows. A broker that knows one of them replies with another nonce and its proof. The opener checks that proof
+first, and only then sends ``Prove`` with its own. Each proof is an HMAC over both nonces, both identities (role,
 number, incarnation), the cluster's id and the name of the broker's Unix socket, with a label for each direction. So a
 proof is valid for one connection and one direction: it can be neither replayed nor reflected.
 
@@ -118,7 +118,7 @@ class Claim(NamedTuple):
 
 
 class Authenticator(Protocol):
-    """A broker's means of authentication: its secrets, and ``answer`` with a nonce of its own for each hello."""
+    """A broker's means of authentication: its secrets, and ``answer`` with a new nonce for each hello."""
 
     keys: KeyRing
 

@@ -1,6 +1,6 @@
 """Received frames, requests and replies.
 
-They are apart from the modules that use them because of the Python compiler: a field that is a view, or that msgspec
+They are apart from the modules that use them because of the Python compiler. A field that is a view, or that msgspec
 decodes by its annotation, must be declared in a module that is not compiled (``setup.py``).
 """
 
@@ -16,7 +16,8 @@ from sparklog.protocol.messages import UNDECODABLE, Reply, Request
 class Frame(msgspec.Struct, frozen=True, gc=False):
     """A received frame.
 
-    Both views keep the frame's memory alive, and it is never written again, except as ``FrameDecoder.alone`` says.
+    Both views keep the frame's memory alive. The memory is never written again, except as documented at
+    ``FrameDecoder.alone``.
     """
 
     header: memoryview

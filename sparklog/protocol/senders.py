@@ -3,8 +3,9 @@
 Pure.
 
 A client request may arrive on any connection. A request of a broker or of the controller decides which records are
-acknowledged, which replica leads and what is deleted, so a broker accepts it only on a connection that has proved its
-sender (``protocol.proof``). Two requests have two kinds of senders, and ``sender_of`` distinguishes them by content.
+acknowledged, which replica leads and what is deleted. So a broker accepts such a request only on a connection that has
+proved its sender (``protocol.proof``). Two requests have two kinds of senders, and ``sender_of`` distinguishes them by
+content.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class FindCoordinatorReply(Message, frozen=True, tag="find_coordinator_reply"):
 class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
     """A request to begin, or join, the transaction of ``key`` as run ``run_id``.
 
-    Each call returns a producer id of its own.
+    Each call returns a different producer id.
 
     - ``version`` -1 is a producer's transaction, and ``run_id`` names one life of the producer; a begin ends its open
       transaction.
@@ -240,8 +240,8 @@ class ListParticipants(Message, frozen=True, tag="list_participants"):
 class ListParticipantsReply(Message, frozen=True, tag="list_participants_reply"):
     """The reply to ListParticipants.
 
-    ``coordinators`` are (partition of the internal topic, leader epoch) of all that were examined. ``participants`` are
-    producer id and key of open or ending transactions.
+    ``coordinators`` are (partition of the internal topic, leader epoch) of all examined coordinators. ``participants``
+    are producer id and key of open or ending transactions.
     """
 
     coordinators: Listed[tuple[int, int]]

@@ -27,7 +27,7 @@ class Node(NamedTuple):
 
     path: str
     nullable: bool
-    #: The number of its own buffers, without those of its children.
+    #: The number of buffers without those of its children.
     buffers: int
     #: True for a column of the schema, False for a nested column.
     top: bool

@@ -65,8 +65,8 @@ def read_batch_message(source: ReadOnly) -> BatchMessage:
     """Read ``source``, which must be exactly one RecordBatch message, padded to a multiple of 8 bytes.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if it is another message, if its length differs from the declared one, or if a
-            buffer lies outside the body, is not aligned to 8 bytes, or overlaps the one before.
+        BrokerError: CORRUPT_MESSAGE if it is another message, or if its length differs from the declared one. The same
+            if a buffer is outside the body, is not aligned to 8 bytes, or overlaps the previous one.
     """
     metadata_length = read_metadata_length(source)
     read = _read_small if metadata_length <= _SMALL_METADATA_BYTES else _read

@@ -72,12 +72,12 @@ def validate_batch(
     Producer id, epoch and sequence are not checked here: the caller finds duplicates before.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE for bytes that contradict themselves, the header or Arrow's format;
-            MESSAGE_TOO_LARGE if the batch takes more than ``max_message_bytes``, as sent or after decompression;
-            SCHEMA_OUTDATED for a schema id other than ``schema_id``; SCHEMA_MISMATCH for columns that differ from the
-            schema's; INVALID_RECORD for nulls in columns that are not nullable, for timestamps that differ from the
-            header's, for a batch without records, for flags that a producer may not set, and for a record with nulls in
-            all columns of ``required_key``.
+        BrokerError: CORRUPT_MESSAGE for bytes that contradict themselves, the header or Arrow's format.
+            MESSAGE_TOO_LARGE if the batch takes more than ``max_message_bytes``, as sent or after decompression.
+            SCHEMA_OUTDATED for a schema id other than ``schema_id``. SCHEMA_MISMATCH for columns that differ from the
+            schema's. INVALID_RECORD for nulls in columns that are not nullable, and for a record with nulls in all
+            columns of ``required_key``. INVALID_RECORD also for timestamps that differ from the header's, for a batch
+            without records, and for flags that a producer may not set.
     """
     _check_header(header, len(body), max_message_bytes)
     if len(body) <= _SMALL_BYTES:

@@ -38,7 +38,7 @@ MAX_PARTITIONS = 1_000_000
 
 
 class FetchSession:
-    """The server side of a session: what one fetcher wants, and what the last replies said.
+    """The server side of a session: the partitions that one fetcher wants, and their state in the last replies.
 
     Mutable; ``SessionCache`` owns it.
     """

@@ -85,7 +85,7 @@ class Purgatory:
         return expired
 
     def drain(self) -> list[int]:
-        """Remove and return all tickets, because this replica leads no more."""
+        """Remove and return all tickets, because this replica is no longer the leader."""
         tickets = [*self.ordered, *(entry.ticket for entry in self._queue)]
         self.ordered.clear()
         self._queue.clear()

@@ -224,7 +224,7 @@ class Replica:
 
     @property
     def hw_settled(self) -> bool:
-        """Return whether a leader's high watermark covers all that its predecessors committed.
+        """Return whether a leader's high watermark covers all records that its predecessors committed.
 
         While it may not, list-offsets is answered with OFFSET_NOT_AVAILABLE. Source: KIP-207.
         """
@@ -322,7 +322,7 @@ class Replica:
                 return self._dismiss()
             if self._waits_for_controller(event.state):
                 return self._become_follower(event.state)
-            if same:  # a leader also receives each of its own writes as a decision
+            if same:  # a leader also receives each of its writes as a decision
                 return []
             return self._role.cluster_changed(now_ms) if isinstance(self._role, Leader) else []
         old = self._role
@@ -402,7 +402,7 @@ class Replica:
         return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail, final=False)
 
     def _contradiction(self, state: LeaderAndIsr) -> str:
-        """Return what is wrong with a decision, or the empty string."""
+        """Return why a decision contradicts itself or the state; empty if it does not."""
         known = self._view.state
         if not state.isr:
             return f"empty ISR in leader epoch {state.leader_epoch}"

@@ -2,10 +2,10 @@
 pyspark.
 
 Spark's JVM puts its own ``pyspark.zip`` first on the path of every Python process that it starts. The archive has only
-sources, and Python stores no bytecode for modules from an archive, so each process compiles everything that it imports:
+sources, and Python stores no bytecode for modules from an archive. So each process compiles everything that it imports:
 0.75 s of CPU time at every start of a streaming read. Processes that plan and commit also read the archive's directory
-a dozen times, once for each package that they load from it, so unused names are removed from the directory.
-This only saves time, so an archive that cannot be written is left unchanged.
+a dozen times, once for each package that they load from it, so unused names are removed from the directory. This only
+saves time, so an archive that cannot be written is left unchanged.
 """
 
 from __future__ import annotations

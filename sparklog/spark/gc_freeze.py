@@ -4,7 +4,7 @@ Between two tasks a worker runs a full garbage collection before it takes the ne
 package loaded, the collection visits hundreds of thousands of objects that are never freed: about 40 ms of CPU time,
 for which the next task waits. Source: manager() of pyspark/daemon.py.
 
-Processes that plan and commit spend as much after each of their steps. Planning a write spends it once more while
+Processes that plan and commit spend as much after each of their steps. Planning a write spends it a second time while
 creating its result, because Arrow and numpy are then loaded.
 """
 

@@ -1,8 +1,8 @@
 """A topic's archive and log, as seen by the planning of a read. Each is queried only on demand.
 
-The archive advances while it is read, and retention may follow it closely. So the table is read first and then the
-log, and both again if there is a gap between them: records are lost if the gap remains although nothing was archived
-in between.
+The archive advances while it is read, and retention may follow it closely. So the table is read first and then the log,
+and both again if there is a gap between them. Records are lost if the gap remains although nothing was archived in
+between.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def tasks_of_both(
     apart: bool = False,
 ) -> list[InputPartition]:
     """Return the tasks that read ``pieces``, each of which is on one side of the seam. Pieces of the archive are
-    grouped by file, so that each file is read once; with ``apart``, each piece has one or more tasks of its own."""
+    grouped by file, so that each file is read once. With ``apart``, each piece has one or more separate tasks."""
     archived, logged = split_at_seam(pieces, snapshot.seam.ends)
     groups = [[piece] for piece in archived] if apart or not archived else [archived]
     of_archive = [

@@ -30,8 +30,8 @@ class Withheld(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """Where the next batch begins in every partition, of those in ``begun`` not at the end of the last one; and what
-    was lost on the way there, in words."""
+    """Start of the next batch in every partition, and a description of lost records. Partitions in ``begun`` do not
+    start at the end of the last batch."""
 
     begins: Mapping[TopicPartition, Position]
     begun: Mapping[TopicPartition, Position]

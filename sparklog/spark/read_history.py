@@ -59,8 +59,8 @@ def read_history(
     Args:
         history: path of the topic's Delta table, or of the directory of all archives; default: the session setting
             ``spark.sparklog.history``.
-        start, end: first record, and exclusive end: a time, which means the first record at or after it in each
-            partition, or offsets by partition (other partitions are read from their start, or to their end).
+        start, end: first record, and exclusive end. A time means the first record at or after it in each partition.
+            Offsets are by partition; other partitions are read from their start, or to their end.
         columns: the columns to read, in this order; other columns are not read.
         where: conditions on partition, offset and timestamp, as in ``sparklog.read``.
         options: further options of ``format("sparklog")`` for reading the log.

@@ -1,9 +1,9 @@
 """Division of a DataFrame's columns into data and destination, checked by name before any task starts.
 
 A column that the topic has is data. Of the others, ``topic`` (``_topic``) and ``partition`` (``_partition``) choose the
-destination of a row, and the remaining columns of a read (``offset``, ``timestampType``, ``_offset``, ``_timestamp``)
-are dropped, so that the rows of a read can be written back. Any other column is an error, because rows would silently
-lose it.
+destination of a row. The remaining columns of a read (``offset``, ``timestampType``, ``_offset``, ``_timestamp``) are
+dropped, so that the rows of a read can be written back. Any other column is an error, because rows would silently lose
+it.
 """
 
 from __future__ import annotations

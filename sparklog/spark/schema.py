@@ -1,7 +1,7 @@
 """Conversion of schemas between a topic's Arrow types and Spark's types.
 
-A topic without a schema has the columns of Spark's Kafka source; a typed topic has its own and then ``_topic,
-_partition, _offset, _timestamp`` (a column of the topic with one of these names hides ours). Arrow types that Spark
+A topic without a schema has the columns of Spark's Kafka source. A typed topic has its own columns, then ``_topic,
+_partition, _offset, _timestamp``; a column of the topic with one of these names hides ours. Arrow types that Spark
 lacks become the smallest Spark type that holds all their values. Nanoseconds are truncated to microseconds, the only
 loss. Columns that cannot be converted are refused by name before a task starts.
 """

@@ -11,8 +11,8 @@ used, because all writes in one ``foreachBatch`` have the same.
 A name given by a user identifies one sequence of writes per topic. If the option ``topic`` names the topic, the
 sequence has its own key. If rows name the topics, the write is one transaction over all their topics, and it checks for
 each topic, when its first row appears, whether the topic already has the version. So a topic's versions are under two
-keys. Two runs with the same name, one of each kind, never both commit: each begins under its own key first and then
-settles the other's, so the run that settles later finds that the other has begun, and fences it.
+keys. Two runs with the same name, one of each kind, never both commit. Each begins under its own key first and then
+settles the other's. So the run that settles later finds that the other has begun, and fences it.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str = "
     """Return a run of a new write, or of the write that its user named, to the topic with this id, or to those in its
     rows.
 
-    The same name for two topics means two sequences of writes, and a recreated topic begins a new one: otherwise a
-    write would be mistaken for one committed to another topic, and its rows skipped. Source: Delta Lake, which does
-    this per table.
+    The same name for two topics means two sequences of writes, and a recreated topic begins a new one. Otherwise a
+    write could be mistaken for one committed to another topic, and its rows would be skipped. Source: Delta Lake, which
+    does this per table.
     """
     if named is None:
         return SinkRun(f"write:{run_id}", 0, run_id)

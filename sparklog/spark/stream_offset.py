@@ -3,13 +3,13 @@
     {"from": {...}, "topics": {"flights": {"epochs": {"0": 3}, "id": "...", "offsets": {"0": 23}}}, "version": 1}
 
 ``offsets`` are the next offsets to read. ``epochs`` are the leader epochs in which the partition was known to reach
-that offset; they reveal a log that was truncated since. ``from`` has the same form as ``topics``: it records where a
-batch began in partitions that the previous batch did not know, or after lost records, so that a replay of the batch
-begins at the same offsets.
+that offset; they reveal a log that was truncated since. ``from`` has the same form as ``topics``. It records where a
+batch began in partitions that the previous batch did not know, or after lost records. So a replay of the batch begins
+at the same offsets.
 
 Spark compares offsets as text, so each position has exactly one text: keys sorted, partitions by number. The first
-batch begins at a marker instead of an offset, because Spark asks for the initial offset again when it replays that
-batch, and "latest" has then advanced; the end of the batch has ``from``.
+batch begins at a marker instead of an offset. Spark asks for the initial offset again when it replays that batch, and
+"latest" has then advanced. The end of the batch has ``from``.
 """
 
 from __future__ import annotations

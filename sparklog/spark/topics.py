@@ -1,7 +1,7 @@
 """Lookup of a read's topics in the cluster: ids, columns, partitions, and the ends of logs.
 
-Every planning step looks them up again, because Spark runs each step in a new process. Only a stream keeps its view,
-and thereby its connections, from one micro-batch to the next.
+Every planning step repeats the lookup, because Spark runs each step in a new process. Only a stream keeps its view, and
+thereby its connections, from one micro-batch to the next.
 """
 
 from __future__ import annotations

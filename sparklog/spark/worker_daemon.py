@@ -1,8 +1,8 @@
 """``python -m sparklog.spark.worker_daemon``: pyspark's daemon, loading the modules of tasks before it forks workers.
 
-Workers that are idle for a minute end, and each new worker would load all modules again: half a second of CPU time
-before the first row of every query after a pause. The loaded objects are frozen (``gc_freeze``), so that workers share
-their memory and their garbage collections skip them.
+Workers that are idle for a minute end, and each new worker would load all modules again. This would cost half a second
+of CPU time before the first row of every query after a pause. The loaded objects are frozen (``gc_freeze``), so that
+workers share their memory and their garbage collections skip them.
 
 Workers also do not read directories of archives again that have not changed. A worker invalidates Python's import
 caches, because its job may bring new files. Before Python 3.13 every importer of an archive then reads its directory
@@ -11,14 +11,14 @@ importers before the fork; needed ones are created again from the directory alre
 
 Workers keep freed memory (docs/adr/0014). pyspark reads each of Spark's batches into newly allocated memory. glibc
 returns freed memory to the kernel every few batches, and gets cleared pages for the next ones, with one page fault
-each: half of the kernel's time in a task that writes rows of 100 B. Settings that the user gave to glibc stay.
+each. In a task that writes rows of 100 B, this is half of the kernel's time. Settings that the user gave to glibc stay.
 
 A worker whose socket the JVM closes ends without a traceback. Spark closes the socket of a worker that was idle for a
 minute, and of a worker whose rows are no longer needed, as after a LIMIT. The worker then ends as it should, but its
 final message cannot be sent, and pyspark 4.2 shows that like a failure.
 
-A fork has its parent's memory but only one of its threads, so no module may have a thread before the fork that it needs
-afterwards; this is why pyspark's daemon loads almost nothing. Arrow's jemalloc, which is not the allocator in use,
+A fork has its parent's memory but only one of its threads. So no module may have a thread before the fork that it needs
+afterwards. For this reason pyspark's daemon loads almost nothing. Arrow's jemalloc, which is not the allocator in use,
 would start a thread, and is configured not to. numpy's OpenBLAS starts OMP_NUM_THREADS threads, which Spark sets to
 ``spark.task.cpus``: with 1 it starts none, and it stops additional threads before a fork and starts them again on
 demand. numpy's random generator would continue from the same state in each worker, so workers seed it again; Python's

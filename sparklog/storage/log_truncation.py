@@ -69,7 +69,7 @@ class LogTruncation:
         try:
             return self._truncate(offset, job if job is self._job else None)
         finally:
-            self.cancel()  # drop what was not used of the job
+            self.cancel()  # drop the unused part of the job
 
     def _truncate(self, offset: int, job: TruncationJob | None) -> int:
         state = self._state

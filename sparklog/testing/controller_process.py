@@ -1,4 +1,4 @@
-"""A controller in a process of its own, to be paused and killed: ``python -m sparklog.testing.controller_process``.
+"""A separate controller process for tests of faults: ``python -m sparklog.testing.controller_process``.
 
 Arguments: ZooKeeper's address, the cluster's id, the settings as JSON, the secret file if there is one.
 The process stands for election until SIGTERM.

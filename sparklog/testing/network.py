@@ -36,7 +36,7 @@ class Network(Protocol):
 
     @property
     def zookeeper_host(self) -> str:
-        """The host on which ZooKeeper must listen."""
+        """Return the host on which ZooKeeper must listen."""
 
     def add_broker(self, broker_id: int) -> BrokerAddress:
         """Make a place for a broker that is about to start."""

@@ -3,7 +3,8 @@
 It is for tests of behaviour that only real processes show. All files are below one directory. Brokers keep their
 ports, so a restarted broker has its old address. ``stop`` leaves no process, whatever state the processes are in.
 
-The controller is a thread of this process, or a pair of processes, one active and one standby, for faults of its own.
+The controller is a thread of this process, or a pair of processes, one active and one standby, for faults of the
+controller.
 """
 
 from __future__ import annotations
@@ -456,7 +457,7 @@ class ProcessCluster:
         slot.config_file.write_bytes(msgspec.json.encode(config))
         command = [sys.executable, "-m", *slot.program, "--config", str(slot.config_file)]
         party = broker_party(slot.broker_id)
-        # Python looks for the module to run in the working directory first.
+        # Python searches the working directory first for the module to run.
         slot.process = self._spawn(party, command, slot.log_file, pass_fds=[write_fd], cwd=slot.sources or None)
         os.close(write_fd)
         return ready_fd

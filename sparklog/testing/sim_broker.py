@@ -45,7 +45,7 @@ class SimBroker(ReplicaPerformer):
     # --- life ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start a new process on the data of the disk; it leads nothing until a controller's update says so."""
+        """Start a new process on the data of the disk; it leads no partition before a controller's update."""
         self.begin()
         self.incarnation = -1
         self.cache = MetadataCache("simulated", {})

@@ -1,4 +1,4 @@
-"""One run of the simulator as a value: all that is needed to play it again, elsewhere or with fewer actions."""
+"""One run of the simulator as a value: everything that a replay needs, elsewhere or with fewer actions."""
 
 from __future__ import annotations
 

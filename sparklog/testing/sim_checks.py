@@ -2,7 +2,7 @@
 
 A checker sees everything at once, which no process does: all logs, all high watermarks, ZooKeeper, and every response
 to a client. There is one checker for each partition of one topic id. Each check examines only what the step has
-changed, so that all invariants hold by induction: the first batches of a log that equal the committed ones stay equal
+changed, so that all invariants hold by induction. The first batches of a log that equal the committed ones stay equal
 until the log is truncated.
 """
 
@@ -147,8 +147,8 @@ class PartitionChecker:
 
         Consistent reads: every replica shows the same records below its high watermark at all times. StrongIsr: every
         member of the ISR holds all committed records. A mark lower than ``before`` commits nothing, since the records
-        below it were committed when it rose. After an unclean election a log is truncated step by step, and a mark on
-        its way down may still be above the offset at which the log and the new leader's diverge.
+        below it were committed when it rose. After an unclean election a log is truncated step by step. A mark that is
+        being lowered may still be above the offset at which the log diverges from the new leader's.
         """
         log = self.logs[broker]
         if mark > log.log_end_offset:

@@ -1,9 +1,9 @@
 """A disk in memory with the faults of real disks, on demand and by seed.
 
 It implements ``sparklog.storage.disk.Disk``; ``tests/storage/test_disk.py`` holds both implementations to one contract.
-Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only disk, a failing operation, and the
-death of the process or of the machine between any two operations or inside a write (``die_after``, ``restart``). The
-writes of a failed ``sync`` stay visible until the page cache is dropped, and never reach the disk.
+Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only disk, and a failing operation. Also
+the death of the process or of the machine between any two operations or inside a write (``die_after``, ``restart``).
+The writes of a failed ``sync`` stay visible until the page cache is dropped, and never reach the disk.
 
 A lost page cache leaves file content as of the last ``sync`` plus any part of the later writes, torn at sectors. It
 leaves each directory entry as of the last ``sync_directory`` or later; a rename never leaves a file without a name.

@@ -5,7 +5,7 @@ another host. After its return the driver may leave out one of the brokers for a
 
 Brokers decide by the production lease how to react. The simulation checks this rule: without a driver every broker
 continues to serve, with or without a controller. An orphan stops only if a live driver leaves it out and no leader
-counts on it any more.
+counts on it.
 """
 
 from __future__ import annotations

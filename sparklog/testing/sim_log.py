@@ -55,7 +55,7 @@ class SimLog:
         self.producers = ProducerTable()
         #: first batches known to be the committed ones: the checker's, kept here because cuts lower it
         self.verified = 0
-        #: data behind the log's end without a whole header: a write that did not get through
+        #: data after the log's end without a whole header: an incomplete write
         self.torn: SimBatch | None = None
 
     def last_stable_offset(self, high_watermark: int) -> int:

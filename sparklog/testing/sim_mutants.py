@@ -59,7 +59,7 @@ class Mutant:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is broken, so that no seed may catch the variant."""
+        """Return whether nothing is broken, so that no seed may catch the variant."""
         return self.broken == NOTHING
 
     @contextmanager

@@ -42,7 +42,7 @@ class SimProcess:
 
     @property
     def now_ms(self) -> int:
-        """The time of the process' own clock, which never goes back."""
+        """Return the time of the process's clock, which never goes back."""
         if self._rate == 1.0:
             return self.world.now_ms + self._ahead_ms
         return int(self._base_ms + (self.world.now_ms - self._since_ms) * self._rate)

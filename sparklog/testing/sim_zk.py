@@ -83,8 +83,8 @@ class SimZk(SimProcess):
         self.deletions: dict[str, str] = {}
         self.elections: dict[str, ElectionAsked] = {}
         self.registered: dict[int, Registration] = {}
-        #: brokers whose logs nobody vouches for until a controller has taken note, with the logs that they doubt; none:
-        #: all of them
+        #: untrusted brokers that no controller has recorded yet, with the logs that they doubt; an empty set means all
+        #: logs
         self.untrusted: dict[int, frozenset[TopicPartition]] = {}
         #: last incarnation of each broker whose process was seen to end
         self.retired: dict[int, int] = {}
@@ -204,7 +204,7 @@ class SimZk(SimProcess):
         return {broker_id: self._incarnations[broker_id] for broker_id in sorted(away)}
 
     def retire(self, broker_id: int, incarnation: int) -> None:
-        """Delete the registration of a process whose end was seen, and leave a mark of that."""
+        """Delete the registration of a process that is known to have ended, and leave a mark of that."""
         registration = self.registered.get(broker_id)
         if registration is not None and registration.incarnation == incarnation:
             self._unregister(broker_id)

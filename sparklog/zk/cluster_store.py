@@ -150,7 +150,7 @@ class ClusterStore:
         A lost response wastes one block.
 
         The block starts at the counter, and no lower than ``above`` nor than the floor of ``now_s``, the wall clock's
-        seconds: after a restore of ZooKeeper from an older copy the counter alone would return ids a second time.
+        seconds. After a restore of ZooKeeper from an older copy, the counter alone would return ids a second time.
         """
         while True:
             node = await self.session.get(paths.PRODUCER_IDS)
@@ -337,7 +337,7 @@ class ClusterStore:
         The notification contains the states, so the controller need not read thousands of nodes while brokers wait for
         it. Each broker has one node, which collects all states that no controller has processed: without a controller,
         separate nodes would accumulate until ZooKeeper could not list them. The node is written even if it already has
-        all of the states, because a controller may have read it before these writes: the new version prevents its
+        all of the states, because a controller may have read it before these writes. The new version prevents its
         deletion based on that read.
         """
         path = paths.isr_change(broker_id)

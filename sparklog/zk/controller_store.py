@@ -513,7 +513,7 @@ class ControllerStore:
     async def _drop_old_deletions(self) -> None:
         """Drop the older half of the listed deleted topics if there are too many.
 
-        A broker that was absent all that time keeps their logs until an operator decides.
+        A broker that was absent for the whole time keeps their logs until an operator decides.
         """
         if len(await self.session.children(paths.DELETED_TOPICS)) < _DELETED_KEPT:
             return
@@ -539,7 +539,7 @@ class ControllerStore:
                 self.unreadable.skip(child, "it is in a deleted topic and is deleted with it")
 
     async def _delete_all(self, bound: list[Op], rest: list[str]) -> bool:
-        """Delete these nodes in one multi with ``bound``, without those that are gone already.
+        """Delete these nodes in one multi with ``bound``; skip nodes that no longer exist.
 
         If the topic id is gone, nothing is deleted: it goes with all of them, and remaining nodes belong to another
         topic. False: the epoch check failed.

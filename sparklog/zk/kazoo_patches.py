@@ -148,7 +148,7 @@ class Multi:
     failed.
     """
 
-    #: ZooKeeper's OpCode.multi, as in kazoo. For this type kazoo converts results of its own multis.
+    #: ZooKeeper's OpCode.multi, as in kazoo. For this type kazoo converts the results of multis itself.
     type: ClassVar[int] = serialization.Transaction.type
 
     def __init__(self, operations: Sequence[Op], root: str, acl: bytes = _OPEN_TO_ALL) -> None:

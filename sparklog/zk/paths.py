@@ -3,7 +3,7 @@
 ``/brokers/incarnations/<id>`` is persistent. Its znode version is the broker's incarnation, and it keeps that
 incarnation's registration after its session has ended. ``/brokers/untrusted/<id>`` exists until a controller has seen
 the end of that broker's void ISR memberships. ``/brokers/retired/<id>`` has the broker's last incarnation that the
-supervisor of its process proved dead. ``/brokers/topic_ids/<id>`` exists exactly as long as the topic: a recreated
+supervisor of its process proved dead. ``/brokers/topic_ids/<id>`` exists exactly as long as the topic. A recreated
 topic's nodes have the same paths and may have the same versions, so only this node distinguishes a write for the old
 topic.
 """
@@ -26,7 +26,7 @@ DELETED_TOPICS = "/brokers/deleted_topics"
 #: the driver's directive to a generation of the barrier job, and the report of that generation
 DIRECTIVE = "/cluster/directive"
 GENERATION = "/cluster/generation"
-#: created when the driver closes a ZooKeeper of its own to sessions without the cluster's secret; its data are the ids
+#: created when the driver closes its embedded ZooKeeper to sessions without the cluster's secret; its data are the ids
 #: of the secrets for which that is finished
 PROTECTED = "/cluster/protected"
 #: created after every broker proves the cluster's secret, and never deleted: from then on each broker has to

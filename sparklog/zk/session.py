@@ -2,8 +2,8 @@
 
 Only this module and ``kazoo_patches`` know kazoo.
 
-kazoo works in threads of its own. Its callbacks only hand a fact to the loop (``call_soon_threadsafe``, several facts
-per wake-up). Every request returns a future at once, so requests pipeline: callers start many, then await them.
+kazoo uses its own threads. Its callbacks only hand a fact to the loop (``call_soon_threadsafe``, several facts per
+wake-up). Every request returns a future at once, so requests pipeline: callers start many, then await them.
 
 Invariants: at most ``WINDOW`` requests are inside kazoo. While the session is not connected a request fails at once
 (``sent`` false) instead of waiting in an unbounded queue. A request in flight on a connection that breaks fails with

@@ -154,7 +154,7 @@ class GroupHost(CoordinatorRuntime):
                 self._in_question[one] = self._in_question.pop(one)
                 return gone, error
             if not lives and not one[1]:
-                # A topic of this name without an id: later it may exist again, with offsets of its own.
+                # A topic of this name without an id: later a new topic of this name may exist and have offsets.
                 self.step(TopicsGone((one,)))
             elif not lives:
                 gone.append(one)

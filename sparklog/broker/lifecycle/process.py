@@ -5,8 +5,8 @@ Registration comes last, because clients connect once they see it. A started bro
 controller's update.
 
 End: move leaderships (in a controlled shutdown), stop replication and requests, close the ZooKeeper session so that
-other brokers take over, then fsync and write the clean-shutdown marker. Every wait is bounded, and a timer in a thread
-of its own bounds the whole.
+other brokers take over, then fsync and write the clean-shutdown marker. Every wait is bounded, and a timer in a
+separate thread bounds the whole.
 """
 
 from __future__ import annotations

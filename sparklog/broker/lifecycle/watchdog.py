@@ -1,8 +1,8 @@
 """A watchdog that ends the process when its event loop stops.
 
-A broker with a hanging disk must not seem alive: kazoo's thread would keep its session, and all its leaderships, for
-ever. So a thread watches a beat that only the loop gives. After one session timeout without a beat it ends the process
-at once, because no orderly shutdown can be trusted then. With short sessions it waits longer (ADR 7).
+A broker with a hanging disk must not seem alive: kazoo's thread would keep its session, and all its leaderships,
+forever. So a thread watches a beat that only the loop gives. After one session timeout without a beat it ends the
+process at once, because no orderly shutdown can be trusted then. With short sessions it waits longer (ADR 7).
 """
 
 from __future__ import annotations

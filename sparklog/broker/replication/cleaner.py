@@ -127,7 +127,7 @@ class Cleaner:
             self._broker.config.cleaner_buffer_bytes,
             self._broker.config.cleaner_io_bytes,
             seed=int.from_bytes(os.urandom(16), "little"),
-            # the coordinator wrote its records one by one, each with a time of its own
+            # the coordinator wrote its records one by one, each with its own time
             keep_times=not is_internal(partition.tp.topic),
         )
 

@@ -323,8 +323,8 @@ class LeaderFetcher:
     def _adopt_positions(self, request: _InFlight) -> None:
         """Adopt the positions of the request whose response is applied next.
 
-        An earlier change would corrupt the response before it, whose rest is applied at the positions of its own
-        request.
+        An earlier change would corrupt the previous response: the rest of that response is applied at the positions of
+        the previous request.
         """
         for wanted in request.named:
             key = (wanted.topic, wanted.partition)

@@ -313,7 +313,7 @@ def _drop_stale(broker: BrokerState, update: ControlUpdate) -> Iterator[None]:
 def _in_parts(items: Iterable[_T], drop: Callable[[_T], None]) -> Iterator[None]:
     """Drop each item; yield after a hundred of them, or when this turn has used its time.
 
-    The next update waits until the last item is dropped. If each item had a turn of its own, clients that keep the
+    The next update waits until the last item is dropped. If each item needed a separate turn, clients that keep the
     turns long could delay decisions about other partitions for minutes.
     """
     ends_s = time.monotonic() + _DROPS_S

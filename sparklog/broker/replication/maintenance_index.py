@@ -82,7 +82,7 @@ class MaintenanceIndex:
         return [partition for partition, due_us in self._to_clean.items() if due_us <= now_us]
 
     def clean_later(self, partition: Partition, due_us: int | None) -> None:
-        """Skip the partition in ``to_clean`` until ``due_us`` (None: for ever) or until its log or settings change."""
+        """Skip the partition in ``to_clean`` until ``due_us`` (None: forever) or until its log or settings change."""
         if due_us is None:
             self._to_clean.pop(partition, None)
         elif partition in self._to_clean:

@@ -77,7 +77,7 @@ class CopyThrottle:
 
     Owner: the event loop; ``close`` ends it.
 
-    If reassignments have different limits, the smallest applies to all that have one.
+    If reassignments have different limits, the smallest one applies to all reassignments with a limit.
     """
 
     def __init__(self, broker: BrokerState) -> None:

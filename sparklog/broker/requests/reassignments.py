@@ -1,7 +1,7 @@
 """AlterReassignments and ListReassignments requests: the brokers to which a partition's replicas move. Source: KIP-455.
 
 A move is an entry in the topic's record: the target replicas, and the original ones. The controller carries it out, and
-a new controller continues it. Each move is checked by itself; all moves of one topic are one write.
+a new controller continues it. The broker checks each move separately, and writes all moves of one topic together.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ async def _alter_topic(
         for move in moves:
             try:
                 draft.alter(move, throttle_bytes=throttle_bytes)
-            except BrokerError as error:  # noqa: PERF203 - each move is checked by itself
+            except BrokerError as error:  # noqa: PERF203 - each move is checked separately
                 refused[name, move.partition] = error
         return draft.record
 

@@ -2,7 +2,7 @@
 
 There should be none: a leader accepts a batch only after a coordinator has verified the transaction, and a coordinator
 drops a transaction only after all its markers are written. After a bug, or with a log restored from a backup, there may
-be one, and it blocks readers of committed records for ever. So leaders search for transactions that are open for long,
+be one, and it blocks readers of committed records forever. So leaders search for transactions that are open for long,
 and ask every coordinator about them. If none of the coordinators, each in its newest epoch, knows a transaction, the
 transaction is over. The reason: its registration comes before its first batch and goes after its last marker, and no
 producer id is used twice. The leader ends it with an ordinary marker of an abort.

@@ -243,7 +243,7 @@ class MarkerSender:
             _log.info("%s: could not pass on the offsets of group %s: %s", request.transaction, request.group, error)
             return False
         except Exception as error:
-            # As with markers, the sender retries: otherwise what the transaction holds would be held for ever.
+            # As with markers, the sender retries. Otherwise the transaction's offsets would stay pending forever.
             self._broker.counters["transactions.offsets.failed"] += 1
             _log.error(
                 "%s: could not pass on the offsets of group %s", request.transaction, request.group, exc_info=error

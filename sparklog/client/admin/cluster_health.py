@@ -39,7 +39,7 @@ class ClusterSnapshot:
 
     @property
     def newest(self) -> dict[TopicPartition, PartitionMetadata]:
-        """The state of each partition at the broker with the newest leader epoch."""
+        """Return the state of each partition at the broker with the newest leader epoch."""
         found: dict[TopicPartition, PartitionMetadata] = {}
         for reply in self.metadata.values():
             for topic in reply.topics:

@@ -86,7 +86,7 @@ class MoveDescription:
 
     @property
     def progress(self) -> float:
-        """The progress from 0 to 1 of the slowest broker. A broker in sync has copied everything."""
+        """Return the progress from 0 to 1 of the slowest broker. A broker in sync has copied everything."""
         shares = [
             1.0 if broker_id in self.isr or not self.leader_bytes else min(copied / self.leader_bytes, 1.0)
             for broker_id, copied in self.copied_bytes.items()
@@ -116,7 +116,7 @@ class TransactionDescription:
 
     @property
     def partitions(self) -> tuple[TopicPartition, ...]:
-        """The partitions that any producer may have written to."""
+        """Return the partitions that any producer may have written to."""
         return tuple(sorted({tp for partitions in self.producers.values() for tp in partitions}))
 
 
@@ -172,7 +172,7 @@ class BrokerDescription:
 
     @property
     def size_bytes(self) -> int:
-        """The size of this broker's logs on its disk, including those that are set aside."""
+        """Return the size of this broker's logs on its disk, including logs that are set aside."""
         return sum(replica.size_bytes for replica in self.replicas) + self.counters.get("set.aside.bytes", 0)
 
 

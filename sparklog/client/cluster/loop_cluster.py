@@ -1,7 +1,7 @@
 """The asyncio client of a cluster: connections to its brokers, and metadata that is kept up to date.
 
-It returns immediately with what it has, starts to get what is missing, and calls ``changed`` when there is news. So its
-user decides synchronously and never waits in the middle of a decision. Every method is called on its loop.
+Its methods return known metadata immediately, request missing metadata, and call ``changed`` when metadata has changed.
+So a caller decides synchronously and never waits in the middle of a decision. Every method is called on its loop.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ class LoopCluster:
     def _pause(self, broker: _Broker) -> None:
         """Make no attempt for a while.
 
-        A timer ends the pause, not a comparison with the clock: the loop's clock may be just before the time for which
-        its timer fires, and then no event would end the pause.
+        A timer ends the pause, not a comparison with the clock. When the timer fires, the loop's clock may be just
+        before the timer's time, and then no event would end the pause.
         """
         broker.pausing = True
         self._loop().call_later(self._delay_s(broker.failures), self._resume, broker)

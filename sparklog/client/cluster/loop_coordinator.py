@@ -87,7 +87,7 @@ class Attempts:
 
     @property
     def patience_s(self) -> float:
-        """How long the next attempt waits."""
+        """Return the maximum wait of the next attempt for its response, in seconds."""
         return max(0.001, min(self._coordinator.patience_s(self._silences), self.left_s))
 
     async def ask(self, request: Request, expected: type[R]) -> R:

@@ -308,14 +308,14 @@ class Consumer:
 
     @property
     def counters(self) -> ReadCounters:
-        """The numbers of bytes and batches that this consumer has received."""
+        """Return the numbers of bytes and batches that this consumer has received."""
         return self._fetcher.counters
 
     # --- positions ---
 
     @property
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that are read."""
+        """Return the partitions that this consumer reads."""
         return list(self._fetcher.cursors)
 
     def position(self, partition: TopicPartition | tuple[str, int]) -> int:
@@ -428,12 +428,13 @@ class Consumer:
 
     @property
     def member_id(self) -> str:
-        """The current member id in the group, or empty without a group. It changes after the consumer was removed."""
+        """Return the current member id in the group; empty without a group. It changes after the consumer was
+        removed."""
         return self._session.member_id if self._session is not None else ""
 
     @property
     def member_epoch(self) -> int:
-        """The last known member epoch; 0 while this consumer is not a member."""
+        """Return the last known member epoch; 0 while this consumer is not a member."""
         return self._session.epoch if self._session is not None else 0
 
     def _of_group(self) -> GroupConsumer:

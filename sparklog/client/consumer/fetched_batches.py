@@ -33,7 +33,7 @@ class PartitionBytes(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The offset to fetch next. Valid only if there are batches."""
+        """Return the offset to fetch next. It is valid only if there are batches."""
         return self.headers[-1].next_offset
 
 

@@ -134,7 +134,7 @@ class GroupSession:
 
     @property
     def epoch(self) -> int:
-        """The last known epoch of the member; 0 before it has joined."""
+        """Return the last known epoch of the member; 0 before it has joined."""
         return self._epoch
 
     def polling(self, now: bool) -> None:

@@ -1,8 +1,8 @@
 """The conversion of data frames and other tables to Arrow tables for one topic.
 
-Arrow guesses the type of a pandas column of Python objects from its values, and its guess may drop a part of them: it
-makes two dates of a date and a datetime. So such a column is converted by the rules for dict rows, to the type of the
-topic's column. NaN is null there, and also in columns of floats, as pandas defines it.
+Arrow guesses the type of a pandas column of Python objects from its values, and the guess may lose data. For example,
+Arrow converts a date and a datetime to two dates. So such a column is converted by the rules for dict rows, to the type
+of the topic's column. NaN is null there, and also in columns of floats, as pandas defines it.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class DirectSender:
 
 
 class SingleRecordCompletion:
-    """The outcome of a record that is a batch of its own, like a ``RecordChunk`` for several records.
+    """The outcome of a batch with a single record, like a ``RecordChunk`` for several records.
 
     The thread that acts for the I/O thread sets it. Any thread reads it.
     """

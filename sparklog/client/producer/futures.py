@@ -111,11 +111,11 @@ class Completion(Protocol):
 
     @property
     def failed(self) -> bool:
-        """True if a part of it failed."""
+        """Return whether a part of it failed."""
 
     @property
     def error(self) -> BaseException | None:
-        """The error of the first part that failed."""
+        """Return the error of the first part that failed."""
 
     def batch_done(self, index: int, outcome: BatchOutcome) -> None:
         """Handle the end of batch number ``index``. The I/O thread calls it once per batch."""

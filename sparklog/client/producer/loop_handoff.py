@@ -4,7 +4,7 @@ A caller that sends single records and waits for each costs two thread switches 
 sends the record, and back with the outcome. At each switch one thread waits for the interpreter lock of the other. So
 during such a sequence the loop is *lent*: no thread runs it, and a thread that has entered does the work of the loop's
 callbacks, one thread at a time. Timers, new connections and other threads need a running loop, so they recall it. The
-I/O thread also takes the loop back by itself shortly after its last use.
+I/O thread also takes the loop back shortly after its last use, without a recall.
 """
 
 from __future__ import annotations

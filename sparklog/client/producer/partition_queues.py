@@ -47,7 +47,7 @@ class ProducerIdentity(NamedTuple):
 
 
 class BatchState(Enum):
-    """The states of a batch: waiting is for a retry, done is for every end."""
+    """The states of a batch. A waiting batch is sent again later; a done one has any final outcome."""
 
     QUEUED = auto()
     IN_FLIGHT = auto()
@@ -214,7 +214,7 @@ class PartitionQueues:
 
     @property
     def identity_wanted(self) -> bool:
-        """True if batches wait for a (new) producer id."""
+        """Return whether batches wait for a (new) producer id."""
         return self._identity_wanted
 
     # --- out ---

@@ -49,7 +49,7 @@ class ProducerLifetime:
         self._sender.stop(ProducerClosed("the producer was closed before the record was acknowledged"))
 
     def close_at_exit(self) -> None:
-        """Close; Python prints the error of what could not be sent."""
+        """Close the producer. Python prints the error if records could not be sent."""
         self.close(_EXIT_FLUSH_S)
 
     def unregister_exit(self) -> None:

@@ -190,7 +190,7 @@ class Sender:
 
     @property
     def topics(self) -> Mapping[str, ProducerTopic]:
-        """The topics with known metadata, by name."""
+        """Return the topics with known metadata, by name."""
         return self._metadata.topics
 
     def submit(self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, handle: DeliveryHandle) -> None:

@@ -61,14 +61,13 @@ def join(
     max_block_s: float = 60.0,
     by_topic: bool = False,
 ) -> Joined | AlreadyCommitted:
-    """Take part in version ``version`` of ``key`` as run ``run_id``. Several tasks of one run may.
+    """Take part in version ``version`` of ``key`` as run ``run_id``. Several tasks of one run may take part.
 
     Args:
-        version: 0 or more, increasing from transaction to transaction.
-        run_id: the id of the run. A new run fences the earlier ones, and aborts their open transactions.
-        timeout_s: the coordinator aborts the transaction if all of its tasks are silent for this time.
-        max_block_s: how long to retry.
-        by_topic: versions count for each topic by itself. The result is never AlreadyCommitted.
+        version: 0 or more, increasing from transaction to transaction. run_id: the id of the run. A new run fences the
+        earlier ones, and aborts their open transactions. timeout_s: the coordinator aborts the transaction if all of
+        its tasks are silent for this time. max_block_s: how long to retry. by_topic: versions count for each topic
+        separately. The result is never AlreadyCommitted.
 
     Raises:
         ProducerFenced: a later run has begun.
