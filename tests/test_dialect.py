@@ -33,14 +33,10 @@ DIALECT = re.compile(
 #: The number of these words in each package: a folder of ``sparklog``, ``docs/adr``, or a folder of the root.
 LIMITS: dict[str, int] = {
     "bench": 90,
-    "docs": 6,
-    "sparklog": 3,
+    "docs": 5,
     "sparklog/broker": 4,
-    "sparklog/cluster": 23,
-    "sparklog/delta": 1,
-    "sparklog/demo": 3,
-    "sparklog/spark": 2,
-    "sparklog/testing": 9,
+    "sparklog/demo": 1,
+    "sparklog/testing": 5,
     "tests": 504,
 }
 

@@ -76,7 +76,6 @@ def prepare(environment: dict[str, str] | os._Environ[str], *, brokers: int, dat
     settings, and this function sets nothing.
 
     Raises:
-
         ClusterError: that JVM does not respond.
     """
     if _GATEWAY in environment:

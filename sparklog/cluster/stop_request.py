@@ -1,5 +1,7 @@
-"""Requests by signals to end this process: an event that signal handlers may set, a handler that raises an exception,
-and work that no signal interrupts."""
+"""Requests by signals to end this process.
+
+An event that signal handlers may set, a handler that raises an exception, and work that no signal interrupts.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,6 @@ def unless_asked(stop: StopRequest, work: Callable[[], _Result]) -> _Result:
     would receive that response, or wait for a busy JVM thread.
 
     Raises:
-
         SystemExit: 128 + SIGTERM, if ``stop`` is set. The work then continues until it fails or the process ends.
     """
     returned: list[_Result] = []

@@ -46,7 +46,6 @@ def require_slots(
     """Wait until enough executors have registered, or ``given_up`` returns true.
 
     Raises:
-
         ClusterError: there are too few slots (with their number, and what to change).
     """
     needed = sizing.tasks + sizing.spare

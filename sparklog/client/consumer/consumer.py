@@ -428,8 +428,7 @@ class Consumer:
 
     @property
     def member_id(self) -> str:
-        """Return the current member id in the group; empty without a group. It changes after the consumer was
-        removed."""
+        """Return the member id in the group; empty without a group. A removed consumer gets a new one."""
         return self._session.member_id if self._session is not None else ""
 
     @property
