@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from sparklog.broker.transactions import marker_append
 from sparklog.broker.transactions.marker_append import handle_write_markers
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import PartitionResult, TransactionMarker, WriteMarkers, WriteMarkersReply
 from sparklog.storage.transactions import OpenTransaction
-from tests.broker.staged import TOPIC_ID, TP, Hosted, Stage
+from tests.broker.staged import TOPIC_ID, TP, Hosted, Stage, until
 
 
 def marker(number: int, producer_id: int = 7, *, topic_id: str = "") -> TransactionMarker:
@@ -32,9 +36,11 @@ def test_one_failing_marker_does_not_stop_the_others() -> None:
         stage, (_, broken, _) = three_partitions()
         broken.fails = RuntimeError("a bug")
         replies: list[Any] = []
-        connection = cast(Any, SimpleNamespace(reply=replies.append))
+        nothing = lambda: None  # noqa: E731
+        connection = cast(Any, SimpleNamespace(reply=replies.append, hold=nothing, release=nothing))
         request = WriteMarkers(3, tuple(marker(number) for number in range(3)))
         handle_write_markers(stage.broker, connection, request, memoryview(b""))
+        await until(lambda: replies)
         (reply,) = replies
         assert isinstance(reply, WriteMarkersReply)
         codes = [result.code for result in reply.results]
@@ -42,6 +48,24 @@ def test_one_failing_marker_does_not_stop_the_others() -> None:
         assert stage.broker.markers.fenced(broken.tp, 7), "its producer may not write any more, all the same"
 
     asyncio.run(story())
+
+
+def test_a_broker_forgets_the_oldest_fenced_producers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marker_append, "_FENCED_KEPT", 40_000)
+    found = marker_append.MarkerAppend(cast(Any, SimpleNamespace()))
+
+    def fence(first: int, count: int) -> float:
+        began_s = time.thread_time()
+        for producer_id in range(first, first + count):
+            found._fence(TP, producer_id)
+        return time.thread_time() - began_s
+
+    fence(0, 40_000)
+    took_s = fence(40_000, 40_000)
+    assert not found.fenced(TP, 39_999)
+    assert found.fenced(TP, 40_000) and found.fenced(TP, 79_999)
+    # A search for the oldest among all that were removed takes about 10 us for each producer: 0.4 s.
+    assert took_s < 0.15
 
 
 def test_an_answer_that_cannot_be_given_is_not_given_twice() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,8 +81,8 @@ class MarkerAppend:
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
         self._waiting: dict[TopicPartition, list[_Waiting]] = {}
-        #: The oldest first.
-        self._fenced: dict[tuple[TopicPartition, int], None] = {}
+        #: The oldest first. A dict takes longer to find its first key the more keys were removed before it.
+        self._fenced: OrderedDict[tuple[TopicPartition, int], None] = OrderedDict()
 
     def write(self, marker: TransactionMarker, on_result: OnResult, *, proved: bool = True) -> None:
         """Write a marker; call ``on_result`` once, now or later, with NONE once the decision is committed.
@@ -183,7 +184,7 @@ class MarkerAppend:
     def _fence(self, tp: TopicPartition, producer_id: int) -> None:
         self._fenced[tp, producer_id] = None
         if len(self._fenced) > _FENCED_KEPT:
-            del self._fenced[next(iter(self._fenced))]
+            self._fenced.popitem(last=False)
 
     def fenced(self, tp: TopicPartition, producer_id: int) -> bool:
         """Return whether the end of the producer's transaction is known to be decided.
