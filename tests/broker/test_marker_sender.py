@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from sparklog.broker.internal_topics import TRANSACTIONS
+from sparklog.broker.requests import slices
 from sparklog.broker.transactions import marker_sender
 from sparklog.coordinator.effects import SendMarkers, SendOffsets
 from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
@@ -83,6 +84,20 @@ def test_one_failing_local_marker_does_not_stop_the_others(monkeypatch: pytest.M
         await until(lambda: len(host.written) == 2)
         assert set(host.written) == {Place("t", 0, TOPIC_ID), Place("t", 0, "")}
         assert stage.broker.counters["transactions.markers.failed"] == 1
+
+    asyncio.run(story())
+
+
+def test_markers_for_local_partitions_are_sent_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_TURN_S", 0.0)
+
+    async def story() -> None:
+        stage, host = Stage(), Coordinator()
+        send(stage, host, *(marker() for _ in range(20)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert 0 < len(host.written) < 20
+        await until(lambda: len(host.written) == 20)
 
     asyncio.run(story())
 

@@ -40,7 +40,7 @@ class Pausable(Protocol):
 
 
 class _NothingHeld:
-    """The connection of work that a task waits for."""
+    """The connection of work that no connection waits for."""
 
     def hold(self) -> None:
         """Do nothing."""
@@ -83,8 +83,12 @@ class Slices:
             if not done.done():
                 done.set_exception(error)
 
-        self.run(_NothingHeld(), steps(), failed)
+        self.start(steps(), failed)
         return await done
+
+    def start(self, steps: Steps, failed: Callable[[Exception], None]) -> None:
+        """Do the work as ``run`` does. No connection waits for it."""
+        self.run(_NothingHeld(), steps, failed)
 
     def run(self, connection: Pausable, steps: Steps, failed: Callable[[Exception], None]) -> None:
         """Do the first slice of the work now and the rest in later turns; call ``failed`` with its error."""

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from sparklog.broker.groups.group_requests import commit_offsets
 from sparklog.broker.inter_broker_client import InterBrokerClient
 from sparklog.broker.internal_topics import OFFSETS, coordinator_of, make_topic
+from sparklog.broker.requests.slices import Steps
 from sparklog.broker.state import BrokerState
 from sparklog.broker.transactions.coordinator_runtime import CoordinatorRuntime
 from sparklog.coordinator.effects import SendMarkers, SendOffsets
@@ -93,7 +94,17 @@ class MarkerSender:
         asyncio.get_running_loop().call_soon(self._dispatch, due)
 
     def _dispatch(self, dues: Iterable[_PendingMarker]) -> None:
+        """Send the markers in slices: this broker may lead many of the partitions, and appends these markers itself."""
+
+        def failed(error: Exception) -> None:
+            _log.error("could not send markers", exc_info=error)
+
+        self._broker.slices.start(self._dispatch_all(dues), failed)
+
+    def _dispatch_all(self, dues: Iterable[_PendingMarker]) -> Steps:
         for due in dues:
+            if self._broker.slices.over():
+                yield None
             if due.host.ended:
                 continue
             try:
