@@ -250,14 +250,23 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                 if found:
                     yield key.key, value, found
 
-    def offsets(self, group: str) -> Mapping[tuple[str, int], GroupOffset]:
-        """Return the committed offsets by topic and partition."""
+    def offsets(
+        self, group: str, partitions: Iterable[tuple[str, int]] | None = None
+    ) -> Mapping[tuple[str, int], GroupOffset]:
+        """Return the committed offsets by topic and partition: those of ``partitions``, or all of the group."""
         known = self._entries.get(group)
-        return {
-            (key.topic, key.partition): value.offset
-            for key, value in (known.state.items() if known else ())
-            if isinstance(key, OffsetKey) and isinstance(value, CommittedOffset)
-        }
+        state = known.state if known is not None else {}
+        if partitions is None:
+            found = [value.offset for value in state.values() if isinstance(value, CommittedOffset)]
+        else:
+            places = (state.get(OffsetKey(FORMAT_VERSION, group, *place)) for place in partitions)
+            found = [value.offset for value in places if isinstance(value, CommittedOffset)]
+        return {(offset.topic, offset.partition): offset for offset in found}
+
+    def values(self, group: str) -> list[GroupValue]:
+        """Return all that the log holds of a group, as of now."""
+        known = self._entries.get(group)
+        return list(known.state.values()) if known is not None else []
 
     def topics(self) -> set[tuple[str, str]]:
         """Return the topics (name, topic id) in which groups have offsets or partitions."""

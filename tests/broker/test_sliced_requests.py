@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from sparklog.broker.requests import fetch, open_fetch, slices
 from sparklog.broker.requests.dispatch import HANDLERS
 from sparklog.broker.requests.fetch import Fetches
+from sparklog.coordinator.group_offsets import Groups
+from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, OffsetKey, group_record
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import (
     CONSUMER,
@@ -19,6 +22,8 @@ from sparklog.protocol.messages import (
     DeleteRecordsPartition,
     ElectLeaders,
     Fetch,
+    FetchOffsets,
+    FetchOffsetsReply,
     FetchPartition,
     FetchReply,
     GroupOffset,
@@ -133,6 +138,24 @@ def test_offsets_of_many_partitions_are_looked_at_in_turns() -> None:
         HANDLERS[CommitOffsets](stage.broker, cast(Any, connection), request, memoryview(b""))
         assert await turns_until(lambda: committed) > COUNT / 2
         assert committed == [0]
+
+    asyncio.run(test())
+
+
+def test_all_offsets_of_a_group_are_collected_in_turns() -> None:
+    async def test() -> None:
+        stage, connection, groups = staged(), Connection(), Groups()
+        offsets = [GroupOffset(name, 0, 5, "id") for name in NAMES]
+        keys = [OffsetKey(FORMAT_VERSION, "g", name, 0) for name in NAMES]
+        values = [CommittedOffset(FORMAT_VERSION, offset, 0) for offset in offsets]
+        groups.load([group_record(*found) for found in zip(keys, values, strict=True)])
+        host = SimpleNamespace(groups=groups)
+        stage.broker.coordinators = cast(Any, SimpleNamespace(groups=SimpleNamespace(of=lambda _: host)))
+        HANDLERS[FetchOffsets](stage.broker, cast(Any, connection), FetchOffsets(7, "g"), memoryview(b""))
+        groups.load([group_record(keys[-1], None)])  # A change in a later turn is not in the response.
+        assert await turns_until(lambda: connection.replies) > COUNT / 2
+        expected = tuple(sorted(offsets, key=lambda offset: offset.topic))
+        assert connection.replies == [FetchOffsetsReply(7, expected)]
 
     asyncio.run(test())
 

@@ -17,7 +17,7 @@ from sparklog.broker.state import BrokerState
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.effects import Assigned, Done, Outcome, Refused
 from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, HeartbeatRequested, HoldRequested
-from sparklog.coordinator.group_records import About
+from sparklog.coordinator.group_records import About, CommittedOffset, GroupValue
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
@@ -151,7 +151,11 @@ def handle_fetch_offsets(
 ) -> None:
     host = broker.coordinators.groups.of(request.group)
     groups = host.groups
-    known = groups.offsets(request.group)
+    if request.partitions is None and not request.member_id:
+        work = _all_offsets(broker, request.cid, groups.values(request.group))
+        answer_in_slices(broker.slices, connection, request, work)
+        return
+    known = groups.offsets(request.group, request.partitions)
     wanted = sorted(known) if request.partitions is None else list(dict.fromkeys(request.partitions))
     held: Set[tuple[str, int]] = frozenset()
     if request.member_id:
@@ -167,6 +171,18 @@ def handle_fetch_offsets(
             raise BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, detail)
     found = tuple(known[place] for place in wanted if place in known and place not in held)
     connection.reply(FetchOffsetsReply(request.cid, found, tuple(sorted(held))))
+
+
+def _all_offsets(broker: BrokerState, cid: int, values: Iterable[GroupValue]) -> Generator[None, None, Reply]:
+    """Respond with the offsets among the values of a group, which may be hundreds of thousands."""
+    found: list[GroupOffset] = []
+    for value in values:
+        if broker.slices.over():
+            yield
+        if isinstance(value, CommittedOffset):
+            found.append(value.offset)
+    found.sort(key=lambda offset: (offset.topic, offset.partition))
+    return FetchOffsetsReply(cid, tuple(found))
 
 
 def handle_hold_offsets(
