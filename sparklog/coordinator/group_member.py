@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from sparklog.coordinator.assignor import Part
 from sparklog.coordinator.group_records import FORMAT_VERSION, About, MemberState, OwnedTopic
@@ -38,11 +37,12 @@ class Member:
 
     @property
     def giving_up(self) -> bool:
-        return not self.owned.keys() <= self.target
+        # A set of a dict's keys has their hashes already; a view of the keys computes each again.
+        return not frozenset(self.owned) <= self.target
 
     @property
     def assigned(self) -> frozenset[Part]:
-        return frozenset(self.owned.keys() & self.target)
+        return frozenset(self.owned) & self.target
 
     @property
     def due_ms(self) -> int:
@@ -71,21 +71,20 @@ class Member:
 
 def topic_partitions(parts: Iterable[Part]) -> tuple[TopicPartitions, ...]:
     """Return the partitions grouped by topic, in order."""
-    return tuple(
-        TopicPartitions(topic, topic_id, tuple(part[2] for part in found))
-        for (topic, topic_id), found in groupby(sorted(parts), key=lambda part: part[:2])
-    )
+    by_topic: dict[tuple[str, str], list[int]] = {}
+    for topic, topic_id, number in parts:
+        by_topic.setdefault((topic, topic_id), []).append(number)
+    # To sort the numbers of each topic takes a fraction of the time that to sort the parts takes.
+    return tuple(TopicPartitions(*topic, tuple(sorted(numbers))) for topic, numbers in sorted(by_topic.items()))
 
 
 def _owned_topics(owned: Mapping[Part, int]) -> tuple[OwnedTopic, ...]:
+    by_topic: dict[tuple[str, str], dict[int, int]] = {}
+    for (topic, topic_id, number), epoch in owned.items():
+        by_topic.setdefault((topic, topic_id), {})[number] = epoch
     return tuple(
-        OwnedTopic(
-            found.topic,
-            found.topic_id,
-            found.partitions,
-            tuple(owned[found.topic, found.topic_id, number] for number in found.partitions),
-        )
-        for found in topic_partitions(owned)
+        OwnedTopic(*topic, tuple(numbers := sorted(epochs)), tuple(map(epochs.__getitem__, numbers)))
+        for topic, epochs in sorted(by_topic.items(), key=lambda found: found[0])
     )
 
 

@@ -5,6 +5,8 @@ The functions are pure and work on an ``Entry``; ``transactions`` decides when t
 
 from __future__ import annotations
 
+from itertools import chain
+
 from msgspec.structs import replace
 
 from sparklog.coordinator.effects import Answer, Effect, Ended, Outcome, Refused, SendMarkers, SendOffsets
@@ -15,7 +17,9 @@ from sparklog.coordinator.records import (
     EMPTY,
     NO_PRODUCER,
     UNNUMBERED,
+    Participant,
     Place,
+    RegisteredTopic,
     TopicVersion,
     Transaction,
 )
@@ -23,6 +27,8 @@ from sparklog.coordinator.transaction_entry import Draft, Entry
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TransactionMarker
 
+#: The (producer id, epoch) pairs that are committed, and those that are aborted.
+_Fates = tuple[list[tuple[int, int]], list[tuple[int, int]]]
 _GroupOffsets = tuple[tuple[str, tuple[GroupOffset, ...]], ...]
 
 
@@ -221,20 +227,37 @@ def orders(entry: Entry) -> list[Effect]:
 
 
 def marked_places(entry: Entry) -> set[Place]:
-    return {found for participant in entry.participants.values() for found in participant.places()}
+    topics = {found for participant in entry.participants.values() for found in participant.topics}
+    return {Place(found.topic, number, found.topic_id) for found in topics for number in found.numbers}
 
 
 def _markers(entry: Entry) -> tuple[TransactionMarker, ...]:
     winners = set(entry.transaction.winners) if entry.transaction.state == COMMITTING else set()
-    fates: dict[Place, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
-    for producer_id, participant in sorted(entry.participants.items()):
-        for place in participant.places():
-            committed, aborted = fates.setdefault(place, ([], []))
-            (committed if producer_id in winners else aborted).append((producer_id, participant.epoch))
+    # The tasks of a sink often write the same partitions: each set of partitions is visited once, with all its ids.
+    by_topics: dict[tuple[RegisteredTopic, ...], _Fates] = {}
+    for producer_id in sorted(entry.participants):
+        participant = entry.participants[producer_id]
+        committed, aborted = by_topics.setdefault(participant.topics, ([], []))
+        (committed if producer_id in winners else aborted).append((producer_id, participant.epoch))
+    fates: dict[Place, list[_Fates]] = {}
+    for topics, found in by_topics.items():
+        for place in Participant(0, topics).places():
+            fates.setdefault(place, []).append(found)
     return tuple(
-        TransactionMarker(place.topic, place.partition, tuple(committed), tuple(aborted), place.topic_id)
-        for place, (committed, aborted) in sorted(fates.items())
+        TransactionMarker(
+            place.topic,
+            place.partition,
+            _merged([committed for committed, _ in found]),
+            _merged([aborted for _, aborted in found]),
+            place.topic_id,
+        )
+        for place, found in sorted(fates.items(), key=lambda one: one[0])
     )
+
+
+def _merged(ids: list[list[tuple[int, int]]]) -> tuple[tuple[int, int], ...]:
+    """Return all the ids in order; each list is in order."""
+    return tuple(ids[0]) if len(ids) == 1 else tuple(sorted(chain.from_iterable(ids)))
 
 
 def with_offsets(known: _GroupOffsets, group: str, added: tuple[GroupOffset, ...]) -> _GroupOffsets:
