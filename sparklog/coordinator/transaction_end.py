@@ -5,7 +5,7 @@ The functions are pure and work on an ``Entry``; ``transactions`` decides when t
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, islice
 
 from msgspec.structs import replace
 
@@ -26,6 +26,9 @@ from sparklog.coordinator.records import (
 from sparklog.coordinator.transaction_entry import Draft, Entry
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TransactionMarker
+
+#: The number of participants that one append removes.
+PARTICIPANTS_AT_ONCE = 20_000
 
 #: The (producer id, epoch) pairs that are committed, and those that are aborted.
 _Fates = tuple[list[tuple[int, int]], list[tuple[int, int]]]
@@ -201,8 +204,15 @@ def empty_version(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
 
 
 def completed(entry: Entry, *, now_ms: int) -> Draft:
-    """Return the end of a transaction after all markers are written: the participants are removed."""
-    return Draft(_over(entry.transaction, now_ms), dict.fromkeys(entry.participants))
+    """Return the next part of a transaction's end after all markers are written: participants are removed.
+
+    The last part ends the transaction. After a crash between two parts the next coordinator repeats the markers of the
+    participants that remain.
+    """
+    removed = dict.fromkeys(islice(entry.participants, PARTICIPANTS_AT_ONCE))
+    if len(removed) < len(entry.participants):
+        return Draft(entry.transaction, removed)
+    return Draft(_over(entry.transaction, now_ms), removed)
 
 
 def _over(decided: Transaction, now_ms: int) -> Transaction:

@@ -49,8 +49,8 @@ class Draft:
 class Entry:
     """The state of a key, created when a request first names it or a record has it."""
 
-    __slots__ = ("begins", "draft", "key", "missing", "missing_groups", "participants", "queue", "touched_ms",
-                 "transaction", "waiting")  # fmt: skip
+    __slots__ = ("begins", "completing", "draft", "key", "missing", "missing_groups", "participants", "queue",
+                 "touched_ms", "transaction", "waiting")  # fmt: skip
 
     def __init__(self, key: str, now_ms: int) -> None:
         self.key = key
@@ -67,6 +67,8 @@ class Entry:
         #: Partitions without their markers and groups without their offsets so far.
         self.missing: set[Place] = set()
         self.missing_groups: set[str] = set()
+        #: Whether all markers are written, and the removal of the participants has begun.
+        self.completing = False
         #: The time of the last request that keeps the transaction alive.
         self.touched_ms = now_ms
 

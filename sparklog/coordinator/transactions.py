@@ -413,13 +413,16 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
     def _carry_out(self, entry: Entry, now_ms: int) -> None:
         """Send the effects of a decision; complete it when nothing is missing."""
-        if entry.ending and not entry.missing and not entry.missing_groups:
+        if entry.ending and entry.completing:
+            self._complete_if_done(entry, now_ms)
+        elif entry.ending and not entry.missing and not entry.missing_groups:
             orders = transaction_end.orders(entry)
             self._effects += orders
             entry.missing = transaction_end.marked_places(entry)
             entry.missing_groups = {group for group, _ in entry.transaction.offsets}
             self._complete_if_done(entry, now_ms)
         elif entry.transaction.state == EMPTY:
+            entry.completing = False
             self._resume_begins(entry, now_ms)
         self._watch(entry)
 
@@ -445,6 +448,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         for ticket in entry.waiting:
             self._answer(ticket, Ended(True))
         entry.waiting.clear()
+        entry.completing = True
         self._change(entry, transaction_end.completed(entry, now_ms=now_ms))
 
     def _resume_begins(self, entry: Entry, now_ms: int) -> None:

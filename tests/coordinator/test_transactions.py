@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sparklog.coordinator import transaction_end
 from sparklog.coordinator.effects import Begun, Ended, Refused
-from sparklog.coordinator.records import FENCED_KEPT
+from sparklog.coordinator.events import MarkersWritten
+from sparklog.coordinator.records import FENCED_KEPT, Place
 from sparklog.coordinator.transactions import MAX_QUEUED, TransactionSettings
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import MAX_ENTRIES, GroupOffset
@@ -161,6 +163,60 @@ def test_the_coordinator_dies_between_decision_and_markers(host: Host) -> None:
     host.crash()
     assert {(m.topic, m.partition) for m in host.sent_markers()} == {A0, B0}
     assert all(marker.committed == ((producer, 0),) for marker in host.sent_markers())
+
+
+@pytest.fixture
+def ending(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let a commit of five producers get its markers: the removal of the first two producers is in flight."""
+    monkeypatch.setattr(transaction_end, "PARTICIPANTS_AT_ONCE", 2)
+    producers = [opened(host, version=2), *(host.producer(host.begin("k", "r1", 2)) for _ in range(4))]
+    for number, producer in enumerate(producers):
+        host.add("k", "r1", producer, ("a", number % 2))
+    host.settle()
+    host.end("k", "r1", 2, *producers)
+    host.commit_one()
+    written = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in host.sent_markers())
+    (sent,) = host.markers
+    host.markers.clear()
+    host.step(MarkersWritten("k", sent.decision, written))
+    return producers
+
+
+def test_many_participants_are_removed_in_parts(host: Host, ending: list[int]) -> None:
+    begin = host.begin("k", "r1", 3)
+    for left in (3, 1, 0):
+        assert begin not in host.answers
+        (append,) = host.appends
+        assert len(append.records) <= 2
+        host.commit_one()
+        assert len(host.core._entries["k"].participants) == left
+    assert not host.markers, "markers were sent again"
+    host.settle()
+    assert host.code(begin) == "Begun"
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_next_coordinator_removes_the_remaining_participants(host: Host, ending: list[int], parts: int) -> None:
+    for _ in range(parts):
+        host.commit_one()
+    host.crash()
+    repeated = {producer for marker in host.sent_markers() for producer, _ in marker.committed}
+    assert repeated == set(ending[2 * parts :])
+    again = host.end("k", "r1", 2, *ending)
+    host.settle()
+    assert host.answers[again] == Ended(True)
+    assert not host.core._entries["k"].participants
+    assert host.answers[host.begin("k", "r2", 2)] == Begun(True, 2, -1, -1, 1)
+
+
+def test_a_refused_part_of_the_removal_is_retried(host: Host, ending: list[int]) -> None:
+    host.commit_one()
+    host.refuse_one()
+    again = host.end("k", "r1", 2, *ending)
+    host.tick(500)
+    assert host.answers[again] == Ended(True)
+    host.settle()
+    assert not host.markers and not host.core._entries["k"].participants
 
 
 def test_a_joined_task_continues_with_the_next_coordinator(host: Host) -> None:
