@@ -17,7 +17,6 @@ from sparklog.coordinator.records import (
     EMPTY,
     NO_PRODUCER,
     UNNUMBERED,
-    Participant,
     Place,
     RegisteredTopic,
     TopicVersion,
@@ -249,20 +248,22 @@ def _markers(entry: Entry) -> tuple[TransactionMarker, ...]:
         participant = entry.participants[producer_id]
         committed, aborted = by_topics.setdefault(participant.topics, ([], []))
         (committed if producer_id in winners else aborted).append((producer_id, participant.epoch))
-    fates: dict[Place, list[_Fates]] = {}
+    fates: dict[tuple[str, str], dict[int, list[_Fates]]] = {}
     for topics, found in by_topics.items():
-        for place in Participant(0, topics).places():
-            fates.setdefault(place, []).append(found)
+        for written in topics:
+            by_number = fates.setdefault((written.topic, written.topic_id), {})
+            for number in written.numbers:
+                by_number.setdefault(number, []).append(found)
+    places = sorted((topic, number, topic_id) for (topic, topic_id), by_number in fates.items() for number in by_number)
     return tuple(
-        TransactionMarker(
-            place.topic,
-            place.partition,
-            _merged([committed for committed, _ in found]),
-            _merged([aborted for _, aborted in found]),
-            place.topic_id,
-        )
-        for place, found in sorted(fates.items(), key=lambda one: one[0])
+        _marker(topic, number, topic_id, fates=fates[topic, topic_id][number]) for topic, number, topic_id in places
     )
+
+
+def _marker(topic: str, number: int, topic_id: str, *, fates: list[_Fates]) -> TransactionMarker:
+    committed = _merged([committed for committed, _ in fates])
+    aborted = _merged([aborted for _, aborted in fates])
+    return TransactionMarker(topic, number, committed, aborted, topic_id)
 
 
 def _merged(ids: list[list[tuple[int, int]]]) -> tuple[tuple[int, int], ...]:
