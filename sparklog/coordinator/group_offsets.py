@@ -19,7 +19,7 @@ again after the key expires: the memory of a decision is kept for a shorter time
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,7 +207,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         known = self._entries.get(group)
         return (known.membership.condition, len(known.membership.members)) if known is not None else ("empty", 0)
 
-    def refuses_fetch(self, group: str, member_id: str, epoch: int, partitions: Iterable[tuple[str, int]]) -> str:
+    def refuses_fetch(self, group: str, member_id: str, epoch: int, partitions: Collection[tuple[str, int]]) -> str:
         """Return why the coordinator cannot vouch for a member's offsets, or an empty string.
 
         Only committed state counts: a deposed coordinator may have drafts that will never be committed, and does not
@@ -219,7 +219,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         now = state.get(EpochKey(FORMAT_VERSION, group))
         if not isinstance(member, MemberState) or not isinstance(now, GroupEpoch) or epoch > now.epoch:
             return f"group {group!r} has no member {member_id} in epoch {epoch}, as far as this coordinator knows"
-        own = {place for place, given in _given(member).items() if given <= epoch}
+        own = {place for place, given in _given(member, {topic for topic, _ in partitions}).items() if given <= epoch}
         missing = [place for place in partitions if tuple(place) not in own]
         return f"{missing[0][0]}-{missing[0][1]} is not member {member_id}'s in epoch {epoch}" if missing else ""
 
@@ -240,10 +240,13 @@ class Groups(CoordinatorCore[_Group, _Draft]):
     ) -> Iterator[tuple[str, Hold, Set[tuple[str, int]]]]:
         known = self._entries.get(group)
         state = known.state if known is not None else {}
+        holds = [(key, value) for key, value in state.items() if isinstance(value, Hold)]
+        if not holds:
+            return
         wanted = set(partitions)
-        given = _given(state.get(MemberKey(FORMAT_VERSION, group, member_id)))
-        for key, value in state.items():
-            if isinstance(key, HoldKey) and isinstance(value, Hold):
+        given = _given(state.get(MemberKey(FORMAT_VERSION, group, member_id)), {topic for topic, _ in wanted})
+        for key, value in holds:
+            if isinstance(key, HoldKey):
                 others = value.member_id != member_id
                 found = wanted.intersection(value.partitions)
                 found = {at for at in found if others or given.get(at, value.member_epoch) > value.member_epoch}
@@ -500,10 +503,11 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             self._change(entry, _Draft(dict.fromkeys(gone), began_ms=now_ms))
 
 
-def _given(member: GroupValue | None) -> dict[tuple[str, int], int]:
-    """Return the partitions that a member owns, with the epochs of their assignment."""
+def _given(member: GroupValue | None, topics: Set[str]) -> dict[tuple[str, int], int]:
+    """Return the partitions of these topics that a member owns, with the epochs of their assignment."""
     return {
         (found.topic, number): given
         for found in (member.owned if isinstance(member, MemberState) else ())
+        if found.topic in topics
         for number, given in zip(found.partitions, found.epochs, strict=True)
     }
