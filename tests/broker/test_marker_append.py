@@ -50,6 +50,7 @@ def test_one_failing_marker_does_not_stop_the_others() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.alone
 def test_a_broker_forgets_the_oldest_fenced_producers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(marker_append, "_FENCED_KEPT", 40_000)
     found = marker_append.MarkerAppend(cast(Any, SimpleNamespace()))

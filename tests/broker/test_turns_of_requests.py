@@ -114,6 +114,7 @@ def longest_turn_s(request: Request) -> float:
         loop.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("request_", LARGEST, ids=lambda request: type(request).__name__)
 def test_no_turn_of_the_largest_request_takes_long(request_: Request) -> None:
     assert min(longest_turn_s(request_) for _ in range(3)) < LIMIT_S
@@ -131,6 +132,7 @@ WIDEST: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("tag", WIDEST)
 def test_no_header_takes_long_to_decode(tag: str) -> None:
     """Whatever it holds: as many of the smallest entries as its bounds let through."""
@@ -192,12 +194,14 @@ def longest_step_s(core: Any, events: list[Any]) -> float:
     return longest_s
 
 
+@pytest.mark.alone
 def test_no_step_of_a_groups_coordinator_takes_long() -> None:
     offsets = tuple(GroupOffset(name, 0, 5, "i" * 32) for name in NAMES)
     events = [CommitRequested(ticket, "g", offsets, None, "", -1) for ticket in (1, 2)]
     assert min(longest_step_s(Groups(), list(events)) for _ in range(3)) < LIMIT_S
 
 
+@pytest.mark.alone
 def test_no_step_of_a_transactions_coordinator_takes_long() -> None:
     offsets = tuple(GroupOffset(name, 0, 5, "i" * 32) for name in NAMES)
     places = tuple(Place(name, 0, "i" * 32) for name in NAMES)

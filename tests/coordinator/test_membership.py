@@ -184,6 +184,7 @@ def test_no_assignment_is_sent_before_it_is_in_the_log() -> None:
     assert member.owned == parts(0, 1)
 
 
+@pytest.mark.alone
 def test_a_refused_append_is_undone_and_retried_later() -> None:
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1)
@@ -291,6 +292,7 @@ def test_topics_appear_grow_and_disappear() -> None:
     assert {part[1] for member in members for part in member.owned} == {"made-anew"}
 
 
+@pytest.mark.alone
 def test_patterns_name_topics_now_and_later() -> None:
     host = GroupsHost({"orders-eu": 2, "orders": 1, "__orders-x": 1})
     (member,) = group(host, 1, topics=(), pattern="orders-.*")
@@ -434,6 +436,7 @@ def test_every_partition_has_one_owner_and_balance_returns(seeds: range) -> None
         assert set(owned) == expected, f"seed {seed}"
 
 
+@pytest.mark.alone
 @pytest.mark.alone
 def test_a_thousand_members_join_and_one_dies() -> None:
     """Ten thousand partitions: everything that a coordinator does about one death, in processor time."""
