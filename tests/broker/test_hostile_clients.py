@@ -230,7 +230,10 @@ def test_numbers_beyond_reason_in_a_fetch(connection: BlockingConnection, number
         assert code_of(fetch_request(max_bytes=number)) == ErrorCode.NONE
     else:
         error = refused(connection, fetch_request(max_bytes=number))
-        assert error.code is ErrorCode.INVALID_REQUEST and f"max_bytes {number}" in error.detail
+        assert (
+            error.code is ErrorCode.INVALID_REQUEST
+            and f"max_bytes: expected at least 1, found {number}" in error.detail
+        )
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -23,6 +23,7 @@ from sparklog.cluster.options import ClusterOptions, Sizing
 from sparklog.cluster.process import send_signal
 from sparklog.errors import ClusterError
 from sparklog.zk.broker_registry import BrokerRegistry
+from tests.waiting import wait_until
 from tests.zk.support import broker, opened
 
 pytestmark = pytest.mark.integration
@@ -111,18 +112,27 @@ def test_a_stop_that_cannot_reach_the_brokers_reports_it(
         servers.append(self._embedded.server)
         if is_paused:
             send_signal(self._embedded.server.process, signal.SIGSTOP)
+            # The signal takes effect later than the call returns: a server that still runs would accept the stop.
+            wait_until(lambda: _states_of(servers[0].pid) == {"T"}, "ZooKeeper to be paused")
         else:
             self._embedded.stop()
         signals.asked.set()
 
     monkeypatch.setattr(start, "_start_spark", lambda: SimpleNamespace(stop=lambda: None))
     monkeypatch.setattr(ClusterDriver, "start_brokers", start_brokers)
-    with pytest.raises(ClusterError, match="could not be stopped because ZooKeeper"):
-        start._run(ClusterOptions(data_dir=data_dir), signals, told.append)  # type: ignore[arg-type]
-    assert told == [], "it has not stopped"
-    assert servers[0].is_alive == is_paused, "brokers need it, and it may come back"
-    if is_paused:
-        send_signal(servers[0].process, signal.SIGCONT)
+    try:
+        with pytest.raises(ClusterError, match="could not be stopped because ZooKeeper"):
+            start._run(ClusterOptions(data_dir=data_dir), signals, told.append)  # type: ignore[arg-type]
+        assert told == [], "it has not stopped"
+        assert servers[0].is_alive == is_paused, "brokers need it, and it may come back"
+    finally:
+        if is_paused and servers:
+            send_signal(servers[0].process, signal.SIGCONT)
+
+
+def _states_of(pid: int) -> set[str]:
+    """Return the states of a process's threads: the third field of /proc/PID/task/TID/stat."""
+    return {path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")}
 
 
 def test_a_failed_start_keeps_the_zookeeper_it_started_for_running_brokers(

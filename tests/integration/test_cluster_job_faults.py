@@ -125,7 +125,7 @@ def _paused_driver(faults: Faults) -> None:
         send_signal(broker, signal.SIGKILL)
         faults.back("slot-1", broker)
     faults.healed()
-    assert "begins term 2" in (faults.job.data_dir / "driver.log").read_text()
+    assert "starts term 2" in (faults.job.data_dir / "driver.log").read_text()
 
 
 def _paused_zookeeper(faults: Faults) -> None:
