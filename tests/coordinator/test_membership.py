@@ -184,7 +184,6 @@ def test_no_assignment_is_sent_before_it_is_in_the_log() -> None:
     assert member.owned == parts(0, 1)
 
 
-@pytest.mark.alone
 def test_a_refused_append_is_undone_and_retried_later() -> None:
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1)
@@ -436,7 +435,6 @@ def test_every_partition_has_one_owner_and_balance_returns(seeds: range) -> None
         assert set(owned) == expected, f"seed {seed}"
 
 
-@pytest.mark.alone
 @pytest.mark.alone
 def test_a_thousand_members_join_and_one_dies() -> None:
     """Ten thousand partitions: everything that a coordinator does about one death, in processor time."""
