@@ -181,7 +181,7 @@ class _StopSignals:
             _say(b"\nleaving without stopping the brokers: start the cluster again to adopt or stop them\n")
             os._exit(128 + number)
         self.asked.set()
-        _say(b"\nstopping the cluster (once more: leave at once, brokers run on)\n")
+        _say(b"\nstopping the cluster (a second signal leaves at once, and the brokers keep running)\n")
 
 
 def _say(words: bytes) -> None:

@@ -241,6 +241,6 @@ def test_a_cluster_stops_although_its_output_is_not_read(is_read: bool) -> None:
             assert process.wait(60) == 128 + signal.SIGTERM
             if is_read:
                 said = process.stderr.read()
-                assert said.index(b"stopping the cluster (once more: leave at once") < said.index(b"leaving without")
+                assert said.index(b"stopping the cluster (a second signal") < said.index(b"leaving without")
         finally:
             process.kill()
