@@ -55,10 +55,10 @@ class Generations:
     jobs."""
 
     def __init__(
-        self, context: SparkContext, seat: DriverRegistration, spec: GenerationSpec, *, sizing: Sizing
+        self, context: SparkContext, registration: DriverRegistration, spec: GenerationSpec, *, sizing: Sizing
     ) -> None:
         self._context = context
-        self._seat = seat
+        self._registration = registration
         self._spec = spec
         self._sizing = sizing
         self._stopping = threading.Event()
@@ -119,7 +119,7 @@ class Generations:
             self._thread.join(timeout_s)
         if self._stopped_in_order:
             return self._missed_by_tasks()
-        if self._seat.lost.is_set():
+        if self._registration.lost.is_set():
             return "another driver controls the brokers, and they keep running"
         return self._stop_from_here()
 
@@ -134,7 +134,7 @@ class Generations:
 
     def _stop_from_here(self) -> str:
         self.generation += 1
-        if not self._say(Phase.STOP):
+        if not self._send_phase(Phase.STOP):
             return "the brokers keep running: they could not be stopped because ZooKeeper is not available"
         try:
             ended = in_loop(supervise(self._next_spec(adopt_only=True), task=0, gather=alone))
@@ -159,7 +159,7 @@ class Generations:
         while True:
             is_last = time.monotonic() > deadline
             try:
-                left = [live.broker_id for live in self._seat.live_brokers() if not _has_ended_here(live)]
+                left = [live.broker_id for live in self._registration.live_brokers() if not _has_ended_here(live)]
                 if is_last or not left:
                     return left
             except ClusterError:
@@ -188,7 +188,7 @@ class Generations:
         pause_s = 0.0
         failed_stops = 0
         stop_by: float | None = None
-        while not self._stopped_in_order and not self._seat.lost.is_set() and failed_stops < _STOP_ATTEMPTS:
+        while not self._stopped_in_order and not self._registration.lost.is_set() and failed_stops < _STOP_ATTEMPTS:
             if self._stopping.is_set():
                 stop_by = stop_by or time.monotonic() + _SLOTS_FOR_STOP_S
             if not self._spark_is_alive():
@@ -215,9 +215,9 @@ class Generations:
         """Announce the next generation, so that brokers without a supervisor know while no slot is free that one
         follows."""
         if self._called_for <= self.generation:
-            directive = Directive(self._seat.epoch, self.generation + 1, Phase.RUN)
+            directive = Directive(self._registration.epoch, self.generation + 1, Phase.RUN)
             with contextlib.suppress(ClusterError):
-                self._seat.direct(directive)
+                self._registration.direct(directive)
                 self._called_for = directive.generation
 
     def _tasks(self) -> int:
@@ -233,10 +233,10 @@ class Generations:
         """Submit a job of ``tasks`` and direct it until it ends. Return whether it failed or did not stop all
         brokers."""
         self.generation += 1
-        told = Phase.STOP if self._stopping.is_set() else Phase.RUN
-        if not self._say(told):
+        sent = Phase.STOP if self._stopping.is_set() else Phase.RUN
+        if not self._send_phase(sent):
             return True
-        job = _Job(self._context, self._next_spec(adopt_only=told is Phase.STOP), tasks)
+        job = _Job(self._context, self._next_spec(adopt_only=sent is Phase.STOP), tasks)
         job.start()
         alive_at = time.monotonic()
         while job.is_alive():
@@ -246,10 +246,10 @@ class Generations:
             elif time.monotonic() - alive_at > _FAREWELL_S:
                 log.warning("generation %d: Spark has stopped without ending the job", self.generation)
                 return True
-            self._look_for_report()
-            wanted = self._wanted(tasks, told)
-            if wanted is not told and self._say(wanted):
-                told = wanted
+            self._read_report()
+            wanted = self._wanted(tasks, sent)
+            if wanted is not sent and self._send_phase(wanted):
+                sent = wanted
         if job.error is not None:
             if self._report is None:
                 require_fitting_python(job.error)
@@ -263,34 +263,34 @@ class Generations:
             self._stopped_in_order = True
         return False
 
-    def _wanted(self, tasks: int, told: Phase) -> Phase:
-        if self._stopping.is_set() and told is not Phase.REGROUP:
+    def _wanted(self, tasks: int, sent: Phase) -> Phase:
+        if self._stopping.is_set() and sent is not Phase.REGROUP:
             return Phase.STOP
-        if told is Phase.RUN and self._should_grow(tasks):
+        if sent is Phase.RUN and self._should_grow(tasks):
             log.info(
                 "generation %d: %d brokers are missing, and slots are available for them",
                 self.generation,
                 self._missing,
             )
             return Phase.REGROUP
-        return told  # let a regrouping generation end; a stop then needs another generation
+        return sent  # let a regrouping generation end; a stop then needs another generation
 
-    def _say(self, course: Phase) -> bool:
+    def _send_phase(self, phase: Phase) -> bool:
         """Send the phase to the tasks. Return False if ZooKeeper is not available; the caller retries."""
         try:
-            self._seat.direct(Directive(self._seat.epoch, self.generation, course))
+            self._registration.direct(Directive(self._registration.epoch, self.generation, phase))
         except ClusterError as error:
-            log.warning("generation %d: could not send %s: %s", self.generation, course.value, error)
+            log.warning("generation %d: could not send %s: %s", self.generation, phase.value, error)
             return False
         return True
 
     def _next_spec(self, *, adopt_only: bool) -> GenerationSpec:
         return msgspec.structs.replace(self._spec, generation=self.generation, adopt_only=adopt_only)
 
-    def _look_for_report(self) -> None:
+    def _read_report(self) -> None:
         if self._report is not None and self._report.generation == self.generation:
             return
-        report = self._seat.report(self.generation)
+        report = self._registration.report(self.generation)
         if report is not None:
             self._known = {**self._known, **{broker.broker_id: broker for broker in report.brokers}}
             self._report = report

@@ -91,23 +91,23 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
     session = await ZkSession.open(
         spec.zookeeper, session_timeout_ms=spec.session_timeout_ms, keys=KeyRing(spec.secrets)
     )
-    course = _PhaseWatch(session, spec)
-    party = _TaskGroup(spec, ClusterStore(session), host=spec.advertised_host or host_name())
+    phases = _PhaseWatch(session, spec)
+    group = _TaskGroup(spec, ClusterStore(session), host=spec.advertised_host or host_name())
     try:
-        await party.form(task=task, gather=gather)
-        await party.settle(course)
-        report = await party.report(gather)
+        await group.form(task=task, gather=gather)
+        await group.settle(phases)
+        report = await group.report(gather)
         if task == 0:
             await _publish(session, spec, report)
-        ending = await course.changed(party)
+        ending = await phases.changed(group)
         log.info("generation %d/%d: %s", spec.driver_epoch, spec.generation, ending)
-        if ending == Phase.STOP.value and (left := await party.stop(gather)):
+        if ending == Phase.STOP.value and (left := await group.stop(gather)):
             log.warning("brokers that could not be stopped are still running in %s", ", ".join(left))
             return STOPPED_IN_PART
         return ending
     finally:
-        await party.disband()
-        course.close()
+        await group.disband()
+        phases.close()
         await session.close()
 
 
@@ -150,10 +150,10 @@ class _PhaseWatch:
     async def wait(self) -> None:
         await self._event.wait()
 
-    async def changed(self, party: _TaskGroup) -> str:
+    async def changed(self, group: _TaskGroup) -> str:
         """Wait for the end of the generation, and return its cause: a directive, or a newer generation of the
         brokers."""
-        waiting = {asyncio.create_task(self.wait()), asyncio.create_task(party.superseded())}
+        waiting = {asyncio.create_task(self.wait()), asyncio.create_task(group.superseded())}
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -205,14 +205,14 @@ class _TaskGroup:
             self._supervisors.append(BrokerSupervisor(slot, spec, host=self._host, retire=retire_through(self._store)))
         self._tasks = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
 
-    async def settle(self, course: _PhaseWatch) -> None:
+    async def settle(self, phases: _PhaseWatch) -> None:
         """Wait until each broker serves or has failed once, or the generation must end."""
 
         async def all_settled() -> None:
             for supervisor in self._supervisors:
                 await supervisor.settled.wait()
 
-        waiting = {asyncio.create_task(all_settled()), asyncio.create_task(course.wait())}
+        waiting = {asyncio.create_task(all_settled()), asyncio.create_task(phases.wait())}
         _, pending = await asyncio.wait(waiting, timeout=SETTLE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()

@@ -38,20 +38,20 @@ _AGAIN = "start the cluster again to adopt or stop them"
 
 
 class ClusterDriver:
-    """Driver of a cluster. Life cycle: ``take_seat`` (needs no Spark), ``start_brokers``, then ``stop``. Owner: one
+    """Driver of a cluster. Life cycle: ``register`` (needs no Spark), ``start_brokers``, then ``stop``. Owner: one
     thread."""
 
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options.checked()
         self._session_timeout_ms = broker_config(options.settings).session_timeout_ms
         self._embedded: ZookeeperSupervisor | None = None
-        self._seat: DriverRegistration | None = None
+        self._registration: DriverRegistration | None = None
         self._controller: ControllerLoop | None = None
         self._generations: Generations | None = None
         #: What the last stop left running and why; and the embedded ZooKeeper that it left running.
         self._left = ""
         self._left_zookeeper: EmbeddedZookeeper | None = None
-        #: The cluster's secret, from when the seat is taken.
+        #: The cluster's secret, from when the driver has registered.
         self._keys = KeyRing()
         self.zookeeper = options.zookeeper
 
@@ -60,15 +60,15 @@ class ClusterDriver:
         return self._options.data_dir
 
     @property
-    def seat(self) -> DriverRegistration:
-        assert self._seat is not None
-        return self._seat
+    def registration(self) -> DriverRegistration:
+        assert self._registration is not None
+        return self._registration
 
     @property
     def report(self) -> GenerationReport | None:
         return self._generations.report if self._generations is not None else None
 
-    def take_seat(self, *, zookeeper_host: str = LOOPBACK) -> None:
+    def register(self, *, zookeeper_host: str = LOOPBACK) -> None:
         """Start or adopt ZooKeeper unless one was given, and register as the cluster's driver.
 
         Raises:
@@ -83,7 +83,7 @@ class ClusterDriver:
             self.zookeeper = server.connect
         try:
             self._keys = driver_keys(self.data_dir)
-            self._seat = DriverRegistration.take(
+            self._registration = DriverRegistration.take(
                 self.zookeeper,
                 session_timeout_ms=self._session_timeout_ms,
                 keys=self._keys,
@@ -105,19 +105,19 @@ class ClusterDriver:
         options, master = self._options, master_of(context)
         choose_worker_python(context)
         # For a standby controller on this host.
-        keep_on_host(self.seat.cluster_id, self._keys)
+        keep_on_host(self.registration.cluster_id, self._keys)
         spec = self._spec(master)
         size = sizing(options, master)
         require_slots(context, size, brokers=options.brokers, timeout_s=SLOTS_TIMEOUT_S, given_up=given_up)
         self._controller = ControllerLoop(
             self.zookeeper,
-            self.seat.cluster_id,
+            self.registration.cluster_id,
             session_timeout_ms=self._session_timeout_ms,
             settings=options.settings,
             keys=self._keys,
         )
         self._controller.start()
-        self._generations = Generations(context, self.seat, spec, sizing=size)
+        self._generations = Generations(context, self.registration, spec, sizing=size)
         self._generations.start()
         report = self._generations.wait_ready(timeout_s=READY_TIMEOUT_S, given_up=given_up)
         if report is None:
@@ -136,9 +136,9 @@ class ClusterDriver:
         options = self._options
         here = is_one_machine(master) and not options.advertised_host
         return GenerationSpec(
-            cluster_id=self.seat.cluster_id,
+            cluster_id=self.registration.cluster_id,
             zookeeper=self.zookeeper,
-            driver_epoch=self.seat.epoch,
+            driver_epoch=self.registration.epoch,
             generation=0,
             brokers=options.brokers,
             brokers_per_task=brokers_per_task(options, master),
@@ -166,7 +166,7 @@ class ClusterDriver:
     @property
     def failure(self) -> str:
         """Return why this driver can no longer manage its brokers, which keep running; empty while it can."""
-        if self._seat is not None and self._seat.lost.is_set():
+        if self._registration is not None and self._registration.lost.is_set():
             return "another driver has taken over the cluster"
         if self._controller is not None and (status := self._controller.status).state == "failed":
             return f"the controller failed: {status.detail}"
@@ -190,8 +190,10 @@ class ClusterDriver:
         self._end_controller()
         left = self._generations.stop() if self._generations is not None else ""
         self._generations = None
-        is_lost = self._seat is not None and self._seat.lost.is_set()  # the attempt to stop may have set it
-        self._end_seat()
+        is_lost = (
+            self._registration is not None and self._registration.lost.is_set()
+        )  # the attempt to stop may have set it
+        self._end_registration()
         self._end_zookeeper(leave=is_lost or is_needed or bool(left))
         if is_lost:
             return "another driver has taken over the cluster: its brokers and ZooKeeper keep running"
@@ -205,7 +207,7 @@ class ClusterDriver:
         if self._embedded is not None and self._embedded.server.adopted:
             return True
         try:
-            return self._seat is not None and bool(self._seat.live_brokers())
+            return self._registration is not None and bool(self._registration.live_brokers())
         except ClusterError:
             return True
 
@@ -219,11 +221,11 @@ class ClusterDriver:
         except ClusterError:
             return True
 
-    def let_go(self) -> None:
+    def leave(self) -> None:
         """End this driver's part; brokers and ZooKeeper keep running, and the next driver adopts them."""
         self._end_controller()
         self._generations = None
-        self._end_seat()
+        self._end_registration()
         self._end_zookeeper(leave=True)
 
     def _end_controller(self) -> None:
@@ -231,20 +233,20 @@ class ClusterDriver:
             self._controller.stop()
             self._controller = None
 
-    def _end_seat(self) -> None:
-        if self._seat is not None:
-            self._seat.close()
-            self._seat = None
+    def _end_registration(self) -> None:
+        if self._registration is not None:
+            self._registration.close()
+            self._registration = None
 
     def _end_zookeeper(self, *, leave: bool) -> None:
-        keeper, self._embedded = self._embedded, None
-        if keeper is None:
+        supervisor, self._embedded = self._embedded, None
+        if supervisor is None:
             return
         if leave:
-            keeper.leave()
-            self._left_zookeeper = keeper.server
+            supervisor.leave()
+            self._left_zookeeper = supervisor.server
         else:
-            keeper.stop()
+            supervisor.stop()
 
 
 async def _registered(zookeeper: str, *, session_timeout_ms: int) -> tuple[BrokerRegistration, ...]:

@@ -69,13 +69,13 @@ class DriverRegistration:
         Raises:
             ClusterError: ZooKeeper does not respond, or another driver is alive (with its address).
         """
-        seat = cls(zookeeper, session_timeout_ms=session_timeout_ms, keys=keys, owns_zookeeper=owns_zookeeper)
+        registration = cls(zookeeper, session_timeout_ms=session_timeout_ms, keys=keys, owns_zookeeper=owns_zookeeper)
         try:
-            seat._call(seat._take())
+            registration._call(registration._take())
         except BaseException:
-            seat.close()
+            registration.close()
             raise
-        return seat
+        return registration
 
     def close(self) -> None:
         """Delete the registration. Idempotent."""

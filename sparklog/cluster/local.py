@@ -89,7 +89,7 @@ class LocalCluster:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             if found := exposure(self._spark.sparkContext):
                 log.warning("%s", found)
-            self._driver.take_seat()
+            self._driver.register()
             self._driver.start_brokers(self._spark.sparkContext)
             configure(self._spark, bootstrap=self.bootstrap)
         except BaseException:

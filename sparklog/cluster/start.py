@@ -53,7 +53,7 @@ def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
         options.checked()
         options.data_dir.mkdir(parents=True, exist_ok=True)
         log_file = _log_to(options)
-        return _run(options, stop, tell, seated=log_file.open)
+        return _run(options, stop, tell, registered=log_file.open)
     except SparklogError as error:
         tell(f"error: {escaped(str(error))}")
         return 1
@@ -67,22 +67,24 @@ def _run(
     stop: _StopSignals,
     tell: Callable[[str], None],
     *,
-    seated: Callable[[], None] = lambda: None,
+    registered: Callable[[], None] = lambda: None,
 ) -> int:
-    """Start the cluster, wait for its end, and return the exit code. ``seated`` is called after the registration."""
+    """Start the cluster, wait for its end, and return the exit code. Call ``registered`` once registered."""
     cluster = ClusterDriver(options)
     master = prepare(os.environ, brokers=options.brokers, data_dir=options.data_dir.resolve())
-    seating = _Registration(cluster, host=LOOPBACK if is_one_machine(master) else host_name(), seated=seated)
+    registering = _Registration(
+        cluster, host=LOOPBACK if is_one_machine(master) else host_name(), registered=registered
+    )
     context: SparkContext | None = None
     try:
-        seating.start()
-        seating.join(_REFUSAL_S)
-        seating.check()
+        registering.start()
+        registering.join(_REFUSAL_S)
+        registering.check()
         if not stop.asked.is_set():
             context = _start_spark()
             stop.install()  # Spark has installed a handler of Ctrl-C that cancels jobs
-        seating.join()
-        seating.check()
+        registering.join()
+        registering.check()
         if context is None or stop.asked.is_set():
             return 0
         if cluster.start_brokers(context, given_up=stop.asked.is_set) is None:
@@ -92,7 +94,7 @@ def _run(
         while not stop.asked.wait(1.0):
             if cluster.failure:
                 tell(f"error: {escaped(cluster.failure)}; brokers keep running: start the cluster again to adopt them")
-                cluster.let_go()
+                cluster.leave()
                 return 1
         return 0
     except KeyboardInterrupt:
@@ -100,8 +102,8 @@ def _run(
     finally:
         stop.install()
         began = time.monotonic()
-        if seating.is_alive():
-            seating.join()  # it may be starting ZooKeeper, which would outlive this process
+        if registering.is_alive():
+            registering.join()  # it may be starting ZooKeeper, which would outlive this process
         left = cluster.stop()
         if context is not None:
             end_spark(context)
@@ -145,17 +147,17 @@ def end_spark(context: SparkContext) -> None:
 class _Registration(threading.Thread):
     """Thread that starts ZooKeeper and registers the driver while Spark's JVM starts."""
 
-    def __init__(self, cluster: ClusterDriver, *, host: str, seated: Callable[[], None]) -> None:
+    def __init__(self, cluster: ClusterDriver, *, host: str, registered: Callable[[], None]) -> None:
         super().__init__(name="sparklog-seating", daemon=True)
         self._cluster = cluster
         self._host = host
-        self._seated = seated
+        self._registered = registered
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self._cluster.take_seat(zookeeper_host=self._host)
-            self._seated()
+            self._cluster.register(zookeeper_host=self._host)
+            self._registered()
         except BaseException as error:
             self._error = error
 
@@ -178,13 +180,13 @@ class _StopSignals:
 
     def _caught(self, number: int, _frame: FrameType | None) -> None:
         if self.asked.is_set():
-            _say(b"\nleaving without stopping the brokers: start the cluster again to adopt or stop them\n")
+            _write_to_stderr(b"\nleaving without stopping the brokers: start the cluster again to adopt or stop them\n")
             os._exit(128 + number)
         self.asked.set()
-        _say(b"\nstopping the cluster (a second signal leaves at once, and the brokers keep running)\n")
+        _write_to_stderr(b"\nstopping the cluster (a second signal leaves at once, and the brokers keep running)\n")
 
 
-def _say(words: bytes) -> None:
+def _write_to_stderr(words: bytes) -> None:
     """Write to standard error from a signal handler.
 
     The handler must not call ``tell``, which the signal may have interrupted. Write nothing if the reader of the output

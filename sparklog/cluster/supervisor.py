@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from sparklog.broker.lifecycle.process_config import EXIT_RESTART
 from sparklog.cluster import runtime_directory
 from sparklog.cluster.broker_process import BROKER_PROGRAM, LastWords, reap, spawn_broker
-from sparklog.cluster.control import BrokerStatus, ControlConnection, Superseded
+from sparklog.cluster.control import ControlConnection, ControlLink, Superseded
 from sparklog.cluster.generation import GenerationSpec, ServingBroker
 from sparklog.cluster.process import ProcessIdentity, exited, is_alive, send_signal
 from sparklog.cluster.slots import Slot
@@ -63,9 +63,7 @@ class BrokerSupervisor:
         self._spec = spec
         self._host = host
         self._retire = retire
-        self._connection: ControlConnection | None = None
-        self._reaching = asyncio.Lock()
-        self._status: BrokerStatus | None = None
+        self._link = ControlLink(slot, spec)
         #: The broker's process, once found or started: a stop must end it even while it is starting.
         self._process: ProcessIdentity | None = None
         self._spawning: asyncio.Task[ProcessIdentity] | None = None
@@ -76,7 +74,6 @@ class BrokerSupervisor:
         self._restart_asked = False
         self._delay_s = 0.0
         self.settled = asyncio.Event()
-        self.superseded = False
         #: Why the broker does not serve; empty while it serves.
         self.problem = "the broker has not started yet"
 
@@ -85,8 +82,13 @@ class BrokerSupervisor:
         return self._slot
 
     @property
+    def superseded(self) -> bool:
+        """Return whether the broker has a newer supervisor."""
+        return self._link.superseded
+
+    @property
     def serving(self) -> ServingBroker | None:
-        status = self._status
+        status = self._link.status
         if status is None or self._process is None:
             return None
         return ServingBroker(
@@ -118,7 +120,7 @@ class BrokerSupervisor:
                     await asyncio.sleep(self._next_delay(time.monotonic() - began))
         except Superseded as newer:
             log.info("broker %d has a newer supervisor: %s", self._slot.broker_id, newer)
-            self.superseded = True
+            self._link.superseded = True
         finally:
             self._stop_retiring()
             self.settled.set()
@@ -132,39 +134,38 @@ class BrokerSupervisor:
     async def _one_life(self) -> None:
         """Adopt or start the broker, and return once it has ended."""
         self._adopted = await self._adopt()
-        if self._connection is None:
+        if self._link.peer is None:
             if self._spec.adopt_only or self._ending:
                 return
             await self._start()
-        assert self._connection is not None
-        self._process = self._connection.peer
+        self._process = process = self._link.peer
+        assert process is not None
         self._stop_retiring()  # the new registration replaces the old one
         self.problem = ""
         log.info(
             "broker %d %s: pid %d, port %d",
             self._slot.broker_id,
             "adopted" if self._adopted else "started",
-            self._process.pid,
+            process.pid,
             self._slot.port,
         )
         self.settled.set()
         try:
-            await self._watch()
+            await self._watch(process)
         finally:
-            await self._disconnect()
-        await self._bury()
+            await self._link.close()
+        await self._retire_ended()
 
     # --- adopting and starting -----------------------------------------------------------------------------------
 
     async def _adopt(self) -> bool:
         """Adopt a running process. Return False if there is none, or if it was unusable and has been killed."""
-        path = runtime_directory.control_socket(self._slot.path)
         noted = runtime_directory.noted_process(self._slot.path)
         if noted is not None and is_alive(noted):
             self._process = noted
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
-            connection = await ControlConnection.open(path)
+            connection = await self._link.open()
             if connection is not None:
                 self._process = connection.peer
                 if await self._greet(connection, connection.peer):
@@ -188,10 +189,9 @@ class BrokerSupervisor:
             self._process = process = await asyncio.shield(self._spawning)
         finally:
             self._spawning = None
-        path = runtime_directory.control_socket(self._slot.path)
         deadline = time.monotonic() + START_TIMEOUT_S
         while is_alive(process):
-            connection = await ControlConnection.open(path)
+            connection = await self._link.open()
             if connection is not None and connection.peer == process:
                 if await self._greet(connection, process):
                     return
@@ -210,17 +210,17 @@ class BrokerSupervisor:
         or was killed."""
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
-            status = await self._hello(connection)
+            status = await self._link.hello(connection)
             while status.incarnation < 0:
                 if time.monotonic() > deadline:
                     await connection.close()
                     await self._kill(process, f"did not serve within {START_TIMEOUT_S:g} s (state {status.state!r})")
                     return False
                 await asyncio.sleep(0.05)
-                status = await connection.call("status", timeout_s=self._hung_after_s)
+                status = await connection.call("status", timeout_s=self._link.hung_after_s)
         except asyncio.TimeoutError:
             await connection.close()
-            await self._kill(process, f"did not answer for {self._hung_after_s:g} s")
+            await self._kill(process, f"did not answer for {self._link.hung_after_s:g} s")
             return False
         except ConnectionError:
             await connection.close()
@@ -230,76 +230,34 @@ class BrokerSupervisor:
         except BaseException:
             await connection.close()
             raise
-        async with self._reaching:
-            if self._connection is None:
-                self._connection = connection
-            else:  # a stop was faster and has its own connection
-                await connection.close()
-        self._status = status
+        await self._link.keep(connection, status)
         return True
 
     # --- watching ------------------------------------------------------------------------------------------------
 
-    @property
-    def _hung_after_s(self) -> float:
-        """Return twice ZooKeeper's session time-out: by then other brokers lead its partitions, and its watchdog
-        failed."""
-        return 2 * self._spec.session_timeout_ms / 1000 + 2
-
-    async def _watch(self) -> None:
+    async def _watch(self, process: ProcessIdentity) -> None:
         """Wait until the process has ended; kill it if it hangs."""
-        assert self._connection is not None
-        process = self._connection.peer
         end = asyncio.create_task(exited(process))
         try:
             while not end.done():
                 await asyncio.wait({end}, timeout=STATUS_INTERVAL_S)
                 if not end.done():
-                    await self._look(process)
+                    await self._check(process)
         finally:
             end.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await end
 
-    async def _look(self, process: ProcessIdentity) -> None:
+    async def _check(self, process: ProcessIdentity) -> None:
         try:
-            connection = await self._reach()
-            if connection is not None:
-                self._status = await connection.call("status", timeout_s=self._hung_after_s)
+            await self._link.poll()
         except asyncio.TimeoutError:
-            await self._disconnect()
-            await self._kill(process, f"did not answer for {self._hung_after_s:g} s")
-        except ConnectionError:
-            await self._disconnect()
+            await self._kill(process, f"did not answer for {self._link.hung_after_s:g} s")
 
-    async def _reach(self) -> ControlConnection | None:
-        """Return the connection to the broker, a new one if the last was lost; None if the broker does not listen."""
-        async with self._reaching:
-            if self._connection is None:
-                connection = await ControlConnection.open(runtime_directory.control_socket(self._slot.path))
-                if connection is not None:
-                    await self._hello(connection)
-                self._connection = connection
-            return self._connection
-
-    async def _hello(self, connection: ControlConnection) -> BrokerStatus:
-        """Send hello; close the connection if that fails."""
-        try:
-            return await connection.call(
-                "hello",
-                timeout_s=self._hung_after_s,
-                driver_epoch=self._spec.driver_epoch,
-                generation=self._spec.generation,
-                secrets=[secret.hex() for secret in self._spec.secrets],
-            )
-        except BaseException:
-            await connection.close()
-            raise
-
-    async def _bury(self) -> None:
+    async def _retire_ended(self) -> None:
         """Record immediately that the broker is dead, so that its partitions get new leaders before its session ends.
         If ZooKeeper is not available, retry until it is back, or another process of the broker serves."""
-        status, process, self._status = self._status, self._process, None
+        status, process, self._link.status = self._link.status, self._process, None
         # An adopted process is not our child, so its exit code is unknown. Its first end needs no pause in any case.
         code = reap(process.pid) if process is not None else None
         if code == EXIT_RESTART and not self._ending:
@@ -310,14 +268,14 @@ class BrokerSupervisor:
         if status is None or process is None:
             return
         self._stop_retiring()
-        self._retiring = asyncio.create_task(self._tell_of_the_end(process), name=f"retire broker of {process.pid}")
+        self._retiring = asyncio.create_task(self._record_end(process), name=f"retire broker of {process.pid}")
         done, _ = await asyncio.wait({self._retiring}, timeout=RETIRE_WAIT_S)
         retired = bool(done) and self._retiring.result()
         if not self._ending:
             ended = f"process {process.pid} ended" + (f" with code {code}" if code is not None else "")
             self._failed(f"{ended}{', registration retired' if retired else ''}")
 
-    async def _tell_of_the_end(self, process: ProcessIdentity) -> bool:
+    async def _record_end(self, process: ProcessIdentity) -> bool:
         try:
             return await self._retire(self._slot.broker_id, process)
         except ClusterError as error:  # the end of its session removes the registration later
@@ -339,22 +297,17 @@ class BrokerSupervisor:
         send_signal(process, signal.SIGKILL)
         await exited(process)
 
-    async def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
-
     # --- ending --------------------------------------------------------------------------------------------------
 
     async def quiesce(self) -> None:
         """Make the broker refuse writes. A broker that does not respond takes no part in the clean stop."""
         self._ending = True
-        await self._tell("quiesce")
+        await self._link.send("quiesce")
 
     async def caught_up(self, *, timeout_s: float) -> bool:
         """Wait until every in-sync follower has caught up with the partitions that this broker leads."""
         deadline = time.monotonic() + timeout_s
-        while (status := await self._tell("status")) is not None and status.lagging > 0:
+        while (status := await self._link.send("status")) is not None and status.lagging > 0:
             if time.monotonic() > deadline:
                 log.warning("broker %d: followers of %d partitions still lag", self._slot.broker_id, status.lagging)
                 return False
@@ -378,14 +331,14 @@ class BrokerSupervisor:
         runtime_directory.forget(self._slot.path)
 
     async def _finished(self, process: ProcessIdentity, *, timeout_s: float) -> bool:
-        """Tell the broker to finish and wait for its end; retry while the broker is still starting."""
+        """Order the broker to finish and wait for its end; retry while the broker is still starting."""
         deadline = time.monotonic() + timeout_s
         end = asyncio.create_task(exited(process))
-        told = False
+        sent = False
         try:
             while not end.done() and not self.superseded and (left_s := deadline - time.monotonic()) > 0:
-                told = told or await self._tell("finish") is not None
-                await asyncio.wait({end}, timeout=left_s if told else min(left_s, ASK_AGAIN_S))
+                sent = sent or await self._link.send("finish") is not None
+                await asyncio.wait({end}, timeout=left_s if sent else min(left_s, ASK_AGAIN_S))
             return end.done()
         finally:
             end.cancel()
@@ -400,13 +353,4 @@ class BrokerSupervisor:
             run.cancel()
             await asyncio.wait({run}, timeout=0.1)
         await asyncio.gather(run, return_exceptions=True)
-        await self._disconnect()
-
-    async def _tell(self, op: str) -> BrokerStatus | None:
-        try:
-            connection = await self._reach()
-            return await connection.call(op, timeout_s=self._hung_after_s) if connection is not None else None
-        except (asyncio.TimeoutError, OSError, ClusterError) as error:
-            self.superseded = self.superseded or isinstance(error, Superseded)
-            log.warning("broker %d: could not send %s: %s", self._slot.broker_id, op, error or type(error).__name__)
-            return None
+        await self._link.close()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.cluster import controller_term
+from sparklog.cluster import partition_state_io
 from sparklog.cluster.controller_term import ControllerTerm
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.controller.effects import DeleteTopic
@@ -57,8 +57,8 @@ class BreakingSession:
             raise ZkUnreachable("the connection broke", sent=True)
 
 
-def term_on(session: BreakingSession, events: list[Event]) -> ControllerTerm:
-    store: Any = SimpleNamespace(session=session, cluster=session, unreadable=Unreadable())
+def term_on(session: BreakingSession, events: list[Event], **store_methods: Any) -> ControllerTerm:
+    store: Any = SimpleNamespace(session=session, cluster=session, unreadable=Unreadable(), **store_methods)
     core = Controller(controller_id="c", controller_epoch=1, settings=ControllerSettings())
     core.step = lambda event, now_ms: events.append(event) or []  # type: ignore[method-assign, func-returns-value]
     return ControllerTerm(store, core, cluster_id="", session_timeout_ms=1000, on_change=lambda: None)
@@ -73,7 +73,7 @@ def test_a_request_that_breaks_every_connection_is_not_retried_at_once() -> None
 
         term = term_on(session, [])
         began = asyncio.get_running_loop().time()
-        level = asyncio.ensure_future(term._level("/isr_change_notification", looked))
+        level = asyncio.ensure_future(term.facts.follow_level("/isr_change_notification", looked))
         await asyncio.wait_for(read.wait(), 30)
         assert session.asked == 3
         assert asyncio.get_running_loop().time() - began >= 2 * PAUSE_S * 0.99
@@ -87,11 +87,11 @@ def test_a_connection_lost_during_a_topic_lookup_keeps_the_term() -> None:
     async def scenario() -> None:
         session, events = BreakingSession(1), list[Event]()
         term = term_on(session, events)
-        term._start(term._look_for_topic("gone"), "look")
-        [task] = term._tasks
+        term.runner.start(term.topics.check_unlisted("gone"), "check")
+        [task] = term.runner.tasks
         await asyncio.wait({task}, timeout=30)
         assert events == [TopicGone("gone")]
-        assert not term._over.done()
+        assert not term.runner.over.done()
         assert session.asked == 2
 
     asyncio.run(scenario())
@@ -100,25 +100,24 @@ def test_a_connection_lost_during_a_topic_lookup_keeps_the_term() -> None:
 def test_a_recreated_topic_is_deleted_during_its_predecessors_deletion() -> None:
     async def scenario() -> None:
         events, answered = list[Event](), asyncio.Event()
-        term = term_on(BreakingSession(0), events)
 
         async def delete(name: str, topic_id: str) -> bool:
             if topic_id == "id-1":
                 await answered.wait()
             return True
 
-        term._store = cast(Any, SimpleNamespace(delete_topic=delete, unreadable=Unreadable()))
-        term._perform(DeleteTopic("t", "id-1"))
-        term._perform(DeleteTopic("t", "id-1"))
-        term._perform(DeleteTopic("t", "id-2"))
-        tasks = set(term._tasks)
+        term = term_on(BreakingSession(0), events, delete_topic=delete)
+        term.performer.perform(DeleteTopic("t", "id-1"))
+        term.performer.perform(DeleteTopic("t", "id-1"))
+        term.performer.perform(DeleteTopic("t", "id-2"))
+        tasks = set(term.runner.tasks)
         await asyncio.wait(tasks, timeout=1, return_when=asyncio.FIRST_COMPLETED)
         assert events == [TopicDeleted("t", "id-2")]
-        await term._look_for_topic("t")
+        await term.topics.check_unlisted("t")
         answered.set()
         await asyncio.wait(tasks, timeout=30)
         assert events[1:] == [TopicDeleted("t", "id-1")]
-        assert not term._over.done()
+        assert not term.runner.over.done()
 
     asyncio.run(scenario())
 
@@ -126,7 +125,6 @@ def test_a_recreated_topic_is_deleted_during_its_predecessors_deletion() -> None
 def test_a_recreated_topic_is_read_during_its_predecessors_deletion() -> None:
     async def scenario() -> None:
         events, answered = list[Event](), asyncio.Event()
-        term = term_on(BreakingSession(0), events)
         found: dict[str, tuple[TopicRecord, int]] = {}
 
         async def delete(name: str, topic_id: str) -> bool:
@@ -136,15 +134,15 @@ def test_a_recreated_topic_is_read_during_its_predecessors_deletion() -> None:
         async def read(name: str) -> tuple[TopicRecord, int] | None:
             return found.get(name)
 
-        term._store = cast(Any, SimpleNamespace(delete_topic=delete, read_topic_again=read, unreadable=Unreadable()))
-        term._perform(DeleteTopic("t", "id-1"))
-        tasks = set(term._tasks)
-        await term._read_topic("t")
+        term = term_on(BreakingSession(0), events, delete_topic=delete, read_topic_again=read)
+        term.performer.perform(DeleteTopic("t", "id-1"))
+        tasks = set(term.runner.tasks)
+        await term.topics.read("t")
         found["t"] = (TopicRecord("t", "id-1", (), ()), 0)
-        await term._read_topic("t")
+        await term.topics.read("t")
         assert events == [], "the deletion tells of its end"
         found["t"] = (TopicRecord("t", "id-2", (), ()), 0)
-        await term._read_topic("t")
+        await term.topics.read("t")
         assert events == [TopicRead(TopicSnapshot(found["t"][0], {}, 0))]
         answered.set()
         await asyncio.wait(tasks, timeout=30)
@@ -159,25 +157,22 @@ def test_an_ended_broker_is_gone_before_its_stop_request_is() -> None:
     async def scenario() -> None:
         asked = {1: 3}
         events = list[Event]()
-        term = term_on(BreakingSession(0), events)
-        term.core.brokers.stopping = frozenset({1})
 
         async def answer(found: object) -> Any:
             return found
 
-        term._store = cast(
-            Any,
-            SimpleNamespace(
-                read_stopping=lambda: answer(dict(asked)),
-                read_brokers=lambda: answer(()),
-                read_retired=lambda live: answer(frozenset()),
-                unreadable=Unreadable(),
-            ),
+        term = term_on(
+            BreakingSession(0),
+            events,
+            read_stopping=lambda: answer(dict(asked)),
+            read_brokers=lambda: answer(()),
+            read_retired=lambda live: answer(frozenset()),
         )
-        await term._read_stopping()
+        term.core.brokers.stopping = frozenset({1})
+        await term.facts.read_stopping()
         assert events == [StoppingRead({1: 3})]
         asked.clear()
-        await term._read_stopping()
+        await term.facts.read_stopping()
         assert events[1:] == [BrokersRead((), frozenset()), StoppingRead({})]
 
     asyncio.run(scenario())
@@ -216,14 +211,14 @@ class RecordingStore:
 
 async def term_with_live_brokers(store: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> ControllerTerm:
     """Return a term that writes one state in each turn of the loop. Its brokers do not receive updates."""
-    monkeypatch.setattr(controller_term, "_TURN_S", 0.0)
+    monkeypatch.setattr(partition_state_io, "_TURN_S", 0.0)
     core = Controller(controller_id="c", controller_epoch=1, settings=ControllerSettings())
     term = ControllerTerm(cast(Any, store), core, cluster_id="", session_timeout_ms=1000, on_change=lambda: None)
-    monkeypatch.setattr(term, "_send_update", lambda effect: asyncio.sleep(0))
+    monkeypatch.setattr(term.performer, "_send_update", lambda effect: asyncio.sleep(0))
     brokers = tuple(
         BrokerRegistration(broker_id, "host", 9000 + broker_id, "boot", "", incarnation=1) for broker_id in (1, 2, 3)
     )
-    term._step(Loaded(brokers, {}, (), {}, cautious=False))
+    term.runner.step(Loaded(brokers, {}, (), {}, cautious=False))
     return term
 
 
@@ -237,15 +232,15 @@ def test_states_of_a_topic_are_not_written_once_its_deletion_begins(monkeypatch:
     async def scenario() -> None:
         store = RecordingStore()
         term = await term_with_live_brokers(store, monkeypatch)
-        monkeypatch.setattr(term, "_delete_topic", lambda name, topic_id: asyncio.sleep(0))
-        term._step(new_topic("id-1"))
+        monkeypatch.setattr(term.topics, "_delete", lambda name, topic_id: asyncio.sleep(0))
+        term.runner.step(new_topic("id-1"))
         assert store.written == [(0, "id-1")], "the others have their turns later"
-        term._step(DeletionsRead({"t": "id-1"}))
+        term.runner.step(DeletionsRead({"t": "id-1"}))
         await asyncio.sleep(0.05)
         assert store.written == [(0, "id-1")]
-        term._step(TopicDeleted("t", "id-1"))
+        term.runner.step(TopicDeleted("t", "id-1"))
         assert not term.core.state.topics and term.core._states.writing == 0
-        await term._end()
+        await term.close()
 
     asyncio.run(scenario())
 
@@ -256,8 +251,8 @@ def test_a_topic_made_again_is_not_taken_for_its_predecessor(monkeypatch: pytest
     async def scenario() -> None:
         store = RecordingStore()
         term = await term_with_live_brokers(store, monkeypatch)
-        term._step(new_topic("id-1"))
-        term._step(new_topic("id-2"))
+        term.runner.step(new_topic("id-1"))
+        term.runner.step(new_topic("id-2"))
         await asyncio.sleep(0.05)
         assert store.written == [(0, "id-1"), *((number, "id-2") for number in range(4))]
         store.told[0](NodeGone())  # of the first topic's write
@@ -267,8 +262,8 @@ def test_a_topic_made_again_is_not_taken_for_its_predecessor(monkeypatch: pytest
         await asyncio.sleep(0.01)
         stored = [partition.stored for partition in term.core.state.topics["t"].partitions]
         assert all(found is not None and found.state.leader == 1 for found in stored)
-        assert not term._over.done()
-        await term._end()
+        assert not term.runner.over.done()
+        await term.close()
 
     asyncio.run(scenario())
 
@@ -277,17 +272,17 @@ def test_a_read_for_a_deleted_topic_keeps_the_next_topics_write(monkeypatch: pyt
     async def scenario() -> None:
         store = RecordingStore()
         term = await term_with_live_brokers(store, monkeypatch)
-        term._step(new_topic("id-1", partitions=1))
+        term.runner.step(new_topic("id-1", partitions=1))
         store.told[0](None)  # the node is at another version: it is read
         await asyncio.sleep(0.01)
-        term._step(new_topic("id-2", partitions=1))
+        term.runner.step(new_topic("id-2", partitions=1))
         store.read.set()
         await asyncio.sleep(0.01)
         store.told[1](Written(0))
         await asyncio.sleep(0.01)
         [partition] = term.core.state.topics["t"].partitions
         assert partition.stored is not None and partition.stored.state.leader == 1
-        await term._end()
+        await term.close()
 
     asyncio.run(scenario())
 
@@ -298,10 +293,10 @@ def test_a_failed_state_write_in_a_later_turn_ends_the_term(monkeypatch: pytest.
     async def scenario() -> None:
         store = RecordingStore()
         term = await term_with_live_brokers(store, monkeypatch)
-        term._step(new_topic("id-1"))
+        term.runner.step(new_topic("id-1"))
         store.error = ValueError("not encoded")
-        assert "not encoded" in await asyncio.wait_for(term._over, 30)
+        assert "not encoded" in await asyncio.wait_for(term.runner.over, 30)
         assert term.failed
-        await term._end()
+        await term.close()
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""The driver's seat where another driver's node is still there: who is waited for, and who is not."""
+"""The driver's registration where another driver's node is still there: who is waited for, and who is not."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_a_killed_driver_with_a_reused_pid_is_followed_at_once(connect: str) -> 
     async def story() -> None:
         dead = await claimed(connect, start_time=own_start() - 1, boot=boot_id())
         try:
-            seat = await asyncio.to_thread(take, connect)
-            assert seat.epoch > 0
-            assert dead.generation == 1 and not seat.lost.is_set(), "its session had not even to end"
-            await asyncio.to_thread(seat.close)
+            registration = await asyncio.to_thread(take, connect)
+            assert registration.epoch > 0
+            assert dead.generation == 1 and not registration.lost.is_set(), "its session had not even to end"
+            await asyncio.to_thread(registration.close)
         finally:
             await dead.close()
 
@@ -84,10 +84,10 @@ def test_a_driver_whose_process_cannot_be_examined_is_outwaited(connect: str, wh
             )
         taking = asyncio.create_task(asyncio.to_thread(take, connect))
         await asyncio.wait({taking}, timeout=SESSION_MS / 2000)
-        assert not taking.done(), "while its session lives it has the seat"
+        assert not taking.done(), "while its session lives it stays registered"
         await other.close()
-        seat = await taking
-        await asyncio.to_thread(seat.close)
+        registration = await taking
+        await asyncio.to_thread(registration.close)
 
     asyncio.run(story())
 
@@ -105,20 +105,20 @@ def test_a_living_driver_is_named_at_once(connect: str) -> None:
 
 
 def test_a_drivers_node_names_its_process_after_a_retake(connect: str) -> None:
-    seat = take(connect)
+    registration = take(connect)
 
     async def node() -> codecs.DriverNode:
-        return codecs.decode(paths.DRIVER, (await seat._zk.get(paths.DRIVER)).data, codecs.DriverNode)
+        return codecs.decode(paths.DRIVER, (await registration._zk.get(paths.DRIVER)).data, codecs.DriverNode)
 
     async def node_taken_again() -> codecs.DriverNode:
-        await seat._zk.delete(paths.DRIVER)
-        await seat._reclaim()
+        await registration._zk.delete(paths.DRIVER)
+        await registration._reclaim()
         return await node()
 
     try:
-        found = seat._call(node())
+        found = registration._call(node())
         assert (found.pid, found.start_time, found.boot_id) == (os.getpid(), own_start(), boot_id())
         assert found.pid_namespace == own_namespace()
-        assert seat._call(node_taken_again()) == found
+        assert registration._call(node_taken_again()) == found
     finally:
-        seat.close()
+        registration.close()

@@ -47,10 +47,10 @@ def test_a_driver_notices_that_spark_stopped_while_a_generation_waits(
 ) -> None:
     monkeypatch.setattr(barrier, "_Job", ForgottenJob)
     monkeypatch.setattr(barrier, "_FAREWELL_S", 0.1)
-    seat = SimpleNamespace(
+    registration = SimpleNamespace(
         epoch=1, lost=threading.Event(), direct=lambda directive: None, report=lambda generation: None
     )
-    generations = WithoutSpark(cast(Any, None), cast(Any, seat), cast(Any, None), sizing=Sizing(2, 0))
+    generations = WithoutSpark(cast(Any, None), cast(Any, registration), cast(Any, None), sizing=Sizing(2, 0))
     generations.start()
     with pytest.raises(ClusterError, match="Spark has stopped"):
         generations.wait_ready(timeout_s=60)

@@ -107,7 +107,7 @@ def test_a_stop_that_cannot_reach_the_brokers_reports_it(
     def start_brokers(self: ClusterDriver, _context: object, **_: object) -> None:
         spec = self._spec("local[1]")
         sizing = Sizing(tasks=1, spare=0)
-        self._generations = Generations(None, self.seat, spec, sizing=sizing)  # type: ignore[arg-type]
+        self._generations = Generations(None, self.registration, spec, sizing=sizing)  # type: ignore[arg-type]
         assert self._embedded is not None
         servers.append(self._embedded.server)
         if is_paused:
@@ -181,7 +181,7 @@ def signals() -> Iterator[None]:
 def test_a_refused_driver_writes_nothing_into_the_running_ones_log(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
-    """What came before the driver has its seat stands in the log of one that gets it."""
+    """What came before the driver's registration stands in its log once it is registered."""
     server = EmbeddedZookeeper.start(data_dir / "zookeeper") if is_refused else None
     first = DriverRegistration.take(server.connect) if server is not None else None
     monkeypatch.setattr(start, "_REFUSAL_S", 30.0)

@@ -82,7 +82,7 @@ def test_a_broker_gets_every_restart_it_asks_for_at_once(tmp_path: Path) -> None
             before = (await one.settled()).serving
             for _ in range(4):  # the back-off after four crashes would be 1.4 s together
                 assert before is not None
-                await one.supervisor._tell("stop")
+                await one.supervisor._link.send("stop")
                 pid = before.pid
                 await eventually(lambda: (now := one.supervisor.serving) is not None and now.pid != pid)  # noqa: B023
                 before = one.supervisor.serving
@@ -99,7 +99,7 @@ def test_a_restart_request_during_a_stop_starts_no_broker(tmp_path: Path) -> Non
             serving = (await one.settled()).serving
             assert serving is not None
             await one.supervisor.quiesce()
-            await one.supervisor._tell("stop")
+            await one.supervisor._link.send("stop")
             await asyncio.wait_for(one.task, 5)
             assert identify(serving.pid) is None
             assert one.supervisor.serving is None

@@ -30,12 +30,12 @@ PATIENCE_S = 60.0
 
 
 class Host:
-    """A data directory with its ZooKeeper and a driver's seat."""
+    """A data directory with its ZooKeeper and a driver's registration."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
         self.zookeeper = EmbeddedZookeeper.start(data_dir / "zookeeper")
-        self.seat = DriverRegistration.take(self.zookeeper.connect)
+        self.registration = DriverRegistration.take(self.zookeeper.connect)
 
     def spec(self, generation: int, **changes: object) -> GenerationSpec:
         return spec(
@@ -43,8 +43,8 @@ class Host:
             generation=generation,
             **{
                 "zookeeper": self.zookeeper.connect,
-                "cluster_id": self.seat.cluster_id,
-                "driver_epoch": self.seat.epoch,
+                "cluster_id": self.registration.cluster_id,
+                "driver_epoch": self.registration.epoch,
                 "brokers_per_task": 3,
                 "port": FirstPort.GENERATIONS,
                 "session_timeout_ms": SESSION_S * 1000,
@@ -53,7 +53,7 @@ class Host:
         )
 
     async def say(self, generation: int, course: Phase) -> None:
-        await asyncio.to_thread(self.seat.direct, Directive(self.seat.epoch, generation, course))
+        await asyncio.to_thread(self.registration.direct, Directive(self.registration.epoch, generation, course))
 
     async def begin(self, generation: int, **changes: object) -> tuple[asyncio.Task[str], GenerationReport]:
         await self.say(generation, Phase.RUN)
@@ -64,15 +64,15 @@ class Host:
         return asyncio.create_task(supervise(self.spec(generation, **changes), task=0, gather=alone))
 
     async def reported(self, generation: int, task: asyncio.Task[str]) -> GenerationReport:
-        await eventually(lambda: task.done() or self.seat.report(generation) is not None, timeout_s=PATIENCE_S)
+        await eventually(lambda: task.done() or self.registration.report(generation) is not None, timeout_s=PATIENCE_S)
         if task.done():
             task.result()
-        report = self.seat.report(generation)
+        report = self.registration.report(generation)
         assert report is not None
         return report
 
     def close(self) -> None:
-        self.seat.close()
+        self.registration.close()
         for slot in self.data_dir.glob("slot-*"):
             kill_noted(slot)
         self.zookeeper.stop()
@@ -93,7 +93,7 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
         assert [broker.broker_id for broker in report.brokers] == [0, 1, 2]
         assert report.problems == ()
         pids = [broker.pid for broker in report.brokers]
-        live = await asyncio.to_thread(host.seat.live_brokers)
+        live = await asyncio.to_thread(host.registration.live_brokers)
         assert [broker.broker_id for broker in live] == [0, 1, 2]
         own = Path("/proc/self/ns/pid").stat().st_ino
         assert [(broker.pid, broker.pid_namespace) for broker in live] == [(pid, own) for pid in pids]
@@ -117,14 +117,14 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
         send_signal(process, signal.SIGKILL)
 
         def registrations() -> list[tuple[int, int]]:
-            return [(live.broker_id, live.incarnation) for live in host.seat.live_brokers()]
+            return [(live.broker_id, live.incarnation) for live in host.registration.live_brokers()]
 
         await eventually(lambda: (1, 1) not in registrations(), timeout_s=PATIENCE_S)
         await eventually(lambda: (1, 2) in registrations())
 
         await host.say(3, Phase.STOP)
         assert await asyncio.wait_for(third, PATIENCE_S) == "stop"
-        assert host.seat.live_brokers() == ()
+        assert host.registration.live_brokers() == ()
         assert all(identify(pid) is None for pid in pids)
 
         fourth, report = await host.begin(4)
@@ -137,11 +137,13 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
 
 
 def test_a_second_driver_is_refused_while_the_first_lives(host: Host) -> None:
-    with pytest.raises(ClusterError, match=rf"another driver runs this cluster: .* driver epoch {host.seat.epoch}"):
+    with pytest.raises(
+        ClusterError, match=rf"another driver runs this cluster: .* driver epoch {host.registration.epoch}"
+    ):
         DriverRegistration.take(host.zookeeper.connect)
-    host.seat.close()
+    host.registration.close()
     second = DriverRegistration.take(host.zookeeper.connect)
-    assert second.epoch == host.seat.epoch + 1
+    assert second.epoch == host.registration.epoch + 1
     second.close()
 
 
@@ -149,10 +151,10 @@ def test_a_second_driver_is_refused_while_the_first_lives(host: Host) -> None:
 def test_a_driver_registers_again_over_an_unreadable_node(host: Host, gone: ZkError) -> None:
     """After an expiry the node of the session before may still stand, and go between the refusal and the look at it;
     or ZooKeeper goes."""
-    seat = host.seat
+    registration = host.registration
 
     async def taken_again() -> None:
-        session, looks = seat._zk, []
+        session, looks = registration._zk, []
         read = session.get
 
         def get(path: str, **more: Any) -> asyncio.Future[Node]:
@@ -165,18 +167,18 @@ def test_a_driver_registers_again_over_an_unreadable_node(host: Host, gone: ZkEr
             return answer
 
         session.get = get  # type: ignore[method-assign]
-        await seat._reclaim()  # its own node stands: refused, and not to be read once
+        await registration._reclaim()  # its own node stands: refused, and not to be read once
         assert looks == [paths.DRIVER]
         assert (await session.get(paths.DRIVER)).ephemeral_owner == session.session_id
         await session.delete(paths.DRIVER_EPOCH)
-        again = asyncio.create_task(seat._reclaim())
+        again = asyncio.create_task(registration._reclaim())
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(again), 0.5)
-        await session.create(paths.DRIVER_EPOCH, codecs.encode(codecs.CounterNode(seat.epoch)))
+        await session.create(paths.DRIVER_EPOCH, codecs.encode(codecs.CounterNode(registration.epoch)))
         await again
 
-    asyncio.run_coroutine_threadsafe(taken_again(), seat._loop).result(PATIENCE_S)
-    assert not seat.lost.is_set()
+    asyncio.run_coroutine_threadsafe(taken_again(), registration._loop).result(PATIENCE_S)
+    assert not registration.lost.is_set()
 
 
 def test_more_brokers_than_log_directories_is_a_short_report(host: Host) -> None:

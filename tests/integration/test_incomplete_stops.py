@@ -52,8 +52,10 @@ class Drivers:
 
     def attach(self, driver: ClusterDriver) -> None:
         self._made.append(driver)
-        driver.take_seat()
-        driver._generations = Generations(cast(Any, None), driver.seat, self.spec(driver), sizing=Sizing(1, spare=0))
+        driver.register()
+        driver._generations = Generations(
+            cast(Any, None), driver.registration, self.spec(driver), sizing=Sizing(1, spare=0)
+        )
 
     def spec(self, driver: ClusterDriver, *, generation: int = 0, brokers: int = 2) -> GenerationSpec:
         spec = driver._spec("local[1]")
@@ -61,11 +63,11 @@ class Drivers:
 
     async def run(self, driver: ClusterDriver, course: Phase, *, generation: int = 1, brokers: int = 2) -> str:
         """A generation that forms and is then told ``course``; how it ended."""
-        seat, spec = driver.seat, self.spec(driver, generation=generation, brokers=brokers)
-        await asyncio.to_thread(seat.direct, Directive(seat.epoch, generation, Phase.RUN))
+        registration, spec = driver.registration, self.spec(driver, generation=generation, brokers=brokers)
+        await asyncio.to_thread(registration.direct, Directive(registration.epoch, generation, Phase.RUN))
         task = asyncio.create_task(supervise(spec, task=0, gather=alone))
-        await eventually(lambda: task.done() or seat.report(generation) is not None, timeout_s=PATIENCE_S)
-        await asyncio.to_thread(seat.direct, Directive(seat.epoch, generation, course))
+        await eventually(lambda: task.done() or registration.report(generation) is not None, timeout_s=PATIENCE_S)
+        await asyncio.to_thread(registration.direct, Directive(registration.epoch, generation, course))
         return await asyncio.wait_for(task, PATIENCE_S)
 
     @property
@@ -75,7 +77,7 @@ class Drivers:
 
     def close(self) -> None:
         for driver in self._made:
-            driver.let_go()
+            driver.leave()
         for slot in self.options.data_dir.glob("slot-*"):
             kill_noted(slot)
         note = embedded_zookeeper._read_note(self.options.data_dir / "zookeeper")
@@ -95,7 +97,7 @@ def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drivers
 
 def held(driver: ClusterDriver, slot: str) -> Claim:
     """The claim of a supervisor that should have ended long ago and hangs."""
-    claim = claim_directory([driver.data_dir / slot], cluster_id=driver.seat.cluster_id)
+    claim = claim_directory([driver.data_dir / slot], cluster_id=driver.registration.cluster_id)
     assert claim is not None
     return claim
 
@@ -179,14 +181,14 @@ def test_a_remotely_killed_broker_is_awaited_until_its_session_ends(
     drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, looked = drivers.take(), threading.Event()
-    seat, read = driver.seat, driver.seat.live_brokers
+    registration, read = driver.registration, driver.registration.live_brokers
 
     def live_brokers() -> tuple[BrokerRegistration, ...]:
         found = read()
         looked.set()
         return found
 
-    monkeypatch.setattr(seat, "live_brokers", live_brokers)
+    monkeypatch.setattr(registration, "live_brokers", live_brokers)
 
     async def story() -> str:
         async with opened(driver.zookeeper, keys=driver_keys(driver.data_dir)) as store:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparklog.broker.lifecycle.zk_registration import ZkRegistration
-from sparklog.cluster.topic_watcher import TopicWatcher
+from sparklog.cluster.topic_io import TopicWatcher
 from sparklog.zk import paths
 from sparklog.zk.session import Node, ZkSession
 from tests.zk.support import opened, until

@@ -1,0 +1,187 @@
+"""Topics between a term's core and ZooKeeper: watches of all records, and the core's ordered reads, writes, deletions.
+
+One watch reports the names, and one watch per topic reports its record. The watch of a record ends when its node is
+gone. Otherwise ZooKeeper would keep a watch for each deleted topic, whose name may never be used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparklog.cluster.core_runner import CoreRunner
+from sparklog.controller.effects import DeleteTopic, WriteTopic
+from sparklog.controller.events import (
+    Fenced,
+    TopicDeleted,
+    TopicGone,
+    TopicNotWritten,
+    TopicRead,
+    TopicSnapshot,
+    TopicWritten,
+)
+from sparklog.errors import BrokerError
+from sparklog.model import TopicRecord, check_topic_name
+from sparklog.zk import codecs, paths
+from sparklog.zk.codecs import ZkFormatError
+from sparklog.zk.controller_store import ControllerStore, EpochLost, StateChange, Superseded, Written
+from sparklog.zk.session import Node, ZkSession
+
+
+class TopicIo:
+    """Watches, reads and writes of topics. Owner: one controller term, on its loop. Its tasks end with the term."""
+
+    def __init__(self, runner: CoreRunner, store: ControllerStore) -> None:
+        self._runner = runner
+        self._store = store
+        self._deleting: dict[str, str] = {}  # names by topic id: a recreated topic of the same name may be deleted too
+
+    def follow(self) -> Callable[[], None]:
+        """Report every topic and every change to the core. Return the function that ends this."""
+        return TopicWatcher(self._store.session, found=self._found, gone=self._unlisted).close
+
+    def _found(self, name: str, node: Node) -> None:
+        # The snapshot has no states, because partitions of a topic that is new to the core usually have none. If an
+        # earlier controller has written some, ZooKeeper refuses the core's write, and the refusal returns them.
+        path = paths.topic(name)
+        try:
+            record = codecs.decode_topic(path, node.data, name)
+        except ZkFormatError as error:
+            # The core keeps the earlier record. The watcher calls this method again when the node changes.
+            self._store.unreadable.skip(path, error)
+            self._runner.report_change()
+            return
+        self._runner.step(TopicRead(TopicSnapshot(record, {}, node.version)))
+
+    def _unlisted(self, name: str) -> None:
+        self._runner.start(self.check_unlisted(name), f"check unlisted topic {name}")
+
+    async def check_unlisted(self, name: str) -> None:
+        """Read a topic that is no longer listed, and report it as gone if it has no node.
+
+        Brokers drop the logs of a topic that is reported as gone, and the topic may have been recreated in the
+        meantime. If this term deletes the topic, the deleting task reports it.
+        """
+        found: tuple[TopicRecord, int] | None = None
+
+        async def read() -> None:
+            nonlocal found
+            found = await self._store.cluster.read_topic(name)
+
+        if name not in self._deleting.values():
+            await self._runner.retry(read)
+            if found is None and name not in self._deleting.values():
+                await self._report_gone(name)
+
+    async def _report_gone(self, name: str) -> None:
+        """Report the topic as gone, and whether ZooKeeper lists it as deleted: only then may brokers delete its
+        logs."""
+        known = self._runner.core.state.topics.get(name)
+        topic_ids = () if known is None else (known.record.topic_id,)
+        deleted = False
+
+        async def read() -> None:
+            nonlocal deleted
+            deleted = bool(await self._store.cluster.deleted_topics(topic_ids))
+
+        if topic_ids:
+            await self._runner.retry(read)
+        self._runner.step(TopicGone(name, deleted, topic_ids[0] if topic_ids else ""))
+
+    async def read(self, name: str) -> None:
+        """Read a topic for the core. Retry until the connection lasts long enough, because no other code retries."""
+        found: tuple[TopicRecord, int] | None = None
+
+        async def read() -> None:
+            nonlocal found
+            found = await self._store.read_topic_again(name)
+
+        await self._runner.retry(read)
+        if found is None:
+            if name not in self._deleting.values():
+                await self._report_gone(name)
+        elif found[0].topic_id not in self._deleting:
+            self._runner.step(TopicRead(TopicSnapshot(found[0], {}, found[1])))
+
+    async def write(self, effect: WriteTopic) -> None:
+        """Write a topic's record with states of its partitions, and report the outcome."""
+        record = effect.record
+        changes = [StateChange(w.tp, w.state, w.leader_incarnation, w.expected_version) for w in effect.writes]
+        try:
+            outcome = await self._store.write_topic(record, effect.expected_version, changes)
+        except BrokerError as error:
+            outcome = Superseded(str(error))
+        if isinstance(outcome, Written):
+            self._runner.step(TopicWritten(record.name, record.topic_id))
+        elif isinstance(outcome, EpochLost):
+            self._runner.step(Fenced("another controller has a higher epoch"))
+        else:
+            detail = outcome.reason if isinstance(outcome, Superseded) else "the connection to ZooKeeper broke"
+            self._runner.step(TopicNotWritten(record.name, record.topic_id, detail))
+
+    def delete(self, effect: DeleteTopic) -> None:
+        """Start to delete a topic, unless its deletion is in progress."""
+        if effect.topic_id not in self._deleting:
+            self._deleting[effect.topic_id] = effect.name
+            self._runner.start(self._delete(effect.name, effect.topic_id), f"delete topic {effect.name}")
+
+    async def _delete(self, name: str, topic_id: str) -> None:
+        deleted = False
+
+        async def delete() -> None:
+            nonlocal deleted
+            deleted = await self._store.delete_topic(name, topic_id)
+
+        try:
+            await self._runner.retry(delete)
+        finally:
+            del self._deleting[topic_id]
+        if deleted:
+            self._runner.step(TopicDeleted(name, topic_id))
+        else:
+            self._runner.step(Fenced("another controller has a higher epoch"))
+
+
+class TopicWatcher:
+    """Watches of all topics. Owner: the term. Life cycle: active until ``close``."""
+
+    def __init__(self, session: ZkSession, *, found: Callable[[str, Node], None], gone: Callable[[str], None]) -> None:
+        """Start to watch. ``found`` receives a topic's name and node, first the present one and then each changed one.
+        ``gone`` receives a name that is no longer listed. For a topic that is recreated immediately after its deletion,
+        only ``found`` may be called."""
+        self._session = session
+        self._found = found
+        self._gone = gone
+        #: For each listed name, the function that ends its watch.
+        self._unwatch: dict[str, Callable[[], None]] = {}
+        #: The listed names whose node was missing: either the list is out of date, or the topic was recreated since
+        #: then.
+        self._missing: set[str] = set()
+        self._unwatch_names = session.watch_children(paths.TOPICS, self._listed)
+
+    def close(self) -> None:
+        for unwatch in (self._unwatch_names, *self._unwatch.values()):
+            unwatch()
+
+    def _listed(self, names: tuple[str, ...] | None) -> None:
+        """Watch new and recreated topics, and report names that are no longer listed.
+
+        After the deletion of a listed topic a newer list always arrives, because the deletion changes the list and a
+        session's responses arrive in the order of its requests.
+        """
+        present = {name for name in names or () if not check_topic_name(name)}
+        for name in present - (self._unwatch.keys() - self._missing):
+            self._missing.discard(name)
+            self._unwatch[name] = self._session.watch_data(paths.topic(name), self._reader(name), until_gone=True)
+        for name in self._unwatch.keys() - present:
+            self._unwatch.pop(name)()
+            self._missing.discard(name)
+            self._gone(name)
+
+    def _reader(self, name: str) -> Callable[[Node | None], None]:
+        def read(node: Node | None) -> None:
+            if node is None:
+                self._missing.add(name)
+            else:
+                self._found(name, node)
+
+        return read
