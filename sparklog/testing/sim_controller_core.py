@@ -2,8 +2,9 @@
 
 It does with the simulation what ``cluster/controller_loop.py``, ``controller_term.py`` and ``effect_performer.py`` do
 with kazoo and sockets. Several processes stand for election; each one that is not elected waits until the controller
-node vanishes. Watches are modelled as reads of all levels every few milliseconds. A term may end at any moment without the knowledge of its
-process: another process is elected, starts from the content of ZooKeeper, and its epoch fences the old term.
+node vanishes. Watches are modelled as reads of all levels every few milliseconds. A term may end at any moment without
+the knowledge of its process: another process is elected, starts from the content of ZooKeeper, and its epoch fences the
+old term.
 """
 
 from __future__ import annotations
