@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from sparklog import Consumer, Producer
-from sparklog.client.producer.futures import RecordMetadata
+from sparklog.client.producer.results import RecordMetadata
 from sparklog.errors import SparklogError
 
 _VALUE = b"x" * 100

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from sparklog.client.errors import ProducerClosed as ProducerClosed
     from sparklog.client.errors import ProducerFenced as ProducerFenced
     from sparklog.client.errors import TransactionStateError as TransactionStateError
-    from sparklog.client.producer.futures import RecordMetadata as RecordMetadata
-    from sparklog.client.producer.futures import WriteResult as WriteResult
     from sparklog.client.producer.producer import Producer as Producer
+    from sparklog.client.producer.results import RecordMetadata as RecordMetadata
+    from sparklog.client.producer.results import WriteResult as WriteResult
     from sparklog.cluster.local import LocalCluster as LocalCluster
     from sparklog.errors import BrokerError as BrokerError
     from sparklog.errors import ClusterError as ClusterError
@@ -63,12 +63,12 @@ _HOME = {
     "Producer": "sparklog.client.producer.producer",
     "ProducerClosed": "sparklog.client.errors",
     "ProducerFenced": "sparklog.client.errors",
-    "RecordMetadata": "sparklog.client.producer.futures",
+    "RecordMetadata": "sparklog.client.producer.results",
     "SparklogError": "sparklog.errors",
     "StorageError": "sparklog.errors",
     "TopicPartition": "sparklog.model",
     "TransactionStateError": "sparklog.client.errors",
-    "WriteResult": "sparklog.client.producer.futures",
+    "WriteResult": "sparklog.client.producer.results",
     "configure": "sparklog.spark.configure",
     "locate_moment": "sparklog.spark.read_history",
     "origin": "sparklog.client.consumer.origin",

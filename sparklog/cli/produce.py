@@ -17,8 +17,8 @@ from sparklog.cli.files import Format, format_of, open_input
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Topic, open_admin, servers
 from sparklog.cli.output import note, print_json
 from sparklog.cli.progress import Bar, bar
-from sparklog.client.producer.futures import WriteResult
 from sparklog.client.producer.producer import Producer
+from sparklog.client.producer.results import WriteResult
 from sparklog.errors import ConfigError
 from sparklog.record.schema import DEFAULT_SCHEMA
 

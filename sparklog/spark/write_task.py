@@ -24,7 +24,7 @@ from sparklog.spark.route import TopicRoute, rows_by_value
 from sparklog.spark.sink import SinkRun, Written, is_known, take_part
 
 if TYPE_CHECKING:
-    from sparklog.client.producer.futures import WriteResult
+    from sparklog.client.producer.results import WriteResult
     from sparklog.spark.write_plan import WritePlan
 
 #: Spark splits a task's rows into batches of at most 10,000. This number of bytes is encoded together, and stored as

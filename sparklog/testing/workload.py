@@ -22,8 +22,8 @@ import pyarrow as pa
 from sparklog.client.admin.admin import Admin
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.consumer.origin import origin
-from sparklog.client.producer.futures import WriteResult
 from sparklog.client.producer.producer import Producer
+from sparklog.client.producer.results import WriteResult
 from sparklog.errors import BrokerError, ClusterError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition
 from sparklog.testing.final_logs import high_watermarks, read_final_logs, wait_whole

@@ -18,7 +18,8 @@ from sparklog import Producer
 from sparklog.client.errors import ClientTimeout, ProducerClosed
 from sparklog.client.producer import inflight_requests as requests_module
 from sparklog.client.producer.direct_send import _MOST_PREPARED, DirectSender, SingleRecordCompletion
-from sparklog.client.producer.futures import RecordFuture, RecordMetadata
+from sparklog.client.producer.record_future import RecordFuture
+from sparklog.client.producer.results import RecordMetadata
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import Metadata, Produce

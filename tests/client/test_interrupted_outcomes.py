@@ -16,17 +16,13 @@ import pytest
 
 from sparklog import Producer
 from sparklog.client.errors import ProducerClosed
-from sparklog.client.producer.futures import (
-    BatchOutcome,
-    Completion,
-    CompletionLatch,
-    RecordFuture,
-    TableWrite,
-    notify,
-    resolve,
-)
+from sparklog.client.producer.completion import Completion, CompletionLatch, notify, resolve
 from sparklog.client.producer.partitioning import ProducerTopic
-from sparklog.client.producer.record_buffer import RecordBuffer, RecordChunk
+from sparklog.client.producer.record_buffer import RecordBuffer
+from sparklog.client.producer.record_chunk import RecordChunk
+from sparklog.client.producer.record_future import RecordFuture
+from sparklog.client.producer.results import BatchOutcome
+from sparklog.client.producer.table_write import TableWrite
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import Produce
 from tests.client.fake_cluster import FakeCluster

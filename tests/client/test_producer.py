@@ -18,10 +18,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from sparklog.client.producer.futures import BatchOutcome, RecordFuture, RecordMetadata
 from sparklog.client.producer.partitioning import ProducerTopic
 from sparklog.client.producer.producer import Producer
-from sparklog.client.producer.record_buffer import RecordChunk
+from sparklog.client.producer.record_chunk import RecordChunk
+from sparklog.client.producer.record_future import RecordFuture
+from sparklog.client.producer.results import BatchOutcome, RecordMetadata
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicSchema
 from sparklog.net.server import ServerConnection

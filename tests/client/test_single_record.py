@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from sparklog.client.errors import ProducerClosed
+from sparklog.client.producer.completion import CompletionLatch
 from sparklog.client.producer.direct_send import SingleRecordCompletion
-from sparklog.client.producer.futures import BatchOutcome, CompletionLatch, RecordFuture, RecordMetadata
+from sparklog.client.producer.record_future import RecordFuture
+from sparklog.client.producer.results import BatchOutcome, RecordMetadata
 from tests.client.interrupting import interrupted_in, lines
 from tests.client.test_interrupted_outcomes import ended, waiting
 

@@ -17,8 +17,8 @@ from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.consumer.origin import origin
 from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import ClientTimeout, LogTruncated
-from sparklog.client.producer.futures import RecordMetadata
 from sparklog.client.producer.producer import Producer
+from sparklog.client.producer.results import RecordMetadata
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster, wait_until

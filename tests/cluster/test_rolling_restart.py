@@ -13,8 +13,8 @@ import pytest
 from sparklog.cli.main import run
 from sparklog.client.admin.admin import Admin
 from sparklog.client.consumer.consumer import Consumer
-from sparklog.client.producer.futures import RecordMetadata
 from sparklog.client.producer.producer import Producer
+from sparklog.client.producer.results import RecordMetadata
 from sparklog.errors import BrokerError, ErrorCode
 from tests.cluster.supervised_cluster import SupervisedCluster
 

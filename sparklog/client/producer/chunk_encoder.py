@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparklog.client.producer.partitioning import EncodedPart, ProducerTopic, Rows, encode_few, encode_parts
-from sparklog.client.producer.record_buffer import RecordChunk
+from sparklog.client.producer.record_chunk import RecordChunk
 from sparklog.errors import BrokerError, ErrorCode
 
 

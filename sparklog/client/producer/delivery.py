@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.errors import ClientTimeout, transaction_error
-from sparklog.client.producer.futures import BatchOutcome, Completion
+from sparklog.client.producer.completion import Completion
 from sparklog.client.producer.partition_queues import PartitionQueues, ProducerBatch
-from sparklog.client.producer.record_buffer import RecordChunk
+from sparklog.client.producer.record_chunk import RecordChunk
+from sparklog.client.producer.results import BatchOutcome
 from sparklog.errors import TRAITS, BrokerError, ErrorCode
 from sparklog.protocol.messages import ProduceResult
 

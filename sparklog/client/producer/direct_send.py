@@ -16,21 +16,15 @@ from collections.abc import Callable
 
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.producer.caller_io import CallerIo
+from sparklog.client.producer.completion import Completion, CompletionLatch, notify
 from sparklog.client.producer.delivery import DeliveryHandle
-from sparklog.client.producer.futures import (
-    BatchOutcome,
-    Completion,
-    CompletionLatch,
-    RecordFuture,
-    RecordMetadata,
-    abandon_listener,
-    notify,
-)
 from sparklog.client.producer.inflight_requests import InflightRequests, SentRequest
 from sparklog.client.producer.loop_handoff import LoopHandoff
 from sparklog.client.producer.partition_queues import BatchState, PartitionQueues, ProducerBatch
 from sparklog.client.producer.partitioning import ProducerTopic, partition_of_record
-from sparklog.client.producer.record_buffer import Record
+from sparklog.client.producer.record_chunk import Record
+from sparklog.client.producer.record_future import RecordFuture, abandon_listener
+from sparklog.client.producer.results import BatchOutcome, RecordMetadata
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition
 from sparklog.net.async_client import Answer, AsyncConnection

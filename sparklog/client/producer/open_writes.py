@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 
 from sparklog.client.errors import ClientForked, ClientTimeout
-from sparklog.client.producer.futures import Completion
-from sparklog.client.producer.record_buffer import RecordBuffer, RecordChunk
+from sparklog.client.producer.completion import Completion
+from sparklog.client.producer.record_buffer import RecordBuffer
+from sparklog.client.producer.record_chunk import RecordChunk
 
 #: Failures kept of a producer that is never flushed; ``flush`` raises the first.
 _MAX_FAILURES_KEPT = 100

@@ -24,7 +24,6 @@ from sparklog.client.consumer.group_session import GroupMetadata
 from sparklog.client.errors import CommitOutcomeUnknown, ProducerClosed
 from sparklog.client.producer.data_frames import readable_twice, to_table
 from sparklog.client.producer.delivery import DeliveryHandle
-from sparklog.client.producer.futures import RecordMetadata, TableWrite, WriteResult
 from sparklog.client.producer.open_writes import OpenWrites
 from sparklog.client.producer.partition_queues import ProducerIdentity
 from sparklog.client.producer.partitioning import (
@@ -36,10 +35,12 @@ from sparklog.client.producer.partitioning import (
     split_destinations,
 )
 from sparklog.client.producer.producer_lifetime import ProducerLifetime
-from sparklog.client.producer.record_arguments import as_bytes, microseconds, typed_row
-from sparklog.client.producer.record_buffer import RecordBuffer, header_list
+from sparklog.client.producer.record_arguments import as_bytes, header_list, microseconds, typed_row
+from sparklog.client.producer.record_buffer import RecordBuffer
+from sparklog.client.producer.results import RecordMetadata, WriteResult
 from sparklog.client.producer.sender import Sender
 from sparklog.client.producer.sender_settings import SenderSettings
+from sparklog.client.producer.table_write import TableWrite
 from sparklog.client.producer.transaction_api import ProducerTransactions, producer_run
 from sparklog.client.producer.transaction_run import Joined
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparklog.client.producer.partitioning import ProducerTopic
-from sparklog.client.producer.record_buffer import utf8
+from sparklog.client.producer.record_chunk import Header
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.rows import datetime_us
 
@@ -44,6 +44,31 @@ def as_bytes(what: str, found: Any) -> bytes:
     if isinstance(found, (bytes, bytearray, memoryview)):
         return bytes(found)
     raise TypeError(f"{what}: {type(found).__name__} found; expected bytes or text")
+
+
+def header_list(headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]) -> list[Header]:
+    """Return headers in the form that Arrow accepts.
+
+    Raises:
+        TypeError: a name that is not text, or a value that is not bytes, text or None.
+        ValueError: text that is not valid Unicode.
+    """
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    found: list[Header] = []
+    for name, value in pairs:
+        if not isinstance(name, str) or not (value is None or isinstance(value, (str, bytes))):
+            raise TypeError(f"header {name!r}: {value!r}; expected text, and bytes, text or None")
+        utf8("header", name)
+        found.append({"key": name, "value": utf8(f"header {name!r}", value) if isinstance(value, str) else value})
+    return found
+
+
+def utf8(what: str, text: str) -> bytes:
+    """Return text as UTF-8. Raise ValueError for a lone surrogate, which UTF-8 cannot encode."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what}: no Unicode text, {error.reason} at {error.start}") from None
 
 
 def typed_row(topic: ProducerTopic, value: Any, key: Any, headers: Any) -> tuple[Mapping[str, Any], int]:

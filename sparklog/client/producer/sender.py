@@ -32,7 +32,8 @@ from sparklog.client.producer.partition_queues import PartitionQueues, ProducerB
 from sparklog.client.producer.partitioning import ProducerTopic
 from sparklog.client.producer.producer_id import ProducerIdRequest
 from sparklog.client.producer.producer_metadata import ProducerMetadata, TopicRequest
-from sparklog.client.producer.record_buffer import IoThread, RecordBuffer, RecordChunk
+from sparklog.client.producer.record_buffer import RecordBuffer
+from sparklog.client.producer.record_chunk import IoThread, RecordChunk
 from sparklog.client.producer.sender_settings import SenderSettings
 from sparklog.client.producer.sender_transactions import SenderTransactions
 from sparklog.model import TopicPartition

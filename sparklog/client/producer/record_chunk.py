@@ -1,0 +1,234 @@
+"""A chunk of single records: they are encoded together, and each record has its own outcome.
+
+A chunk has a partition only if its records name one: otherwise the I/O thread hashes all keys of the chunk at once when
+it encodes the chunk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.client.producer.completion import CompletionLatch, notify
+from sparklog.client.producer.partitioning import ProducerTopic, Rows
+from sparklog.client.producer.record_future import abandon_listener
+from sparklog.client.producer.results import BatchOutcome, RecordMetadata
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.rows import ValueRefusedError
+from sparklog.record.schema import DEFAULT_SCHEMA
+
+#: The number of characters of a refused record that its error shows.
+_RECORD_SHOWN = 200
+
+_DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "headers", "timestamp")]
+
+Header: TypeAlias = "dict[str, str | bytes | None]"
+#: The number of a record, and the callback that receives its outcome.
+_Listener: TypeAlias = "tuple[int, Callable[[RecordMetadata | BaseException], None]]"
+#: Key, value, headers, timestamp in microseconds.
+Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
+
+
+class IoThread(Protocol):
+    """The sender as its chunks see it: it sends chunks and reports their outcomes. Any thread may call it."""
+
+    def wake(self) -> None:
+        """Make the I/O thread check for new work."""
+
+    def on_chunk_opened(self) -> None:
+        """Handle a new chunk that has a record."""
+
+    def wait_helping(self, finished: Callable[[], bool]) -> None:
+        """Drive the loop in the calling thread, which waits until ``finished`` and does nothing else."""
+
+    def recall_loop(self) -> None:
+        """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive it."""
+
+    def on_io_thread(self) -> bool:
+        """Return whether the calling thread is the one that frees room by sending chunks."""
+
+
+class RecordChunk:
+    """Records of one topic that are encoded together. Appends need the buffer's lock. A sealed chunk is only read."""
+
+    def __init__(
+        self, topic: ProducerTopic, partition: int | None, created_ms: float, io_thread: IoThread | None = None
+    ) -> None:
+        self.io_thread = io_thread
+        self.topic = topic
+        self.partition = partition
+        self.created_ms = created_ms
+        self.size = 0
+        self.lock = threading.Lock()
+        self.finished = CompletionLatch()
+        #: One tuple per record. They become columns when the chunk is encoded, so that ``send`` does a single append.
+        self.records: list[Record] = []
+        self._batch_of: Rows | Sequence[int] | None = None
+        self._place_of: Rows | Sequence[int] | None = None
+        self._outcomes: list[BatchOutcome | None] = []
+        self._failure: BaseException | None = None
+        self._refused: dict[int, BaseException] = {}
+        self._all_failed: BaseException | None = None
+        self._open = 0
+        self._listeners: list[_Listener] = []
+        self._error_seen = False
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def to_batch(self, topic: ProducerTopic, rows: Rows) -> pa.RecordBatch:
+        """Return the records with these numbers as one batch of the topic's schema.
+
+        Raises:
+            BrokerError: SCHEMA_MISMATCH if a record does not fit the schema.
+        """
+        records = self.records if len(rows) == len(self) else [self.records[row] for row in rows]
+        return _default_batch(records) if topic.is_default else _typed_batch(topic, [record[1] for record in records])
+
+    def refuse(self, row: int, error: BaseException) -> None:
+        """Refuse one record, which is not sent. Call it before ``assign_batches`` and ``fail``."""
+        self._refused[row] = error
+        self._failure = self._failure or error
+
+    # --- outcomes ---
+
+    def assign_batches(self, rows_of_batches: Sequence[Rows | Sequence[int]]) -> None:
+        """Record which rows went into which batch, in the order of the batches. Rows of a batch ascend.
+
+        Call it once, before any ``batch_done``.
+        """
+        self._open = len(rows_of_batches)
+        self._outcomes = [None] * self._open
+        count = len(self.records)
+        if len(rows_of_batches[0]) == count:
+            self._place_of = range(count)
+            self._batch_of = bytes(count)
+            return
+        batch_of = np.zeros(len(self), np.int64)
+        place_of = np.zeros(len(self), np.int64)
+        for index, rows in enumerate(rows_of_batches):
+            batch_of[rows] = index
+            place_of[rows] = np.arange(len(rows))
+        self._place_of = place_of
+        self._batch_of = batch_of
+
+    def batch_done(self, index: int, outcome: BatchOutcome) -> None:
+        self._outcomes[index] = outcome
+        self._open -= 1
+        if outcome.error is not None and self._failure is None:
+            self._failure = outcome.error
+        self._notify(ended=not self._open)
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the records that have no outcome so far. Idempotent."""
+        self._failure = self._failure or error
+        self._all_failed = self._all_failed or error
+        self._notify(ended=True)
+
+    def abandon(self, error: BaseException) -> None:
+        """End all waits in a forked child, as ``Completion.abandon``."""
+        self.lock = threading.Lock()
+        self._all_failed = error
+        for _, resolve in self._listeners:
+            abandon_listener(resolve, error)
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._failure
+
+    def consume_failure(self) -> BaseException | None:
+        if self._error_seen:
+            return None
+        self._error_seen = True
+        return self._failure
+
+    def outcome(self, index: int) -> RecordMetadata | BaseException | None:
+        """Return the outcome of one record, or None while it is open."""
+        if self._refused and index in self._refused:
+            return self._refused[index]
+        if self._batch_of is None or self._place_of is None:
+            return self._all_failed
+        batch = self._outcomes[int(self._batch_of[index])]
+        if batch is None:
+            return self._all_failed
+        if batch.error is not None:
+            return batch.error
+        offset = batch.base_offset + int(self._place_of[index]) if batch.base_offset >= 0 else -1
+        return RecordMetadata(self.topic.name, batch.partition, offset, self.records[index][3])
+
+    def wait_helping(self, index: int) -> RecordMetadata | BaseException | None:
+        outcome = self.outcome(index)
+        if outcome is not None or self.io_thread is None:
+            return outcome
+        ending = self.finished
+        self.io_thread.wait_helping(lambda: ending.done or self.outcome(index) is not None)
+        return self.outcome(index)
+
+    def recall_loop(self) -> None:
+        if self.io_thread is not None:
+            self.io_thread.recall_loop()
+
+    def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
+        """Call ``resolve`` at least once with the outcome: now, or when the outcome is known."""
+        with self.lock:
+            outcome = self.outcome(index)
+            if outcome is None:
+                self._listeners.append((index, resolve))
+        if outcome is not None:
+            resolve(outcome)
+
+    def error_seen(self) -> None:
+        self._error_seen = True
+
+    def _notify(self, *, ended: bool) -> None:
+        with self.lock:
+            waiting = tuple(self._listeners)
+        if waiting:
+            self._notify_listeners(waiting)
+        if ended:
+            self.finished.end()
+
+    def _notify_listeners(self, waiting: Sequence[_Listener]) -> None:
+        """Notify these listeners, the first ones of the list.
+
+        They leave the list after all have been notified. If an interrupt stops this function, ``fail`` finds and
+        notifies them again.
+        """
+        left = []
+        for index, resolve in waiting:
+            outcome = self.outcome(index)
+            if outcome is None:
+                left.append((index, resolve))
+            else:
+                notify(resolve, outcome)
+        with self.lock:
+            self._listeners[: len(waiting)] = left
+
+
+def _default_batch(records: Sequence[Record]) -> pa.RecordBatch:
+    columns = [
+        # Most records have no headers, and an array of nested nulls costs more than the rest of a small batch.
+        pa.array(found, kind) if any(found) or not pa.types.is_nested(kind) else pa.nulls(len(found), kind)
+        for found, kind in zip(zip(*records, strict=True), _DEFAULT_TYPES, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+def _typed_batch(topic: ProducerTopic, rows: list[Any]) -> pa.RecordBatch:
+    try:
+        return topic.rows.batch(rows)
+    except ValueRefusedError as error:
+        detail = f"column {error.path!r}: {error}"
+    except Exception as error:  # from a value whose own methods fail
+        detail = repr(error)
+    # The caller splits a chunk of several records until the record that does not fit is alone.
+    record = f"; the record is {repr(rows[0])[:_RECORD_SHOWN]}" if len(rows) == 1 else ""
+    raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"a record of {topic.name!r}: {detail}{record}")

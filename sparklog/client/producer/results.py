@@ -1,0 +1,46 @@
+"""The results of a producer's writes: the positions of records and tables in the log. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sparklog.model import OffsetRange
+
+
+class RecordMetadata(NamedTuple):
+    """The position of a record.
+
+    ``offset`` is -1 if the broker does not return it (acks=0, or a duplicate found late).
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_us: int
+
+
+class WrittenRange(NamedTuple):
+    """Offsets ``[start, end)`` of one partition. Both are -1 if the broker does not return them."""
+
+    partition: int
+    offsets: OffsetRange
+
+
+class WriteResult(NamedTuple):
+    """The positions of a table's rows.
+
+    A partition may have several ranges, with records of other producers between them.
+    """
+
+    topic: str
+    record_count: int
+    ranges: tuple[WrittenRange, ...]
+
+
+class BatchOutcome(NamedTuple):
+    """The outcome of one batch: its offsets or its error."""
+
+    partition: int
+    base_offset: int
+    record_count: int
+    error: BaseException | None = None
