@@ -25,12 +25,13 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 @pytest.fixture(scope="package")
 def plain_spark() -> Iterator[SparkSession]:
-    """A session that knows no brokers. Its zone is not UTC, so that a timestamp that is not converted shows."""
+    """Yield a session without broker addresses. Its time zone is not UTC, so a missing conversion of a timestamp
+    changes the result."""
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.driver.extraJavaOptions", _QUICK_JVM)
         .config("spark.ui.enabled", "false")
-        .config("spark.python.authenticate.socketTimeout", "60s")  # of a busy machine
+        .config("spark.python.authenticate.socketTimeout", "60s")  # a busy machine needs more than the default
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "America/New_York")
         .getOrCreate()
@@ -53,13 +54,13 @@ def admin(brokers: ProcessCluster) -> Iterator[Admin]:
 
 @pytest.fixture
 def topic() -> str:
-    """A name that no other test uses."""
+    """Return a topic name that no other test uses."""
     return f"topic-{next(_numbers)}"
 
 
 @pytest.fixture
 def fails() -> Callable[[Callable[[], object]], str]:
-    """Call something that Spark has to fail, and give the message."""
+    """Return a function that calls an action, requires that Spark fails it, and returns the error message."""
 
     def call(action: Callable[[], object]) -> str:
         with pytest.raises(PySparkException) as caught:

@@ -1,4 +1,4 @@
-"""A source whose writers stop at chosen points until a test lets them go on, or kill their own process."""
+"""A source whose writers stop at chosen points until a test resumes them, or kill their own process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from pyspark.sql.types import StructType
 from sparklog.spark.source import SparklogSource
 from sparklog.spark.writer import BatchWriter, StreamWriter
 
-#: Longer than a test takes, shorter than a machine lives.
+#: Longer than any test and shorter than the life of a machine: an abandoned writer exits after this time.
 _MOST_S = 900
 
 
 def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -> None:
-    """Register it in place of ``sparklog``. What is named ``<name>.<point>`` in the directory ``points`` makes writers
-    of that name do something at that point; ``<name>.messages`` gets what the tasks have told the driver, pickled. The
-    name of a streaming write is its topic, that of a batch write its ``txnAppId``; other batch writes go on as ever.
+    """Register the source under the name ``sparklog``, with writers that act at points.
 
-    ``hold-commit``, ``hold-after``, ``hold-write``: before the decision, after it, after a task has written: make
-    ``<name>.reached`` and wait until ``<name>.go`` is there. ``kill-task``: once a task has written, it kills itself.
-    ``kill-between``: a task of a batch write kills itself once the rows of its first topic are written.
+    A file ``<name>.<point>`` in the directory ``points`` makes the writers of that name act at that point.
+    ``<name>.messages`` receives the pickled messages of the tasks to the driver. The name of a streaming write is its
+    topic, and the name of a batch write is its ``txnAppId``. Batch writes without a name do not stop.
+
+    ``hold-commit``, ``hold-after`` and ``hold-write`` act before the decision, after the decision, and after a task has
+    written: the writer creates ``<name>.reached`` and waits until ``<name>.go`` exists. ``kill-task``: a task kills
+    itself after it has written. ``kill-between``: a task of a batch write kills itself after it has written the rows of
+    its first topic.
     """
 
     def hold(name: str, what: str) -> None:
@@ -103,7 +106,7 @@ def register_holding_source(spark: SparkSession, bootstrap: str, points: Path) -
 
 
 def _taken(point: Path, taken: Path) -> bool:
-    """Whether the point is there, and this attempt is the one that it holds."""
+    """Return whether the point exists and this attempt is the first to reach it."""
     try:
         point.rename(taken)
     except FileNotFoundError:

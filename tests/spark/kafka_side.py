@@ -1,16 +1,16 @@
-"""A real Kafka broker, and one way to fill its topics and ours, for ``test_same_as_kafka``.
+"""A real Kafka broker, and one interface to the topics of Kafka and sparklog, for ``test_same_as_kafka``.
 
-The jars come from the folder that the environment variable ``SPARKLOG_KAFKA_JARS`` names; it has two folders:
+The jars come from the folder that the environment variable ``SPARKLOG_KAFKA_JARS`` names. It has two folders:
 
-    broker/  Kafka's broker and what it needs: org.apache.kafka:kafka_2.13 and kafka-tools (4.1.1 has been run), and
+    broker/  Kafka's broker and its dependencies: org.apache.kafka:kafka_2.13 and kafka-tools (tested: 4.1.1), and
              org.apache.logging.log4j:log4j-slf4j-impl, all with their dependencies
              (mvn dependency:copy-dependencies)
-    spark/   Spark's connector and no more than it needs beside Spark's own jars: org.apache.spark:
+    spark/   Spark's connector, and only the dependencies that Spark itself does not have: org.apache.spark:
              spark-sql-kafka-0-10_2.13 of pyspark's version, org.apache.kafka:kafka-clients (3.9.2),
              org.apache.commons:commons-pool2 (2.12.1), and org.apache.spark:spark-token-provider-kafka-0-10_2.13
 
-The connector has to be there when Spark's JVM starts: ``tests/conftest.py`` sees to that. Topics of Kafka are made
-and filled with Kafka's own Java client in that JVM, because its sink in Spark sets no timestamps.
+Spark's JVM must start with the connector; ``tests/conftest.py`` adds it. The tests create and fill Kafka's topics
+with Kafka's own Java client in that JVM, because Kafka's sink in Spark sets no timestamps.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Record(NamedTuple):
 
 
 class Side(Protocol):
-    """One of the two systems that are compared."""
+    """One of the two systems that the tests compare."""
 
-    #: What ``format`` is called with.
+    #: The argument of ``format``.
     name: str
 
     @property
@@ -59,13 +59,13 @@ class Side(Protocol):
     def create_partitions(self, topic: str, count: int) -> None: ...
 
     def delete_topic(self, topic: str) -> None:
-        """Returns when it is not listed any more."""
+        """Delete the topic, and return when the system no longer lists it."""
 
     def send(self, topic: str, records: Sequence[Record]) -> None:
-        """Returns when all are acknowledged; several batches for more than a few records."""
+        """Send the records, and return when all are acknowledged. More than a few records make several batches."""
 
     def start_is_settled(self, checkpoint: Path) -> bool:
-        """Whether a new query has written down where it begins."""
+        """Return whether a new query has stored its start offsets."""
 
 
 def jars_folder() -> Path | None:
@@ -74,7 +74,7 @@ def jars_folder() -> Path | None:
 
 
 class KafkaBroker:
-    """One process, broker and controller in one, in a process group of its own. Owner: one test thread."""
+    """One Kafka process that is both broker and controller, in its own process group. Owner: one test thread."""
 
     def __init__(self, jars: Path, directory: Path) -> None:
         self._class_path = str(jars / "broker" / "*")
@@ -131,8 +131,8 @@ class KafkaBroker:
         while True:
             assert self._process is not None
             words = (self._directory / "log").read_text(errors="replace")[-2000:]
-            assert self._process.poll() is None, f"Kafka has ended: {words}"
-            assert time.monotonic() < deadline, f"Kafka is not up: {words}"
+            assert self._process.poll() is None, f"Kafka exited: {words}"
+            assert time.monotonic() < deadline, f"Kafka did not start: {words}"
             try:
                 socket.create_connection((_HOST, port), timeout=1).close()
             except OSError:
@@ -186,8 +186,8 @@ class KafkaSide:
         wait_until(lambda: topic not in set(self._admin.listTopics().names().get()))
 
     def _await_partitions(self, topic: str, count: int) -> None:
-        """What the controller has made the broker hears of a little later."""
-        self._producer.partitionsFor(topic)  # waits until the topic is known
+        """Wait until the broker knows the partitions. It learns of them a little later than the controller."""
+        self._producer.partitionsFor(topic)  # waits until the broker knows the topic
         wait_until(lambda: len(self._described(topic).partitions()) == count)
 
     def _described(self, topic: str) -> Any:
@@ -206,7 +206,7 @@ class KafkaSide:
 
 
 class SparklogSide:
-    """Topics of ours."""
+    """Topics of sparklog."""
 
     name = "sparklog"
 

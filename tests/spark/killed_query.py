@@ -1,8 +1,8 @@
-"""A driver to be killed: starts a query with each set of options given, and stays in their first batches.
+"""A driver that a test kills: it starts one query for each set of options, and stays in their first batches.
 
-    python -m tests.spark.killed_query <bootstrap> <JSON: [[checkpoint, {option: value}], ...]>
+python -m tests.spark.killed_query <bootstrap> <JSON: [[checkpoint, {option: value}], ...]>
 
-Prints a line when all of them are there.
+It prints a line when all queries are in their first batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(bootstrap: str, queries: str) -> None:
         _enter(spark, checkpoint, options)
     print("in their first batches", flush=True)
     parent = os.getppid()
-    while os.getppid() == parent:  # else nobody is left to kill it
+    while os.getppid() == parent:  # the driver exits with the test that would kill it
         time.sleep(0.5)
     os._exit(1)
 
@@ -47,7 +47,7 @@ def _enter(spark: SparkSession, checkpoint: str, options: dict[str, str]) -> Non
     query = frame.writeStream.foreachBatch(stay).option("checkpointLocation", checkpoint).start()
     while not entered.wait(0.1):
         if (error := query.exception()) is not None:
-            # Spark allows a Python process ten seconds to start, which is little on a busy machine.
+            # Spark gives a Python process ten seconds to start, which is not always enough on a busy machine.
             if "failed to connect back" not in str(error):
                 raise error
             _enter(spark, checkpoint, options)

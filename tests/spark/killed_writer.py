@@ -1,11 +1,12 @@
-"""A driver to be killed: copies one topic to others, with writers that stop where the test says.
+"""A driver that a test kills: it copies one topic to others, with writers that stop where the test says.
 
-Slow tasks get a second attempt. ``<to>`` is a topic for a streaming query; or two, ``a+b``, for a batch write that has
-this name: its rows, even and odd ones, name them. That one begins once ``<directory>/filled`` is there.
+Slow tasks get a second attempt. ``<to>`` is one topic for a streaming query. ``a+b`` is a batch write of that name to
+two topics, whose rows name their topic: even values ``a``, odd values ``b``. The batch write begins when the file
+``<directory>/filled`` exists.
 
 python -m tests.spark.killed_writer <master> <bootstrap> <directory> <from> <to> ...
 
-``<directory>/<to>.failed`` gets the error of a query that has failed.
+``<directory>/<to>.failed`` receives the error of a failed query.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def main(master: str, bootstrap: str, directory: Path, source: str, targets: lis
         .config("spark.executor.memory", "512m")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
-        .config("spark.python.authenticate.socketTimeout", "60s")  # of a busy machine
+        .config("spark.python.authenticate.socketTimeout", "60s")  # a busy machine needs more than the default
         .config("spark.speculation", "true")
         .config("spark.speculation.quantile", "0.5")
         .config("spark.speculation.multiplier", "1")
@@ -53,14 +54,14 @@ def main(master: str, bootstrap: str, directory: Path, source: str, targets: lis
     watcher = threading.Thread(target=watch, args=(directory, queries))
     watcher.start()
     for pair in targets:
-        if "+" in pair:  # in the thread of the session: in another one Spark does not find the source
+        if "+" in pair:  # in the session's thread: Spark does not find the source in another one
             spread(spark, source, pair, directory / "filled")
     watcher.join()
 
 
 def watch(directory: Path, queries: dict[str, StreamingQuery]) -> None:
     parent = os.getppid()
-    while os.getppid() == parent:  # nobody may be left to kill it
+    while os.getppid() == parent:  # the driver exits with the test that would kill it
         for target, query in queries.items():
             if (error := query.exception()) is not None:
                 (directory / f"{target}.failed").write_text(str(error))
@@ -69,8 +70,11 @@ def watch(directory: Path, queries: dict[str, StreamingQuery]) -> None:
 
 
 def begin(spark: SparkSession, source: str, target: str, checkpoint: Path) -> StreamingQuery:
-    """Start one query, and wait for its first batch: Spark gives a query's Python process 10 s to come up, which is
-    little for several at once on a busy machine, and not always enough for one."""
+    """Start one query and wait for its first batch.
+
+    Spark gives a query's Python process 10 s to start. That is not always enough for several at once on a busy machine,
+    so the query is started again until it has begun a batch.
+    """
     while True:
         frame = spark.readStream.format("sparklog").option("subscribe", source).option("startingOffsets", "earliest")
         writer = frame.load().select("x").writeStream.format("sparklog").option("topic", target)
@@ -82,7 +86,8 @@ def begin(spark: SparkSession, source: str, target: str, checkpoint: Path) -> St
 
 
 def spread(spark: SparkSession, source: str, pair: str, filled: Path) -> None:
-    """A batch write under the name ``pair``, version 1: all that ``source`` holds, into the pair's two topics."""
+    """Write all records of ``source`` to the pair's two topics, in a batch write with the name ``pair`` and version
+    1."""
     while not filled.exists():
         time.sleep(0.1)
     even, odd = pair.split("+")

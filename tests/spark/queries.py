@@ -1,4 +1,4 @@
-"""Streaming queries that end by themselves."""
+"""Streaming queries that end without a call of ``stop``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ _PATIENCE_S = 180
 
 
 def drained(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Start a query and wait for its end. Spark gives a query's Python process ten seconds to come up, whatever the
-    settings: where a busy machine takes longer, the query is started again from its checkpoint."""
+    """Start a query and wait for its end.
+
+    Spark gives a query's Python process ten seconds to start, and no setting changes that. If a busy machine needs
+    longer, the query is started again from its checkpoint.
+    """
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         query = start()

@@ -1,4 +1,4 @@
-"""Archives of sources get bytecode, and Python uses it."""
+"""Tests that archives of sources get bytecode, and that Python uses it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(archive: Path) -> list[str]:
 
 
 def test_modules_loaded_from_an_archive_are_not_compiled_again(archive: Path) -> None:
-    assert load(archive)[0] == "True"  # else the next line would prove nothing
+    assert load(archive)[0] == "True"  # without this, the last assertion proves nothing
     assert add_bytecode(archive)
     assert load(archive) == ["False", str(archive / "inside" / "module.pyc")]
 
@@ -56,7 +56,8 @@ def test_only_modules_of_this_python_get_bytecode(archive: Path) -> None:
     with zipfile.ZipFile(archive) as found:
         assert found.testzip() is None
         after = {entry.filename: (entry.header_offset, entry.CRC) for entry in found.infolist()}
-    # Where a process that has it open looks for them; of tests, too, which only the directory does not name any more.
+    # A process that has the archive open finds all entries at their old places. That includes the tests' entries, which
+    # only the new directory omits.
     places = {name: after.get(name, before[name]) for name in before}
     assert places == before and before.keys() - after.keys() == {"inside/tests/test_module.py"}
     assert after.keys() - before.keys() == {"inside/__init__.pyc", "inside/module.pyc"}
@@ -72,7 +73,7 @@ def test_a_process_that_has_read_the_archives_directory_continues(archive: Path)
         reader.get_source("inside/tests/test_module")
 
 
-def test_compressed_bytecode_and_tests_names_stay_excluded_later(archive: Path) -> None:
+def test_compressed_bytecode_is_replaced_and_tests_stay_excluded(archive: Path) -> None:
     with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as target:
         target.writestr("inside/module.pyc", b"of an earlier version")
     assert add_bytecode(archive)

@@ -1,4 +1,4 @@
-"""Batches of a task brought together: the same rows in the same order, and none too small but the last."""
+"""Tests of joined batches in a task: the same rows in the same order, and no small batch except the last."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ def test_rows_without_columns_are_not_lost() -> None:
     assert [one.num_rows for one in gathered(iter([headers, headers]), 1000)] == [7, 7]
 
 
-def test_rows_of_almost_no_bytes_are_passed_on_in_time() -> None:
+def test_batches_with_few_bytes_are_passed_on_in_time() -> None:
     flags = pa.record_batch({"flag": pa.array([True] * (1 << 17))})
     assert [one.num_rows for one in gathered(iter([flags] * 3), 1 << 30)] == [1 << 18, 1 << 17]
 
 
 def test_held_rows_survive_an_error_of_the_source() -> None:
-    """As ``read_range`` does after a loss: what it has given before is not given again."""
+    """Yield a batch in an ``except`` block, as ``read_range`` does after a loss; earlier batches are not yielded
+    again."""
 
     def source() -> object:
         yield batch(0, 1)

@@ -1,4 +1,4 @@
-"""Stored batches into the batches Spark expects, without Spark."""
+"""Tests of the conversion from stored batches to the batches that Spark expects, without Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparklog.spark.schema import TopicShape, topic_columns
 TP = TopicPartition("flights", 3)
 APPENDED = dt.datetime(2024, 5, 1, tzinfo=dt.timezone.utc)
 CREATED = dt.datetime(2024, 4, 30, tzinfo=dt.timezone.utc)
-#: As the leader leaves it where no record has an event time: then that of the append counts.
+#: The leader writes such a header if no record has an event time: the append time is the batch's timestamp.
 HEADER = BatchHeader(*([0] * 17))._replace(max_timestamp=int(APPENDED.timestamp() * 1e6))
 
 
@@ -42,7 +42,7 @@ def default_batch() -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=DEFAULT_SCHEMA)
 
 
-def test_default_topic() -> None:
+def test_a_default_topic_shows_all_its_columns() -> None:
     made = assemble(TopicShape(DEFAULT_SCHEMA, "timestamp"), default_batch()).to_pylist()
     common = {"topic": "flights", "partition": 3, "timestampType": 0}
     assert made[0] == common | {
@@ -70,7 +70,7 @@ def test_a_topic_stamped_by_the_log_shows_the_append_time() -> None:
     assert made.column("timestampType").to_pylist() == [1, 1]
 
 
-def test_typed_topic_with_types_spark_lacks() -> None:
+def test_a_typed_topic_converts_types_spark_lacks() -> None:
     schema = pa.schema([("small", pa.uint8()), ("at", pa.timestamp("ns")), ("tags", pa.large_list(pa.large_string()))])
     at = dt.datetime(2024, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a timestamp without zone
     batch = pa.RecordBatch.from_pylist([{"small": 200, "at": at, "tags": ["a", None]}], schema=schema)
@@ -86,7 +86,7 @@ def test_typed_topic_with_types_spark_lacks() -> None:
     }
 
 
-def test_event_time_column_gives_the_timestamp() -> None:
+def test_the_event_time_column_gives_the_timestamp() -> None:
     schema = pa.schema([("x", pa.int32()), ("day", pa.date32())])
     shape = TopicShape(schema, "day")
     batch = pa.RecordBatch.from_pylist([{"x": 1, "day": CREATED.date()}, {"x": 2, "day": None}], schema=schema)
@@ -140,7 +140,8 @@ def test_uncastable_values_are_null_if_their_errors_are_read() -> None:
 
 
 def test_a_column_that_may_show_null_is_nullable() -> None:
-    """Spark asks no column for nulls that is called so, and would take what lies in their place for values."""
+    """Spark does not check a column that is declared NOT NULL for nulls, and would use the bytes in their place as
+    values."""
     own = pa.schema([pa.field("at", pa.timestamp("s"), nullable=False), pa.field("x", pa.int32(), nullable=False)])
     shape = TopicShape(own)
     batch = pa.RecordBatch.from_arrays([pa.array([2**60], own.types[0]), pa.array([1], pa.int32())], schema=own)
@@ -160,7 +161,7 @@ def test_a_topic_column_named_like_the_cast_errors_is_plain() -> None:
         assemble(shape, batch, StructType([topic_columns(shape)[name] for name in ("at", "_cast_error")]))
 
 
-def test_where_cast_errors_are_read_no_column_is_lost() -> None:
+def test_reads_of_cast_errors_lose_no_column() -> None:
     shape = TopicShape(pa.schema([("x", pa.int32())]), schema_id=0)
     batch = pa.record_batch({"x": pa.array([1], pa.int32())})
     wider = HEADER._replace(schema_id=1)

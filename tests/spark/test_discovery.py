@@ -1,4 +1,4 @@
-"""pyspark finds the source by itself after a normal install; what an editable one cannot show."""
+"""Tests that pyspark finds the source after a normal install. An editable install cannot show that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-#: What pyspark runs, in a process of its own, when a session first meets a format it does not know.
+#: pyspark runs this in its own process when a session first meets an unknown format.
 _LOOK_UP = """
 import io, os, sys
 from pyspark.serializers import CloudPickleSerializer, UTF8Deserializer, read_int
@@ -36,13 +36,13 @@ print(sys.modules[source.__module__].__file__)
 def test_an_installed_package_is_found_without_registration(tmp_path: Path) -> None:
     sources, installed = tmp_path / "sources", tmp_path / "installed"
     sources.mkdir()
-    # A copy, so that the build leaves nothing in the tree; a --target install is a normal one, not an editable one.
+    # The build uses a copy, so it leaves no files in the tree. A --target install is a normal one, not an editable one.
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "pyspark_sparklog.py"):
         shutil.copy(ROOT / name, sources)
     shutil.copytree(ROOT / "sparklog", sources / "sparklog", ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
     if int(version("setuptools").split(".")[0]) >= 77:
-        pip.append("--no-build-isolation")  # else pip fetches one that is new enough
+        pip.append("--no-build-isolation")  # without this, pip fetches a newer setuptools
     subprocess.run([*pip, "--target", str(installed), str(sources)], check=True, timeout=120)
     done = subprocess.run(
         [sys.executable, "-c", _LOOK_UP],

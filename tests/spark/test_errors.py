@@ -1,4 +1,5 @@
-"""What users get wrong, as they see it: typed, with names, found and expected, and nothing written."""
+"""Tests of users' mistakes: the errors have a type, names, the found and the expected values, and nothing is
+written."""
 
 from __future__ import annotations
 
@@ -13,24 +14,26 @@ from sparklog.client.admin.admin import Admin
 pytestmark = pytest.mark.integration
 
 
-def test_an_unknown_option(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+def test_an_unknown_option_is_refused(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
     load = spark.read.format("sparklog").option("subscribe", "x").option("startingOffset", "earliest").load
     assert "unknown option 'startingoffset'; did you mean 'startingOffsets'?" in fails(load)
 
 
-def test_no_brokers_to_ask(plain_spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+def test_a_read_without_brokers_is_refused(
+    plain_spark: SparkSession, fails: Callable[[Callable[[], object]], str]
+) -> None:
     load = plain_spark.newSession().read.format("sparklog").option("subscribe", "x").load
     assert "no brokers given: set option bootstrap.servers" in fails(load)
 
 
-def test_an_unknown_topic(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
-    load = spark.read.format("sparklog").option("subscribe", "nobody-made-this").load
+def test_an_unknown_topic_is_refused(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+    load = spark.read.format("sparklog").option("subscribe", "unknown-topic").load
     message = fails(load)
     assert "UNKNOWN_TOPIC_OR_PARTITION" in message
-    assert "nobody-made-this" in message
+    assert "unknown-topic" in message
 
 
-def test_an_unknown_partition(
+def test_an_unknown_partition_is_refused(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, partitions=2)
@@ -38,7 +41,7 @@ def test_an_unknown_partition(
     assert f"UNKNOWN_TOPIC_OR_PARTITION: option assign: {topic}-2" in fails(load)
 
 
-def test_an_offset_outside_the_log(
+def test_an_offset_outside_the_log_is_refused(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, partitions=1)
@@ -47,7 +50,7 @@ def test_an_offset_outside_the_log(
     assert f"OFFSET_OUT_OF_RANGE: endingOffsets: offset 7 of {topic}-0 is outside the log, which has 0 to 0" in message
 
 
-def test_a_column_the_topic_does_not_have(
+def test_a_read_of_an_unknown_column_is_refused(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, partitions=1, schema="carrier string not null, delay double")
@@ -81,7 +84,7 @@ def test_unfit_columns_are_named_and_nothing_is_written(
     assert set(admin.list_offsets(description.topic_partitions()).values()) == {0}
 
 
-def test_a_null_where_the_topic_has_none(
+def test_a_null_in_a_required_column_is_refused(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, partitions=1, schema="carrier string not null, delay double")
@@ -99,12 +102,12 @@ def test_overwrite_names_the_supported_mode(
     assert 'only support .mode("append")' in fails(writer.mode("overwrite").save)
 
 
-def test_no_topic_to_write_to(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+def test_a_write_without_a_topic_is_refused(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
     writer = spark.sql("select 'v' value").write.format("sparklog").mode("append")
     assert "no topic to write to: set the option topic" in fails(writer.save)
 
 
-def test_a_partition_the_topic_does_not_have(
+def test_a_write_to_an_unknown_partition_is_refused(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, partitions=2)

@@ -1,4 +1,4 @@
-"""What a worker has loaded is gone through once by its garbage collector, and what comes later as ever."""
+"""Tests that a worker's garbage collector scans loaded modules only once, and later objects as usual."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ rest_what_is_loaded()
 assert seen() is None, "what was garbage is gone"
 frozen = gc.get_freeze_count()
 assert frozen > 0.9 * loaded and len(gc.get_objects()) < 0.1 * loaded
-count, gc.get_freeze_count = gc.get_freeze_count, None  # it goes through all that rests
+count, gc.get_freeze_count = gc.get_freeze_count, None  # it would scan all frozen objects
 rest_what_is_loaded()
 assert count() == frozen
 late = Node()
 seen = weakref.ref(late)
 del late
 gc.collect()
-assert seen() is None, "what came later is collected"
+assert seen() is None, "later objects must be collected"
 """
 
 
@@ -85,5 +85,6 @@ def test_loaded_modules_are_frozen_where_spark_plans_and_commits(plain_spark: Sp
     plain_spark.dataSource.register(Telling)
     plain_spark.range(3).write.format("telling").mode("append").save()
 
-    for step in ("plan", "commit"):  # pyspark alone has several times as many; without it nothing rests at all
+    # pyspark alone has several times this number of objects; without the freeze the count is zero
+    for step in ("plan", "commit"):
         assert int((tmp_path / step).read_text()) > 10_000, step

@@ -1,5 +1,7 @@
-"""A write whose parts are killed: its query, started again from its checkpoint, gives every row once; so does a batch
-write that has a name, when it is run again."""
+"""Tests of writes whose processes are killed.
+
+A query that is started again from its checkpoint writes every row once. So does a named batch write that is run again.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def copy(spark: SparkSession, source: str, target: str, checkpoint: Path, *, par
 
 
 def rows(admin: Admin, brokers: ProcessCluster, topic: str, isolation: Isolation = "read_committed") -> list[int]:
-    """What the topic holds now, sorted."""
+    """Return the topic's values, sorted."""
     partitions = [TopicPartition(topic, part.partition) for part in admin.describe_topic(topic).partitions]
     found: list[int] = []
     for tp, end in admin.list_offsets(partitions, isolation=isolation).items():
@@ -66,7 +68,8 @@ def rows(admin: Admin, brokers: ProcessCluster, topic: str, isolation: Isolation
 
 
 def settled_rows(admin: Admin, brokers: ProcessCluster, topic: str) -> list[int]:
-    """What the topic holds once no transaction is open there: a query may end before its markers are written."""
+    """Return the topic's values, sorted, after its last transaction has ended. A query may end before its markers
+    are written."""
     partitions = [TopicPartition(topic, part.partition) for part in admin.describe_topic(topic).partitions]
 
     def settled() -> bool:
@@ -79,7 +82,8 @@ def settled_rows(admin: Admin, brokers: ProcessCluster, topic: str) -> list[int]
 
 @contextmanager
 def driver(bootstrap: str, directory: Path, *topics: str) -> Iterator[subprocess.Popen[bytes]]:
-    """On two hosts, as far as Spark can tell: it gives a task no second attempt on the host of the first."""
+    """Start an application that Spark sees on two hosts: Spark starts no second attempt of a task on the host of the
+    first."""
     hosts = ("127.0.0.1", "127.0.0.2")
     standalone = StandaloneSpark(directory / "standalone", workers=2, cores=3, keep_state=False, hosts=hosts)
     with standalone as cluster, (directory / "output").open("wb") as output:
@@ -96,13 +100,16 @@ def driver(bootstrap: str, directory: Path, *topics: str) -> Iterator[subprocess
             process.wait(10)
 
 
-def test_drivers_killed_before_commit_and_before_checkpoint(
+def test_writes_survive_drivers_killed_before_commit_and_checkpoint(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    """Also, in the second: a task that is killed once it has written, whose stage goes on, and a task whose second
-    attempt is quicker than the first, which has written, too. And a driver that lingers when another has taken over its
-    checkpoint. And a batch write of rows that name two topics: a task of it is killed between the two, then the driver
-    before its decision on both."""
+    """Kill drivers and tasks at every point of two streaming writes and one batch write, and run the writes again.
+
+    The second query also has a task that is killed after it has written, whose stage continues, and a task whose second
+    attempt is faster than the first, which has also written. Another driver is still alive when a new one has taken
+    over its checkpoint. The rows of the batch write name two topics: one of its tasks is killed between the two, and
+    then the driver before its decision on both.
+    """
     before, after, taken = targets = [f"{topic}-{point}" for point in ("before", "after", "taken")]
     halves = [f"{topic}-even", f"{topic}-odd"]
     pair = "+".join(halves)
@@ -135,18 +142,20 @@ def test_drivers_killed_before_commit_and_before_checkpoint(
     assert [rows(admin, brokers, name) for name in (before, *halves)] == [[], [], []]
     assert (tmp_path / f"{pair}.done").exists()
     for name in halves:
-        assert rows(admin, brokers, name, "read_uncommitted"), "nothing was written that could have shown"
+        assert rows(admin, brokers, name, "read_uncommitted"), (
+            "an uncommitted row must exist for the test to prove anything"
+        )
     assert settled_rows(admin, brokers, after) == [*range(ROWS)]
     assert (tmp_path / f"{after}.done").exists() and (tmp_path / f"{after}.hold-write.reached").exists()
     stored = rows(admin, brokers, after, "read_uncommitted")
-    assert len(stored) >= 2 * ROWS, "both attempts of both tasks have written"
+    assert len(stored) >= 2 * ROWS, "both attempts of both tasks must have written"
     for target in (before, after):
         drained(partial(copy, spark, topic, target, tmp_path / f"checkpoint-{target}"))
-    with pytest.raises(ProducerFenced):  # as the first driver would, had it only been slow
+    with pytest.raises(ProducerFenced):  # as a first driver would that was only slow
         commit_run(brokers.bootstrap, pickle.loads((tmp_path / f"{before}.messages").read_bytes()))
     for target in targets:
         assert settled_rows(admin, brokers, target) == [*range(ROWS)], target
-    for _ in range(2):  # once more, by mistake
+    for _ in range(2):  # the second run is a user's mistake
         spread(spark, topic, pair, tmp_path / "filled")
     with pytest.raises(ProducerFenced):
         commit_run(brokers.bootstrap, pickle.loads((tmp_path / f"{pair}.messages").read_bytes()))
@@ -175,10 +184,11 @@ def test_a_write_survives_the_death_of_leader_and_coordinator(
     assert settled_rows(admin, brokers, target) == [*range(2 * ROWS)]
 
 
-def test_a_coordinator_dies_between_its_decision_and_the_markers(
+def test_a_coordinator_dies_between_its_decision_and_its_markers(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, *, tmp_path: Path
 ) -> None:
-    """One partition of the target has no leader, so that its marker cannot be written before the coordinator dies."""
+    """Kill a coordinator after its decision. One partition of the target has no leader, so its marker cannot be
+    written earlier."""
     target = f"{topic}-copy"
     admin.create_topic(topic, partitions=1, schema="x bigint")
     admin.create_topic(target, partitions=3, replication_factor=1, schema="x bigint")
@@ -197,7 +207,7 @@ def test_a_coordinator_dies_between_its_decision_and_the_markers(
     Path(f"{point}.go").touch()
 
     def decided() -> bool:
-        assert query.exception() is None  # it may have ended: it waits for the decision, not for the markers
+        assert query.exception() is None  # the query may have ended: it waits for the decision, not for the markers
         return any(found.key == key and found.state == "committing" for found in admin.transactions())
 
     try:
@@ -214,7 +224,7 @@ def test_a_coordinator_dies_between_its_decision_and_the_markers(
 
 @contextmanager
 def killed_at(point: Path, brokers: ProcessCluster, who: Callable[[], int], query: StreamingQuery) -> Iterator[None]:
-    """Kill a broker while the write holds at ``point``, let the write go on, and start the broker again afterwards."""
+    """Kill a broker while the write waits at ``point``, resume the write, and start the broker again afterwards."""
     wait_until(lambda: Path(f"{point}.reached").exists() or not query.isActive, 180, f"{point.name}")
     assert query.isActive, query.exception()
     victim = who()

@@ -1,4 +1,4 @@
-"""Streaming without Spark and brokers: checkpoint offsets, what a batch covers, limits, losses."""
+"""Tests of streaming without Spark and brokers: checkpoint offsets, the ranges of a batch, limits, losses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def held(start: int, readable: int, *, end: int = -1, topic_id: str = "A", epoch
 # --- the text in the checkpoint ---
 
 
-def test_an_offset_has_one_text() -> None:
+def test_an_offset_has_one_text_form() -> None:
     offset = StreamOffset({A10: Position("A", 7), B0: Position("B", 9, 2), A1: Position("A", 5, 0)})
     text = json.dumps(offset.to_json())
     assert text == (
@@ -53,7 +53,7 @@ def test_a_batch_stores_where_it_began() -> None:
     assert parse_stream_offset(stored) == offset
 
 
-def test_the_marker() -> None:
+def test_a_marker_is_not_an_offset() -> None:
     assert is_marker(json.loads(json.dumps(MARKER)))
     assert not is_marker(StreamOffset({}).to_json())
 
@@ -74,7 +74,7 @@ def test_an_offset_of_another_source_is_refused(stored: dict[str, Any], complain
             parse_stream_offset(stored)
 
 
-# --- what a batch covers ---
+# --- the ranges of a batch ---
 
 
 def test_the_first_batch_carries_its_start_even_when_empty() -> None:
@@ -90,7 +90,7 @@ def test_a_replay_of_the_first_batch_starts_where_it_began() -> None:
     assert end.positions == {A0: Position("A", 10, 4)}
     replayed = parse_stream_offset(json.loads(json.dumps(end.to_json())))
     assert batch_ranges(None, replayed) == [BatchRange(A0, Position("A", 6), 10)]
-    # The next batch goes on at its end; what the first began with is of no more concern.
+    # The next batch starts at the replayed batch's end. The start of the first batch no longer matters.
     standing = stand(replayed.positions, {A0: held(0, 12)})
     assert standing.begun == {}
     after = end_of_batch(standing, {A0: held(0, 12)}, limit=None)
@@ -127,7 +127,9 @@ def test_new_partitions_and_topics_are_read_from_their_beginning() -> None:
         ({A0: held(0, 8)}, "the log was truncated to 8, but was read up to offset 10", Position("A", 8)),
     ],
 )
-def test_losses(now: dict[TopicPartition, Withheld], loss: str, begin: Position | None) -> None:
+def test_deleted_and_truncated_records_are_reported_as_losses(
+    now: dict[TopicPartition, Withheld], loss: str, begin: Position | None
+) -> None:
     standing = stand({A0: Position("A", 10, 1)}, now)
     (told,) = standing.losses
     assert loss in told
@@ -145,19 +147,19 @@ def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
     assert "a-0 is new, and its offsets 0 to 5 are already deleted" in told
 
 
-def test_which_changes_are_no_loss() -> None:
-    # Committed records that may not be read yet: a query that used to read uncommitted ones waits for them.
+def test_unreadable_and_unseen_records_are_no_loss() -> None:
+    # Committed records may not be readable yet: a query that read uncommitted records before waits for them.
     now = {A0: held(0, 8, end=15)}
     standing = stand({A0: Position("A", 10, 1)}, now)
     assert standing.losses == ()
     assert waiting(standing, now) == {A0: OffsetRange(10, 10)}
-    # A broker that has not heard of a partition yet.
+    # A broker may not know of a partition yet.
     waits = stand({A0: Position("A", 10)}, {}, unseen={A0})
     assert (waits.losses, waits.begins) == ((), {A0: Position("A", 10)})
     assert end_of_batch(waits, {}, limit=None).positions == {A0: Position("A", 10)}
 
 
-def test_offsets_that_do_not_belong_together() -> None:
+def test_offsets_that_do_not_follow_each_other_are_refused() -> None:
     end = StreamOffset({A0: Position("A", 5)})
     for start in (None, StreamOffset({A0: Position("B", 2)}), StreamOffset({A0: Position("A", 6)})):
         with pytest.raises(ConfigError, match="does not follow from a start of"):
@@ -186,19 +188,19 @@ def test_limits_are_spread_by_each_partitions_records() -> None:
     there = {A0: OffsetRange(0, 900), A1: OffsetRange(50, 150), B0: OffsetRange(7, 7)}
     assert spread(there, 100) == {A0: 90, A1: 60, B0: 7}
     assert spread(there, None) == spread(there, 1000) == {A0: 900, A1: 150, B0: 7}
-    # The smallest ones get one each, even over the limit.
+    # Each of the smallest partitions gets one record, even above the limit.
     assert spread({A0: OffsetRange(0, 1000), A1: OffsetRange(0, 1)}, 10) == {A0: 9, A1: 1}
 
 
 @given(sizes=st.lists(st.integers(0, 10**12), min_size=1, max_size=8), limit=st.integers(1, 10**9))
-def test_a_limit_always_moves_on_and_never_past_the_end(sizes: list[int], limit: int) -> None:
+def test_a_limit_always_advances_and_never_passes_the_end(sizes: list[int], limit: int) -> None:
     there = {TopicPartition("a", at): OffsetRange(5, 5 + size) for at, size in enumerate(sizes)}
     ends = spread(there, limit)
     assert all((5 < ends[tp] <= found.end) if found.end > 5 else ends[tp] == 5 for tp, found in there.items())
     assert sum(end - 5 for end in ends.values()) <= limit + len(sizes)
 
 
-def test_which_limits_spark_gets() -> None:
+def test_spark_gets_the_limits_of_the_trigger() -> None:
     assert TriggerLimits().default_read_limit() == ReadAllAvailable()
     assert TriggerLimits(most=5, least=2).default_read_limit() == ReadMaxRows(5)
     assert TriggerLimits(least=2).default_read_limit() == ReadMinRows(2)
@@ -206,7 +208,7 @@ def test_which_limits_spark_gets() -> None:
 
 def test_a_batch_waits_for_enough_records_for_a_bounded_time() -> None:
     clock, limits = TriggerClock(), TriggerLimits(least=10, max_delay_ms=1000)
-    assert not clock.is_too_early(limits, 1, 0)  # the first of a run
+    assert not clock.is_too_early(limits, 1, 0)  # the first batch of a run
     assert clock.is_too_early(limits, 9, 500)
     assert not clock.is_too_early(limits, 10, 600)
     assert clock.is_too_early(limits, 9, 1500)

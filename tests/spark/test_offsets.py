@@ -1,4 +1,4 @@
-"""Settling asked offsets against the logs, and cutting ranges into tasks."""
+"""Tests of requested offsets against the logs, and of the division of ranges into tasks."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def start(offsets: int | dict[TopicPartition, int]) -> ByOffset:
     return ByOffset("startingOffsets", offsets)
 
 
-def test_the_ends_of_the_logs() -> None:
+def test_earliest_and_latest_are_the_ends_of_the_logs() -> None:
     assert settle(start(EARLIEST), ENDS, {}) == {A0: 10, A1: 0, B0: 7}
     assert settle(start(LATEST), ENDS, {}) == {A0: 30, A1: 50, B0: 7}
 
 
-def test_offsets_per_partition() -> None:
+def test_offsets_can_be_given_by_partition() -> None:
     assert settle(start({A0: 12, A1: EARLIEST, B0: LATEST}), ENDS, {}) == {A0: 12, A1: 0, B0: 7}
 
 
 @pytest.mark.parametrize("place", [start({A0: 12}), ByTime("startingOffsetsByTimestamp", {A0: 5}, or_latest=True)])
-def test_every_partition_has_to_be_named(place: ByOffset | ByTime) -> None:
+def test_offsets_must_name_every_partition(place: ByOffset | ByTime) -> None:
     with pytest.raises(ConfigError, match=f"{place.option} must give an? .*missing: a-1, b-0; not read: none"):
         settle(place, ENDS, {})
     with pytest.raises(ConfigError, match="missing: none; not read: a-0"):
@@ -59,18 +59,18 @@ def test_an_offset_outside_the_log_raises(offset: int) -> None:
     assert settle(start({A0: offset}), held, {}, strict=False) == {A0: 10 if offset == 9 else 30}
 
 
-def test_times() -> None:
+def test_timestamps_become_offsets() -> None:
     place = ByTime("startingTimestamp", 7_000_000, or_latest=True)
     assert times_to_ask(place, [A0, B0]) == {A0: 7_000_000, B0: 7_000_000}
     assert times_to_ask(start(EARLIEST), [A0, B0]) == {}
-    # Found at an offset that is gone meanwhile, in the log, nowhere.
+    # The three offsets found: deleted meanwhile, in the log, and no such record.
     assert settle(place, ENDS, {A0: 3, A1: 20, B0: None}) == {A0: 10, A1: 20, B0: 7}
     strict = ByTime("startingOffsetsByTimestamp", {A0: 7_000_000}, or_latest=False)
     with pytest.raises(BrokerError, match="a-0 has no record at or after 7000 ms; startingOffsetsByTimestampStrategy"):
         settle(strict, {A0: ENDS[A0]}, {A0: None})
 
 
-def test_ranges_leave_empty_partitions_out() -> None:
+def test_empty_partitions_have_no_range() -> None:
     assert settle_ranges({A1: 0, A0: 12, B0: 7}, {A1: 20, A0: 30, B0: 7}) == [
         PartitionRange(A0, 12, 30),
         PartitionRange(A1, 0, 20),
@@ -82,7 +82,7 @@ def test_a_start_after_the_end_raises() -> None:
         settle_ranges({A0: 20}, {A0: 15})
 
 
-def test_ranges_are_cut_by_maximum_size_and_minimum_count() -> None:
+def test_tasks_have_a_maximum_size_and_a_minimum_count() -> None:
     ranges = [PartitionRange(A0, 0, 10), PartitionRange(A1, 5, 6)]
     assert cut_ranges(ranges) == ranges
     thirds = [PartitionRange(A0, 0, 3), PartitionRange(A0, 3, 6), PartitionRange(A0, 6, 10), ranges[1]]

@@ -1,4 +1,4 @@
-"""Options as Spark delivers them: lower case, with Spark's own among them."""
+"""Tests of options as Spark delivers them: in lower case, together with Spark's own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stream(**options: str) -> ReadOptions:
     return parse_read_options(given(options), BOOTSTRAP, streaming=True)
 
 
-def test_defaults_of_a_read() -> None:
+def test_a_read_has_defaults() -> None:
     expected = ReadOptions(
         bootstrap="one:9092",
         selection=Subscribe(("a",)),
@@ -54,7 +54,7 @@ def test_defaults_of_a_read() -> None:
     assert stream().starting == ByOffset("startingOffsets", LATEST)
 
 
-def test_timestamps_win_over_offsets() -> None:
+def test_timestamps_take_precedence_over_offsets() -> None:
     by_partition = '{"a":{"0":5,"1":6}}'
     offsets = '{"a":{"0":23,"1":-2}}'
     every = {"startingTimestamp": "7", "startingOffsetsByTimestamp": by_partition, "startingOffsets": offsets}
@@ -69,7 +69,7 @@ def test_timestamps_win_over_offsets() -> None:
     assert late == ByTime("startingTimestamp", 7000, or_latest=True)
 
 
-def test_of_streams() -> None:
+def test_a_stream_reads_its_limits_and_its_group() -> None:
     found = stream(
         startingOffsets="latest",
         maxOffsetsPerTrigger="100",
@@ -79,7 +79,7 @@ def test_of_streams() -> None:
     )
     assert found.limits == TriggerLimits(100, 10, 30_000)
     assert found.group_id == "lag"
-    # A batch leaves aside what only a stream can heed, as the Kafka source does.
+    # A batch read ignores an option that only a stream uses, as the Kafka source does.
     assert read(maxOffsetsPerTrigger="100").limits == TriggerLimits()
 
 
@@ -89,7 +89,7 @@ def test_a_stream_has_no_end(name: str) -> None:
         stream(**{name: "latest"})
 
 
-def test_names_of_the_kafka_source() -> None:
+def test_option_names_of_the_kafka_source_are_accepted() -> None:
     assert read(kafka__isolation__level="read_uncommitted").isolation == 0
     assert read(isolation__level="READ_COMMITTED").isolation == 1
     assert read().local_reads == "auto"
@@ -97,13 +97,13 @@ def test_names_of_the_kafka_source() -> None:
     assert read(failOnDataLoss="FALSE", maxRecordsPerPartition="5").max_records_per_partition == 5
 
 
-def test_a_schema_is_requested_before_the_kind_of_read_is_known() -> None:
+def test_a_schema_is_requested_before_the_read_kind_is_known() -> None:
     options = {"subscribe": "a", "startingoffsets": "latest", "maxoffsetspertrigger": "5", "includeheaders": "true"}
     found = parse_schema_options(options, BOOTSTRAP)
     assert (found.selection, found.include_headers) == (Subscribe(("a",)), True)
 
 
-def test_where() -> None:
+def test_the_where_option_is_parsed() -> None:
     assert read(where="offset >= 5").where == Bounds(offset=Span(5))
 
 
@@ -117,12 +117,12 @@ def test_where() -> None:
         ("kafkaConsumer.pollTimeoutMs", "is not supported: requests are retried"),
     ],
 )
-def test_options_of_the_kafka_source_without_meaning_are_refused(name: str, hint: str) -> None:
+def test_kafka_options_without_meaning_are_refused(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         parse_read_options({"subscribe": "a", name: "x"}, BOOTSTRAP)
 
 
-def test_selections() -> None:
+def test_topics_are_selected_in_three_ways() -> None:
     def selection(**options: str) -> object:
         return parse_read_options({name.lower(): text for name, text in options.items()}, BOOTSTRAP).selection
 
@@ -133,13 +133,13 @@ def test_selections() -> None:
     )
 
 
-def test_offsets_per_partition() -> None:
+def test_offsets_are_parsed_by_partition() -> None:
     options = read(startingOffsets='{"a":{"0":23,"1":-2}}', endingOffsets='{"a":{"0":42,"1":-1}}')
     assert options.starting == ByOffset("startingOffsets", {A0: 23, A1: EARLIEST})
     assert options.ending == ByOffset("endingOffsets", {A0: 42, A1: LATEST})
 
 
-def test_sparks_own_options_are_let_through() -> None:
+def test_sparks_own_options_are_ignored() -> None:
     options = {"subscribe": "a", "provider": "sparklog", "owner": "me", "path": "x", "option.subscribe": "a"}
     assert parse_read_options({**options, "checkpointlocation": "c"}, BOOTSTRAP).selection == Subscribe(("a",))
 
@@ -200,7 +200,7 @@ def test_an_unknown_option_lists_all_known_ones() -> None:
         ({"subscribe": "a", "bootstrap.servers": "a:1", "kafka.bootstrap.servers": "b:1"}, "contradict each other"),
     ],
 )
-def test_bad_read_options(options: dict[str, str], complaint: str) -> None:
+def test_bad_read_options_are_refused(options: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parse_read_options(options, BOOTSTRAP)
 
@@ -215,12 +215,12 @@ def test_bad_read_options(options: dict[str, str], complaint: str) -> None:
         ({"groupid": " "}, "expected 1 to 249 bytes"),
     ],
 )
-def test_bad_options_of_a_stream(options: dict[str, str], complaint: str) -> None:
+def test_bad_stream_options_are_refused(options: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parse_read_options({"subscribe": "a", **options}, BOOTSTRAP, streaming=True)
 
 
-def test_where_the_bootstrap_address_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bootstrap_address_has_an_order_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BOOTSTRAP_VARIABLE, "environment:1")
     subscribe = {"subscribe": "a"}
     assert (

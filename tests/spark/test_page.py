@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md, run in order as they stand, on the cluster that their first lines start."""
+"""Tests that run the examples of docs/spark.md in their order, on the cluster that the first lines start."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.ports import FirstPort
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "spark.md"
-#: Lines that examples print, in their order; between them may be others.
+#: Lines that the examples print, in their order. Other lines may come between them.
 PRINTED = [
     "|     ann|       8.0|",  # a batch
     "| orders|    3|",  # two topics
     "|returns|    1|",
     "|     bob|      1|",  # sparklog.read: one partition, from offset 1
     "|     ann|      2|",
-    "|     bob|       1|",  # a view that leaves a price out
+    "|     bob|       1|",  # a view without one price
     "|ann     |8.0  |",  # a window
     "{TopicPartition(topic='orders', partition=0): 3, TopicPartition(topic='orders', partition=1): 0}",
-    "0 1",  # a join of two topics: what ann has returned
+    "0 1",  # a join of two topics: ann's returned orders
     "|     sue|  9.0|",  # a table
 ]
 
@@ -34,13 +34,13 @@ PRINTED = [
 def test_every_example_runs(
     plain_spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The page does not say where; other tests may be looking for free ports from the usual one on.
+    # The page names no port. Other tests may search for free ports from the default one upwards.
     defaults = LocalCluster.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "port", FirstPort.SPARK_PAGE)
     text = PAGE.read_text()
     examples = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    assert len(examples) == text.count("```") // 2, "a block that nothing runs"
+    assert len(examples) == text.count("```") // 2, "the page has a code block that is not a Python example"
     shell: dict[str, Any] = {"__name__": "__main__"}
     before = plain_spark.catalog.listTables()
     try:
@@ -51,9 +51,9 @@ def test_every_example_runs(
         assert spark is plain_spark
         printed = iter(capsys.readouterr().out.splitlines())
         for wanted in PRINTED:
-            assert any(wanted in found for found in printed), f"{wanted!r} is not printed behind what comes before it"
+            assert any(wanted in found for found in printed), f"{wanted!r} is not printed after the lines before it"
         copies = ("large-orders", "copies-a", "copies-b")
-        # Once, though the named write was run twice; then with a column more.
+        # The rows exist once, though the named write ran twice; then again with a new column.
         assert rows(spark, "orders-2024") == [
             ("ann", 7.0, "by phone"), ("ann", 7.0, None), ("eve", 6.0, "by phone"), ("eve", 6.0, None)
         ]  # fmt: skip

@@ -1,5 +1,7 @@
-"""Every planning step is a new Python process, and so is a task now and then: what they load is most of what they
-take."""
+"""Tests of the modules that planning and tasks import.
+
+Every planning step is a new Python process, and so are some tasks. Most of their duration is imports.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import sys
 
 import pytest
 
-#: What takes long to load and only tasks use.
+#: Slow imports that only tasks use.
 _OF_TASKS = {
     "asyncio",
     "uvloop",
@@ -27,7 +29,7 @@ def test_planning_imports_no_modules_that_only_tasks_use(step: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-#: One batch of a topic without a schema as a task assembles it, and what Spark's worker does with it.
+#: One batch of a topic without a schema, as a task assembles it, and the validation that Spark's worker does.
 _ASSEMBLE = """
 import sys
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""A schema given to Spark's reader is a projection: only its columns are fetched, by batches and by streams."""
+"""Tests of a schema as a projection: batches and streams fetch only the columns of the reader's schema."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wide(brokers: ProcessCluster, admin: Admin) -> pa.Table:
 
 
 def counted(brokers: ProcessCluster) -> tuple[int, int]:
-    """Bytes of projected batches: as stored, as sent; of all brokers."""
+    """Return the stored and the sent bytes of projected batches, for all brokers together."""
     counters = [brokers.describe(broker_id).counters for broker_id in brokers.slots]
     names = ("fetch.projected.stored.bytes", "fetch.projected.sent.bytes")
     stored, sent = (sum(found.get(name, 0) for found in counters) for name in names)
@@ -51,7 +51,7 @@ def test_batches_and_streams_fetch_the_columns_of_their_schema(
     after = counted(brokers)
     stored, sent = after[0] - before[0], after[1] - before[1]
     assert stored > 2000 * ROWS and sent < 0.08 * stored
-    # offsets and partitions are in the headers
+    # headers contain offsets and partitions
     places = reader.schema("_partition int, _offset bigint, _topic string").load().collect()
     assert sorted(place._offset for place in places) == list(range(ROWS))
     headers = counted(brokers)
@@ -72,9 +72,10 @@ def test_batches_and_streams_fetch_the_columns_of_their_schema(
     assert (streamed[0] - headers[0], streamed[1] - headers[1]) == (stored, sent)
 
 
-def test_places_and_times_alone(spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str) -> None:
-    """Of a topic without a schema too: beside headers the column of times is sent, and of a local replica no more than
-    that is looked at."""
+def test_offsets_and_timestamps_alone_fetch_only_the_timestamp_column(
+    spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str
+) -> None:
+    """The same holds for a topic without a schema: the brokers send the headers and the timestamp column."""
     admin.create_topic(topic, partitions=1)
     with Producer(brokers.bootstrap) as producer:
         for number in range(ROWS):

@@ -1,4 +1,4 @@
-"""The text of ``where``, understood or refused."""
+"""Tests of the text of ``where``: parsed or refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DAY_US = 86_400_000_000
         ("timestamp <= 86400000", Bounds(timestamp=Span(high=DAY_US + 1))),
     ],
 )
-def test_supported_where_expressions(text: str, expected: Bounds) -> None:
+def test_supported_where_expressions_are_parsed(text: str, expected: Bounds) -> None:
     assert parse_where(text) == expected
 
 
@@ -53,12 +53,12 @@ def test_supported_where_expressions(text: str, expected: Bounds) -> None:
         ("timestamp > now", "expected a time.*, found now at 12"),
     ],
 )
-def test_refused_where_expressions(text: str, complaint: str) -> None:
+def test_unsupported_where_expressions_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parse_where(text)
 
 
-def test_partitions() -> None:
+def test_a_where_expression_selects_partitions() -> None:
     bounds = parse_where("partition >= 1 and partition in (0, 1, 2)")
     assert [number for number in range(4) if bounds.takes(number)] == [1, 2]
     assert Bounds().takes(5)

@@ -1,4 +1,4 @@
-"""Batch reads narrowed by offset, time, column and ``where``, through a real Spark and real brokers."""
+"""Tests of batch reads with limits on offsets, times, columns and ``where``, with a real Spark and real brokers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def at(minute: int) -> dt.datetime:
 
 @pytest.fixture(scope="module")
 def events(brokers: ProcessCluster, admin: Admin) -> str:
-    """Two partitions of a default topic; minutes 0 to 39 in order in each, ten records a batch, then a late one."""
+    """Create a default topic with two partitions: minutes 0 to 39 in order in each, ten records a batch, then a late
+    record."""
     admin.create_topic("read-events", partitions=2)
     with Producer(brokers.bootstrap) as producer:
         for partition in range(2):
@@ -57,10 +58,12 @@ def load(spark: SparkSession, topic: str, **options: str) -> DataFrame:
     return spark.read.format("sparklog").options(subscribe=topic, **options).load()
 
 
-def test_by_time(spark: SparkSession, events: str, fails: Callable[[Callable[[], object]], str]) -> None:
+def test_timestamps_limit_a_read_to_the_record(
+    spark: SparkSession, events: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
     minute = {number: str(DAY_MS + number * 60_000) for number in (0, 13, 27, 100)}
     both = load(spark, events, startingTimestamp=minute[13], endingTimestamp=minute[27])
-    # The first records that are as young, to the record and not to the batch.
+    # The read starts at the first record that is not older, not at the start of that record's batch.
     assert places(both) == [(p, offset) for p in (0, 1) for offset in range(13, 27)]
     by_partition = f'{{"{events}": {{"0": {minute[27]}, "1": {minute[100]}}}}}'
     late = load(spark, events, startingOffsetsByTimestamp=by_partition, startingOffsetsByTimestampStrategy="latest")
@@ -72,7 +75,7 @@ def test_by_time(spark: SparkSession, events: str, fails: Callable[[Callable[[],
     assert split.count() == 56
 
 
-def test_a_read_of_deleted_offsets(
+def test_a_read_of_missing_offsets_fails_or_clips(
     spark: SparkSession, events: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     beyond = {
@@ -83,7 +86,7 @@ def test_a_read_of_deleted_offsets(
     assert places(load(spark, events, failOnDataLoss="false", **beyond)) == [(0, 39), (0, 40)]
 
 
-def test_where(spark: SparkSession, events: str) -> None:
+def test_where_limits_partitions_offsets_and_times(spark: SparkSession, events: str) -> None:
     assert places(sparklog.read(spark, events, where="partition = 1 and offset between 38 and 99")) == [
         (1, 38),
         (1, 39),
@@ -92,7 +95,7 @@ def test_where(spark: SparkSession, events: str) -> None:
     text = f"timestamp >= '{at(4).isoformat()}' and timestamp < '{at(6).isoformat()}'"
     found = sparklog.read(spark, events, columns=["offset", "value"], where=text)
     assert found.columns == ["offset", "value"]
-    # The late one is there: an end in time does not cut the log.
+    # The late record is in the result: an upper bound of the time does not end the read of the log.
     assert sorted(found.collect()) == sorted(
         [Row(offset=offset, value=value) for offset, value in ((4, b"4"), (5, b"5"), (40, b"late"))] * 2
     )
@@ -125,7 +128,7 @@ def test_every_query_reads_again_and_nothing_is_pushed_down(
     assert sparklog.read(spark, topic).count() == 40
 
 
-def test_arguments_that_read_refuses(spark: SparkSession, events: str) -> None:
+def test_read_refuses_bad_arguments(spark: SparkSession, events: str) -> None:
     with pytest.raises(ConfigError, match="'ofset' is not a column of the topic; did you mean 'offset'"):
         sparklog.read(spark, events, columns=["ofset"])  # codespell:ignore ofset
     with pytest.raises(ConfigError, match="expected a list of names"):
@@ -137,7 +140,7 @@ def test_arguments_that_read_refuses(spark: SparkSession, events: str) -> None:
 def test_filters_limit_which_columns_and_batches_are_fetched(
     brokers: ProcessCluster, spark: SparkSession, events: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planned as Spark does it, read in this process, so that the readers' own counters can be seen."""
+    """Plan as Spark does, but read in this process, so that the test sees the readers' counters."""
     readers: list[PartitionReader] = []
     schema = load(spark, events).schema
 
@@ -158,7 +161,7 @@ def test_filters_limit_which_columns_and_batches_are_fetched(
     assert rows("partition = 0") == 41
     everything = readers[0].counters
     assert everything.decoded_batches == everything.fetched_batches == 5
-    # Minute 33 is in the fourth batch: those before it are not fetched, the one behind it is not decoded.
+    # Minute 33 is in the fourth batch: the earlier batches are not fetched, and the later one is not decoded.
     assert rows(f"partition = 0 and timestamp between {DAY_MS + 33 * 60_000} and {DAY_MS + 33 * 60_000}") == 1
     narrowed = readers[0].counters
     assert (narrowed.fetched_batches, narrowed.decoded_batches) == (2, 1)
@@ -170,7 +173,7 @@ def test_filters_limit_which_columns_and_batches_are_fetched(
 def test_a_table_and_a_view_over_archive_and_log(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    """Each query looks anew at both; the session knows no Delta."""
+    """Each query reads the current state of both; the session has no Delta settings."""
     admin.create_topic(topic, partitions=1)
     archive = Archive(brokers.bootstrap, topic, str(tmp_path))
     name = topic.replace("-", "_")

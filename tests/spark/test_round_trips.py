@@ -1,4 +1,4 @@
-"""Rows into topics and out of them, through a real Spark and real brokers."""
+"""Tests that rows written to topics are read back equal, with a real Spark and real brokers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def append(frame: DataFrame, topic: str | None = None) -> None:
     (writer.option("topic", topic) if topic else writer).save()
 
 
-def test_default_topic(spark: SparkSession, admin: Admin, topic: str) -> None:
+def test_a_default_topic_returns_written_rows(spark: SparkSession, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=3)
     rows = spark.range(5000).select(
         sf.concat(sf.lit("k"), sf.col("id") % 100).alias("key"), sf.col("id").cast("string").alias("value")
@@ -58,7 +58,9 @@ def test_default_topic(spark: SparkSession, admin: Admin, topic: str) -> None:
     assert spread == Row(n=1)  # a key stays in its partition
 
 
-def test_headers_timestamps_and_nulls(spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str) -> None:
+def test_headers_timestamps_and_nulls_survive(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str
+) -> None:
     admin.create_topic(topic, partitions=1)
     at = dt.datetime(2024, 7, 1, 12, 30, 0, 123456, UTC)
     with Producer(brokers.bootstrap) as producer:
@@ -71,7 +73,7 @@ def test_headers_timestamps_and_nulls(spark: SparkSession, admin: Admin, brokers
     assert second == Row(**{**first.asDict(), "key": None, "offset": 1})
 
 
-def test_all_types(spark: SparkSession, admin: Admin, topic: str) -> None:
+def test_all_types_survive(spark: SparkSession, admin: Admin, topic: str) -> None:
     schema = StructType.fromDDL(ALL_TYPES)
     assert isinstance(schema, StructType)
     admin.create_topic(topic, partitions=1, schema=arrow_schema(schema))
@@ -100,7 +102,7 @@ def test_all_types(spark: SparkSession, admin: Admin, topic: str) -> None:
     assert own.select(sf.unix_micros("at")).first() == source.select(sf.unix_micros("at")).first()
 
 
-def test_projection(spark: SparkSession, admin: Admin, topic: str) -> None:
+def test_a_projection_returns_only_its_columns(spark: SparkSession, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2, schema="id bigint, name string, tags array<string>", key="id")
     append(spark.sql("select id, concat('n', id) name, array('x', null) tags from range(100)"), topic)
     chosen = StructType.fromDDL("tags array<string>, _offset bigint, id bigint")
@@ -140,7 +142,7 @@ def test_a_view_reads_and_inserts(spark: SparkSession, admin: Admin, topic: str)
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_compression(spark: SparkSession, admin: Admin, topic: str, compression: str) -> None:
+def test_every_compression_returns_equal_rows(spark: SparkSession, admin: Admin, topic: str, compression: str) -> None:
     description = admin.create_topic(topic, partitions=1, schema="x bigint, text string")
     rows = spark.range(20_000).select(sf.col("id").alias("x"), sf.lit("the same text").alias("text"))
     rows.coalesce(1).write.format("sparklog").options(topic=topic, compression=compression).mode("append").save()
@@ -152,10 +154,10 @@ def test_compression(spark: SparkSession, admin: Admin, topic: str, compression:
         for replica in broker.replicas
         if replica.topic == description.name
     }
-    assert max(sizes) < 20_000 * 13  # the text alone takes more when it is not compressed
+    assert max(sizes) < 20_000 * 13  # the text alone is larger without compression
 
 
-def test_many_topics_in_one_write_and_one_read(spark: SparkSession, admin: Admin, topic: str) -> None:
+def test_one_write_and_one_read_take_many_topics(spark: SparkSession, admin: Admin, topic: str) -> None:
     names = [f"{topic}-{suffix}" for suffix in "ab"]
     for name in names:
         admin.create_topic(name, partitions=2)
@@ -169,7 +171,7 @@ def test_many_topics_in_one_write_and_one_read(spark: SparkSession, admin: Admin
     assert {(row.topic, row.partition) for row in one.collect()} == {(names[0], 1)}
 
 
-def test_offsets(spark: SparkSession, admin: Admin, topic: str) -> None:
+def test_offsets_limit_a_read(spark: SparkSession, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2, schema="x bigint")
     append(spark.range(0, 40).select(sf.col("id").alias("x"), (sf.col("id") % 2).cast("int").alias("partition")), topic)
 
@@ -186,7 +188,7 @@ def test_offsets(spark: SparkSession, admin: Admin, topic: str) -> None:
     assert places(startingOffsets="earliest", endingOffsets=f'{{"{topic}": {{"0": 0, "1": 0}}}}') == []
 
 
-def test_latest_is_settled_once_for_a_frame(spark: SparkSession, admin: Admin, topic: str) -> None:
+def test_latest_is_resolved_once_for_a_frame(spark: SparkSession, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=1, schema="x bigint")
     rows = spark.range(10).select(sf.col("id").alias("x"))
     append(rows, topic)
@@ -210,7 +212,9 @@ def test_a_cached_frame_of_a_recreated_topic_raises(
     assert "INCONSISTENT_TOPIC_ID" in fails(frame.count)
 
 
-def test_types_spark_does_not_have(spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str) -> None:
+def test_types_spark_lacks_are_converted(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str
+) -> None:
     schema = pa.schema([("u", pa.uint64()), ("s", pa.large_string()), ("t", pa.timestamp("ns", "Europe/Berlin"))])
     admin.create_topic(topic, partitions=1, schema=schema)
     table = pa.table({"u": [2**64 - 1], "s": ["x"], "t": [1_700_000_000_123_456_789]}, schema=schema)
@@ -225,7 +229,7 @@ def test_types_spark_does_not_have(spark: SparkSession, admin: Admin, brokers: P
     assert read(spark, topic).count() == 2
 
 
-def test_an_empty_topic_and_an_empty_write(spark: SparkSession, admin: Admin, topic: str) -> None:
+def test_an_empty_topic_and_an_empty_write_work(spark: SparkSession, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2, schema="x bigint")
     append(spark.range(0).select(sf.col("id").alias("x")), topic)
     assert read(spark, topic).count() == 0

@@ -1,4 +1,4 @@
-"""Columns of a DataFrame against the columns of a topic."""
+"""Tests of the columns of a DataFrame against the columns of a topic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def struct(**columns: str) -> StructType:
     return made
 
 
-def test_default_topic_takes_text_and_bytes() -> None:
+def test_a_default_topic_accepts_text_and_bytes() -> None:
     assert plan_route("t", DEFAULT, struct(value="string")) == TopicRoute("t", ("value",), None)
     route = plan_route("t", DEFAULT, struct(key="binary", value="string", partition="integer", timestamp="timestamp"))
     assert route == TopicRoute("t", ("key", "value", "timestamp"), "partition")
@@ -44,7 +44,7 @@ def test_rows_that_were_read_can_be_written_back(shape: TopicShape) -> None:
     assert sorted(plan_route("t", shape, columns).payload) == sorted(shape.schema.names)
 
 
-def test_a_column_of_the_topic_is_data_whatever_its_name() -> None:
+def test_a_column_of_the_topic_is_data_under_any_name() -> None:
     columns = struct(carrier="string", offset="long", _offset="long", _partition="integer", topic="string")
     assert plan_route("t", TYPED, columns) == TopicRoute("t", ("carrier", "offset"), "_partition")
 
@@ -99,12 +99,12 @@ def test_rows_go_to_the_partition_in_their_column() -> None:
         list(TopicRoute("t", ("value",), "partition").split(batch.set_column(1, "partition", pa.array([-1] * 4))))
 
 
-def test_rows_by_value_keeps_one_group_whole() -> None:
+def test_rows_grouped_by_value_keep_one_group_whole() -> None:
     rows = pa.RecordBatch.from_pydict({"x": [1, 2]})
     assert [(value, part is rows) for value, part in rows_by_value(rows, pa.array(["t", "t"]))] == [("t", True)]
 
 
-def test_the_topic_column() -> None:
+def test_the_topic_column_routes_rows() -> None:
     assert find_topic_column(struct(topic="string", value="string")) == "topic"
     assert find_topic_column(struct(topic="integer", _topic="string")) == "_topic"
     with pytest.raises(ConfigError, match="set the option topic"):

@@ -1,8 +1,9 @@
-"""The same pipelines on ``format("kafka")`` and ``format("sparklog")``: equal DataFrames, equal micro-batches.
+"""Tests that the same pipelines on ``format("kafka")`` and ``format("sparklog")`` give equal DataFrames and
+micro-batches.
 
-Needs a real Kafka with Spark's connector, which is not part of the project: ``kafka_side`` says how the folder in the
-environment variable ``SPARKLOG_KAFKA_JARS`` is laid out. Without it all of these tests are skipped. What differs on
-purpose is not compared here, or said beside it; docs/spark.md lists it.
+They need a real Kafka with Spark's connector, which is not part of the project: ``kafka_side`` describes the folder
+that the environment variable ``SPARKLOG_KAFKA_JARS`` names. Without it pytest skips all of these tests. docs/spark.md
+lists the intended differences; the tests do not compare these, or their docstrings name them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _JARS = jars_folder()
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(_JARS is None, reason="SPARKLOG_KAFKA_JARS names no folder with Kafka's jars"),
+    pytest.mark.skipif(_JARS is None, reason="SPARKLOG_KAFKA_JARS does not name a folder with Kafka's jars"),
 ]
 
-#: Records are of a day long past, which Kafka would soon take for expired.
+#: The records are from a day long past, so Kafka's default retention would soon delete them.
 KEPT = {"retention.ms": "-1"}
 DAY_MS = 1_714_521_600_000
 MINUTE_MS = 60_000
@@ -48,7 +49,7 @@ def at(minute: int) -> int:
 
 
 def numbered(partition: int, first: int, count: int) -> list[Record]:
-    """Minutes that are not in order, keys and values that are missing, headers of all kinds."""
+    """Return records whose minutes are not in order, some without keys and values, with headers of all kinds."""
     kinds: tuple[tuple[tuple[str, bytes | None], ...], ...] = (
         (),
         (("h", b"1"),),
@@ -161,7 +162,7 @@ BATCHES: dict[str, tuple[int, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_batch(spark: SparkSession, sides: Sides, name: str) -> None:
+def test_batch_reads_are_equal(spark: SparkSession, sides: Sides, name: str) -> None:
     count, options = BATCHES[name]
     theirs, ours = (load(spark, side, **options) for side in sides)
     assert ours.schema == theirs.schema
@@ -170,7 +171,7 @@ def test_a_batch(spark: SparkSession, sides: Sides, name: str) -> None:
     assert len(found) == count
 
 
-def test_times_of_the_log(spark: SparkSession, sides: Sides) -> None:
+def test_timestamps_of_the_log_are_equal(spark: SparkSession, sides: Sides) -> None:
     columns = ["key", "value", "topic", "partition", "offset", "timestampType"]
     theirs, ours = (rows(load(spark, side, subscribe=LOG_TIME), *columns) for side in sides)
     assert ours == theirs
@@ -180,7 +181,7 @@ def test_times_of_the_log(spark: SparkSession, sides: Sides) -> None:
 @pytest.mark.parametrize(
     "options", [{"minPartitions": "8"}, {"minPartitions": "3", "maxRecordsPerPartition": "7"}], ids=str
 )
-def test_tasks_of_a_batch(spark: SparkSession, sides: Sides, options: dict[str, str]) -> None:
+def test_batch_reads_have_equal_tasks(spark: SparkSession, sides: Sides, options: dict[str, str]) -> None:
     def tasks(side: Side) -> list[tuple[int, int, int]]:
         frame = load(spark, side, subscribe=A, **options).groupBy(sf.spark_partition_id().alias("task"), "partition")
         found = frame.agg(sf.min("offset").alias("low"), sf.max("offset").alias("high")).collect()
@@ -193,13 +194,13 @@ def test_tasks_of_a_batch(spark: SparkSession, sides: Sides, options: dict[str, 
 REFUSED: dict[str, dict[str, str]] = {
     "from latest": {"subscribe": A, "startingOffsets": "latest"},
     "until earliest": {"subscribe": A, "endingOffsets": "earliest"},
-    "a partition forgotten": {"subscribe": A, "startingOffsets": by_partition({A: [0]})},
+    "one partition missing": {"subscribe": A, "startingOffsets": by_partition({A: [0]})},
     "one too many": {"subscribe": A, "startingOffsets": by_partition({A: [0, 0, 0]})},
     "two selections": {"subscribe": A, "assign": json.dumps({A: [0]})},
     "no selection": {},
-    "no record so young": {"subscribe": A, "startingTimestamp": str(at(500))},
-    "behind the log": {"subscribe": A, "startingOffsets": by_partition({A: [99, 11]})},
-    "behind its end": {
+    "no record that late": {"subscribe": A, "startingTimestamp": str(at(500))},
+    "above the log": {"subscribe": A, "startingOffsets": by_partition({A: [99, 11]})},
+    "start after end": {
         "subscribe": A,
         "startingOffsets": by_partition({A: [9, 11]}),
         "endingOffsets": by_partition({A: [5, -1]}),
@@ -234,8 +235,11 @@ class Sink:
 
     @property
     def filled(self) -> list[list[Row]]:
-        """Batches with rows, in order. Whether a query at ``latest`` has an empty first one is a matter of time there,
-        where the start is written down before the first batch; ours is written down with it."""
+        """Return the batches with rows, in order.
+
+        Kafka's source stores the start offsets before the first batch, so its query at ``latest`` may have an empty
+        first batch. sparklog stores them with the first batch.
+        """
         return [found for _, found in sorted(self.batches.items()) if found]
 
     @property
@@ -274,7 +278,7 @@ STREAMS: dict[str, tuple[list[int], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_micro_batches_of_available_now(spark: SparkSession, sides: Sides, name: str, tmp_path: Path) -> None:
+def test_micro_batches_of_available_now_are_equal(spark: SparkSession, sides: Sides, name: str, tmp_path: Path) -> None:
     counts, options = STREAMS[name]
     sinks = [Sink(tmp_path / side.name) for side in sides]
     for side, sink in zip(sides, sinks, strict=True):
@@ -287,7 +291,7 @@ def test_micro_batches_of_available_now(spark: SparkSession, sides: Sides, name:
         assert [len(found) for found in ours.filled] == counts
 
 
-def test_tasks_of_a_micro_batch(spark: SparkSession, sides: Sides, tmp_path: Path) -> None:
+def test_micro_batches_have_equal_tasks(spark: SparkSession, sides: Sides, tmp_path: Path) -> None:
     tasks = []
     for side in sides:
         sink = Sink(tmp_path / side.name)
@@ -301,7 +305,7 @@ def test_tasks_of_a_micro_batch(spark: SparkSession, sides: Sides, tmp_path: Pat
     assert len(tasks[1]) == 7
 
 
-def test_limits_new_partitions_in_mid_query_and_a_restart(
+def test_limits_new_partitions_and_a_restart_are_equal(
     spark: SparkSession, sides: Sides, topic: str, tmp_path: Path
 ) -> None:
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "6"}
@@ -317,7 +321,7 @@ def test_limits_new_partitions_in_mid_query_and_a_restart(
             side.create_partitions(topic, 2)
             side.send(topic, numbered(1, 50, 4) + numbered(0, 14, 1))
             until(sink, query, 19)
-            query.processAllAvailable()  # else the restart may begin with the last batch again
+            query.processAllAvailable()  # without this, the restart may begin with the last batch again
         finally:
             query.stop()
         before = sink.rows
@@ -332,7 +336,9 @@ def test_limits_new_partitions_in_mid_query_and_a_restart(
     assert steps[1] == steps[0]
 
 
-def test_a_start_at_latest_and_a_restart(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
+def test_a_start_at_latest_and_a_restart_are_equal(
+    spark: SparkSession, sides: Sides, topic: str, tmp_path: Path
+) -> None:
     seen: list[list[list[Row]]] = []
     for side in sides:
         side.create_topic(topic, 2, KEPT)
@@ -355,8 +361,11 @@ def test_a_start_at_latest_and_a_restart(spark: SparkSession, sides: Sides, topi
     assert [len(found) for found in seen[1]] == [1, 1, 4]
 
 
-def test_waiting_for_enough_or_for_long_enough(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
-    """``minOffsetsPerTrigger``, and ``maxTriggerDelay`` that ends it; the first batch of a run waits for nothing."""
+def test_waits_for_enough_records_or_time_are_equal(
+    spark: SparkSession, sides: Sides, topic: str, tmp_path: Path
+) -> None:
+    """``minOffsetsPerTrigger`` makes a batch wait, and ``maxTriggerDelay`` ends the wait. The first batch of a run
+    does not wait."""
     least = {"subscribe": topic, "startingOffsets": "earliest", "minOffsetsPerTrigger": "8"}
     seen: list[list[list[Row]]] = []
     for side in sides:
@@ -367,7 +376,7 @@ def test_waiting_for_enough_or_for_long_enough(spark: SparkSession, sides: Sides
         try:
             until(sink, query, 2)
             side.send(topic, numbered(0, 2, 3))
-            query.processAllAvailable()  # it has looked, and found too few
+            query.processAllAvailable()  # the query has polled and found too few records
             assert len(sink.rows) == 2
             side.send(topic, numbered(0, 5, 6))
             until(sink, query, 11)
@@ -381,7 +390,7 @@ def test_waiting_for_enough_or_for_long_enough(spark: SparkSession, sides: Sides
             began = time.monotonic()
             side.send(topic, numbered(0, 21, 2))
             until(sink, query, 14)
-            assert time.monotonic() - began > 1, "not for the delay, but with the next trigger"
+            assert time.monotonic() - began > 1, "the batch waits for the delay, not only for the next trigger"
         finally:
             query.stop()
         seen.append(sink.filled)
@@ -389,8 +398,10 @@ def test_waiting_for_enough_or_for_long_enough(spark: SparkSession, sides: Sides
     assert [len(found) for found in seen[1]] == [2, 9, 1, 2]
 
 
-def test_a_topic_is_deleted(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
-    """``failOnDataLoss`` decides whether a query goes on without it."""
+def test_the_deletion_of_a_topic_has_equal_effects(
+    spark: SparkSession, sides: Sides, topic: str, tmp_path: Path
+) -> None:
+    """``failOnDataLoss`` decides whether a query continues without the deleted topic."""
     options = {"subscribePattern": f"{topic}-[xy]", "startingOffsets": "earliest"}
     seen: list[list[list[Row]]] = []
     for side in sides:
@@ -405,7 +416,7 @@ def test_a_topic_is_deleted(spark: SparkSession, sides: Sides, topic: str, tmp_p
             sink.drain(stream(spark, side, **options))
         sink.drain(stream(spark, side, **options, failOnDataLoss="false"))
         side.send(f"{topic}-x", numbered(0, 7, 1))
-        sink.drain(stream(spark, side, **options))  # nothing is left of the deleted one
+        sink.drain(stream(spark, side, **options))  # the checkpoint no longer contains the deleted topic
         seen.append(sink.filled)
     assert seen[1] == seen[0]
     assert [len(found) for found in seen[1]] == [8, 3, 1]
@@ -418,7 +429,8 @@ PLACED = ["key", "value", "headers", "topic", "partition", "offset", "timestampT
 def test_written_rows_are_read_back_alike_in_both_sources(
     spark: SparkSession, sides: Sides, topic: str, tmp_path: Path
 ) -> None:
-    """Columns say where rows go; else the key does, with the same hash. A batch, and a stream of text columns."""
+    """Partition columns route rows; rows without one follow the key, with the same hash. The test writes a batch,
+    and a stream of text columns."""
     keys = spark.range(40).select(
         sf.concat(sf.lit("key"), "id").alias("key"), sf.col("id").cast("string").alias("value")
     )
@@ -448,7 +460,7 @@ def test_written_rows_are_read_back_alike_in_both_sources(
 
 
 def test_how_reads_differ_from_kafkas_source(spark: SparkSession, sides: Sides) -> None:
-    """There, ``maxRecordsPerPartition`` alone cuts micro-batches but no batches."""
+    """In Kafka's source, ``maxRecordsPerPartition`` alone divides micro-batches, but not batches."""
     tasks = [load(spark, side, subscribe=A, maxRecordsPerPartition="7").rdd.getNumPartitions() for side in sides]
     assert tasks == [2, 7]
 
@@ -456,7 +468,7 @@ def test_how_reads_differ_from_kafkas_source(spark: SparkSession, sides: Sides) 
 def test_how_finite_runs_differ_from_kafkas_source(
     spark: SparkSession, sides: Sides, topic: str, tmp_path: Path
 ) -> None:
-    """There, AvailableNow leaves a rest that is smaller than ``minOffsetsPerTrigger`` to the next run."""
+    """In Kafka's source, AvailableNow leaves a rest below ``minOffsetsPerTrigger`` to the next run."""
     options = {"subscribe": topic, "startingOffsets": "earliest"}
     limits = {"minOffsetsPerTrigger": "4", "maxOffsetsPerTrigger": "5"}
     sizes, read = [], []
@@ -473,7 +485,7 @@ def test_how_finite_runs_differ_from_kafkas_source(
 
 
 def test_how_writes_differ_from_kafkas_sink(spark: SparkSession, sides: Sides, topic: str) -> None:
-    """Each write ends with a transaction's marker, which takes an offset; timestamps stay what they are."""
+    """In sparklog, each write ends with a transaction's marker, which takes an offset, and timestamps are kept."""
     offsets, kept = [], []
     for side in sides:
         side.create_topic(topic, 1, KEPT)

@@ -1,4 +1,4 @@
-"""Types and columns of Spark and Arrow, in both directions. No Spark session."""
+"""Tests of Spark's and Arrow's types and columns, in both directions, without a Spark session."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_default_topics_look_like_the_kafka_source() -> None:
     assert headers.simpleString() == "headers:array<struct<key:string,value:binary>>"
 
 
-def test_a_column_of_the_topic_hides_ours() -> None:
+def test_a_column_of_the_topic_hides_the_sources_own() -> None:
     shape = TopicShape(pa.schema([("_offset", pa.string()), ("x", pa.int32())]))
     assert topic_columns(shape).fieldNames() == ["_offset", "x", "_topic", "_partition", "_timestamp"]
     assert topic_columns(shape)["_offset"].dataType == StringType()
@@ -162,7 +162,7 @@ OFFERED = topic_columns(
 )
 
 
-def test_projections() -> None:
+def test_projections_keep_order_and_types() -> None:
     check_projection(StructType().add("_offset", LongType()).add("id", LongType(), nullable=False), OFFERED)
     check_projection(StructType().add("tags", ArrayType(StringType())).add("id", LongType()), OFFERED)
     check_projection(StructType().add("pause", DayTimeIntervalType(0, 1)), OFFERED)
@@ -179,7 +179,7 @@ def test_projections() -> None:
         (StructType().add("tags", ArrayType(StringType(), containsNull=False)), "tags: declared NOT NULL"),
     ],
 )
-def test_projections_the_topic_cannot_serve(declared: StructType, complaint: str) -> None:
+def test_impossible_projections_are_refused(declared: StructType, complaint: str) -> None:
     with pytest.raises(BrokerError, match=complaint):
         check_projection(declared, OFFERED)
 

@@ -1,5 +1,7 @@
-"""Runs of a sink against each other, on real brokers: attempts that lose, drivers that linger, what comes late. No JVM:
-what Spark does with writers and messages is done here by hand."""
+"""Tests of concurrent runs of a sink, on real brokers: attempts that lose, drivers that are late, late writes.
+
+No JVM: the tests do what Spark does with writers and messages.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def plan(brokers: ProcessCluster, admin: Admin, topic: str) -> WritePlan:
 
 
 def seen(plan: WritePlan) -> list[int]:
-    """What a reader of committed records has, in order of offsets."""
+    """Return the values that a reader of committed records sees, in offset order."""
     tp = TopicPartition(str(plan.options.topic), 0)
     with Admin(plan.options.bootstrap) as admin:
         end = admin.list_offsets([tp])[tp]
@@ -58,7 +60,7 @@ def run(plan: WritePlan, version: int, run_id: str) -> SinkRun:
 
 
 def test_only_attempts_that_the_driver_names_are_committed(plan: WritePlan) -> None:
-    """Two attempts of one task, one that wrote and then died, and a task without rows."""
+    """The run has two attempts of one task, a task that wrote and then died, and a task without rows."""
     now = run(plan, 0, "a")
 
     def dies() -> Iterator[pa.RecordBatch]:
@@ -81,7 +83,7 @@ def test_an_attempt_cannot_append_after_the_decision(plan: WritePlan) -> None:
     winner: list[Written] = []
 
     def slow() -> Iterator[pa.RecordBatch]:
-        yield from rows(*range(600_000))  # enough to be sent at once
+        yield from rows(*range(600_000))  # large enough to be sent immediately
         winner.append(write_rows(plan, now, rows(7)))
         commit_run(plan.options.bootstrap, winner)
         yield from rows(*range(600_000))
@@ -98,7 +100,7 @@ def test_a_slow_driver_cannot_commit_after_its_successor(plan: WritePlan) -> Non
         commit_run(plan.options.bootstrap, [lingering])
     with pytest.raises(ProducerFenced):
         write_rows(plan, run(plan, 4, "old"), rows(2))
-    abort_run(plan.options.bootstrap, lingering.run)  # nor abort it
+    abort_run(plan.options.bootstrap, lingering.run)  # nor can it abort the successor's run
     commit_run(plan.options.bootstrap, [later])
     with pytest.raises(ProducerFenced):
         commit_run(plan.options.bootstrap, [lingering])
@@ -117,7 +119,7 @@ def test_a_committed_version_is_not_written_again(plan: WritePlan, caplog: pytes
 
 
 def test_a_driver_may_commit_twice_and_abort_after_a_commit(plan: WritePlan) -> None:
-    """Spark aborts when a commit call failed, and that may have been no more than a lost answer."""
+    """Spark aborts when a commit call fails, and a lost response is enough for that."""
     written = write_rows(plan, run(plan, 0, "a"), rows(1))
     commit_run(plan.options.bootstrap, [written])
     commit_run(plan.options.bootstrap, [written])
@@ -154,8 +156,7 @@ def test_batch_writes_have_their_own_key_or_the_given_one(plan: WritePlan) -> No
 
 
 def test_a_write_name_is_one_sequence_for_each_topic(admin: Admin, plan: WritePlan) -> None:
-    """Two topics under one name and number, and a topic made anew: none is taken for another, which would leave its
-    rows out."""
+    """A write name counts in two topics, and in a recreated topic, independently. A mix-up would skip rows."""
     first = str(plan.options.topic)
     second = f"{first}-second"
     admin.create_topic(second, partitions=1, schema="x bigint")
@@ -178,8 +179,8 @@ def test_a_write_name_is_one_sequence_for_each_topic(admin: Admin, plan: WritePl
 
 
 def test_a_topic_recreated_during_a_named_write_fails_it(admin: Admin, plan: WritePlan) -> None:
-    """It is known by the topic that it was planned for: committed as that, its rows in the new one would be written
-    again by the next run."""
+    """The write keeps the id of the topic that it was planned for. If it committed to the recreated topic, the next
+    run would not know the write there, and would write its rows again."""
     topic = str(plan.options.topic)
     options = replace(plan.options, named=NamedWrite("one", 1))
     overtaken = BatchWriter(plan_write(options, schema=X, now=True))
@@ -196,7 +197,7 @@ def test_a_topic_recreated_during_a_named_write_fails_it(admin: Admin, plan: Wri
 
 
 class ByRows:
-    """Named writes whose rows name their topics: three, which are there."""
+    """Named writes whose rows name their topics: three existing ones."""
 
     def __init__(self, admin: Admin, plan: WritePlan) -> None:
         self.admin = admin
@@ -224,7 +225,7 @@ class ByRows:
         return BatchWriter(plan_write(options, schema=X, now=True))
 
     def rows(self, *values: int | None) -> Iterator[pa.RecordBatch]:
-        """One for each topic, in order; None: none for this one."""
+        """Yield one batch with a row for each topic, in order. None means no row for that topic."""
         there = {topic: value for topic, value in zip(self.topics, values, strict=False) if value is not None}
         yield pa.RecordBatch.from_pydict({"x": list(there.values()), "topic": list(there)})
 
@@ -248,8 +249,8 @@ def by_rows(admin: Admin, plan: WritePlan) -> ByRows:
 
 
 def test_a_named_write_to_several_topics_is_atomic(by_rows: ByRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that dies before its decision, a task that dies between two topics, and a driver that dies with the
-    first decision that it makes."""
+    """One driver dies before its decision, one task dies between two topics, and one driver dies directly after its
+    first decision."""
     dead = by_rows.writer()
     left = [dead.write(by_rows.rows(1, 2)), dead.write(by_rows.rows(None, 3, 4))]
     assert by_rows.seen() == [[], [], []]
@@ -283,12 +284,13 @@ def test_a_named_write_to_several_topics_is_atomic(by_rows: ByRows, monkeypatch:
 
 
 def test_a_named_write_by_rows_counts_in_each_topic(by_rows: ByRows, caplog: pytest.LogCaptureFixture) -> None:
-    """Written to other topics under the same name and number, it is another write there; whoever names the topic."""
-    for value in (1, 2):  # the second time it is known
+    """A write with the same name and version to other topics is a different write there, whether rows or an option
+    name the topic."""
+    for value in (1, 2):  # the second attempt is already committed
         by_rows.write(value)
     assert "was already committed: skipped 1 rows" in caplog.text
     assert by_rows.seen() == [[1], [], []]
-    by_rows.write(3, 4)  # and one more topic
+    by_rows.write(3, 4)  # the same write with another topic
     assert by_rows.seen() == [[1], [4], []]
     for number, value in enumerate((5, 6, 7)):
         writer = by_rows.by_option(number)
@@ -308,7 +310,7 @@ def test_a_named_write_by_rows_counts_in_each_topic(by_rows: ByRows, caplog: pyt
 
 @pytest.mark.parametrize("rows_first", [True, False])
 def test_the_later_of_two_writes_of_one_name_wins(by_rows: ByRows, *, rows_first: bool) -> None:
-    """One names the topic by its rows, the other by an option: each is a transaction of its own."""
+    """One write names the topic by its rows, the other by an option. Each is a transaction of its own."""
     many, one = by_rows.writer(), by_rows.by_option(1)
     if rows_first:
         early, late = (many, many.write(by_rows.rows(1, 2))), (one, one.write(rows(2)))
@@ -323,8 +325,8 @@ def test_the_later_of_two_writes_of_one_name_wins(by_rows: ByRows, *, rows_first
 
 
 def test_tasks_on_one_topic_keep_another_topics_rows_alive(by_rows: ByRows) -> None:
-    """A task's rows may be in a topic that no later task writes to: it is one transaction, and any task's signs of life
-    are its."""
+    """The rows of a task may be in a topic that no later task writes to. All tasks share one transaction, and the
+    heartbeats of any task keep it open."""
     writer = by_rows.writer(timeout_s=9)
     first = writer.write(by_rows.rows(1))
 
@@ -344,7 +346,8 @@ def test_tasks_on_one_topic_keep_another_topics_rows_alive(by_rows: ByRows) -> N
 
 
 def test_a_topic_recreated_between_two_tasks_fails_the_write(by_rows: ByRows) -> None:
-    """Committed, it would be known in both topics of the name, and the next run would write neither task's rows."""
+    """If the driver committed, both topics of that name would know the write, and the next run would skip the rows
+    of both tasks."""
     writer = by_rows.writer()
     messages = [writer.write(by_rows.rows(1, 2))]
     by_rows.remake(0)
@@ -360,7 +363,8 @@ def test_a_topic_recreated_between_two_tasks_fails_the_write(by_rows: ByRows) ->
 
 
 def test_an_aborted_named_write_by_rows_leaves_nothing_open(by_rows: ByRows) -> None:
-    """Nor does a task of it that comes late, to a topic that no other had come to, or as the first of all."""
+    """A late task leaves no open transaction either: neither in a topic that no other task wrote to, nor as the
+    first task."""
     writer = by_rows.writer()
     writer.write(by_rows.rows(1))
     writer.abort([None])
@@ -383,8 +387,8 @@ def test_an_aborted_batch_leaves_nothing_and_stops_its_tasks(plan: WritePlan) ->
     assert seen(plan) == []
 
 
-def test_a_run_that_another_has_fenced_is_aborted_already(plan: WritePlan, caplog: pytest.LogCaptureFixture) -> None:
-    """And nobody warns of a time-out: what is open is the other's."""
+def test_aborting_a_fenced_run_logs_no_warning(plan: WritePlan, caplog: pytest.LogCaptureFixture) -> None:
+    """The open transaction belongs to the run that fenced this one, so no warning of a timeout is due."""
     named = replace(plan, options=replace(plan.options, named=NamedWrite("twice", 1)))
     first, second = BatchWriter(named), BatchWriter(named)
     first.write(rows(1))
@@ -396,18 +400,18 @@ def test_a_run_that_another_has_fenced_is_aborted_already(plan: WritePlan, caplo
     assert seen(plan) == [2]
 
 
-def test_at_least_once_on_request(plan: WritePlan) -> None:
+def test_at_least_once_writes_without_a_transaction(plan: WritePlan) -> None:
     options = WriteOptions(plan.options.bootstrap, plan.options.topic, None, exactly_once=False, acks="1")
     writer = BatchWriter(WritePlan(options, X, plan.routes, None))
     written = writer.write(rows(1, 2))
     assert isinstance(written, Written) and (written.rows, written.run) == (2, None)
     writer.abort([written])
-    # acks=1 waits for no follower, readers do.
+    # acks=1 waits for no follower, but a reader waits for the high watermark.
     wait_until(lambda: seen(plan) == [1, 2], 180, "the followers")
     writer.commit([written])
 
 
-def test_messages_that_cannot_be(plan: WritePlan) -> None:
+def test_impossible_commit_messages_are_refused(plan: WritePlan) -> None:
     with pytest.raises(ClusterError, match="1 of 2 write tasks reported nothing"):
         commit_run(plan.options.bootstrap, [Written(1), None])
     two = [Written(1, (), run(plan, 0, run_id), 1) for run_id in "ab"]
@@ -415,7 +419,7 @@ def test_messages_that_cannot_be(plan: WritePlan) -> None:
         commit_run(plan.options.bootstrap, two)
 
 
-#: What Spark does in a process of its own before a write's tasks, and behind them.
+#: Code that Spark runs in its own processes before and after a write's tasks.
 _PLAN = """
 import pickle, sys
 from sparklog.spark.write_plan import plan_write

@@ -1,4 +1,4 @@
-"""The streaming reader as Spark calls it, without Spark: real brokers, logs that grow, lose records, are replaced."""
+"""Tests of the streaming reader without Spark, on real brokers: logs that grow, lose records and are replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 
 class Query:
-    """A query's checkpoint and its runs: offsets pass through JSON, readers through pickle."""
+    """A query's checkpoint and its runs. Offsets pass through JSON and readers through pickle, as in Spark."""
 
     def __init__(self, bootstrap: str, **options: str) -> None:
         self._given = {"bootstrap.servers": bootstrap, **{name.lower(): text for name, text in options.items()}}
@@ -34,20 +34,20 @@ class Query:
         self.reader = self._fresh()
 
     def run(self, **options: str) -> Query:
-        """A new run; with other options than before."""
+        """Begin a new run, with the given changes of the options."""
         self._given.update({name.lower(): text for name, text in options.items()})
         self.reader.stop()
         self.reader = self._fresh()
         return self
 
     def plan(self, limit: ReadAllAvailable | ReadMaxRows | ReadMinRows | None = None) -> dict[str, Any]:
-        """The end of the next batch."""
+        """Return the end of the next batch."""
         start = self.offset or self.reader.initialOffset()
         end = self.reader.latestOffset(start, limit or self.reader.getDefaultReadLimit())
         return json.loads(json.dumps(end))  # type: ignore[no-any-return]
 
     def rows(self, end: dict[str, Any], start: dict[str, Any] | None = None) -> list[tuple[str, int, int, bytes]]:
-        """What a batch reads, in a reader of its own as Spark has it."""
+        """Return the rows of a batch, from a separate reader as in Spark."""
         start = start or self.offset or self.reader.initialOffset()
         tasks = self.reader.partitions(start, end)
         other = pickle.loads(pickle.dumps(self._fresh()))
@@ -63,7 +63,7 @@ class Query:
         return StreamReader(parse_read_options(self._given, {}, streaming=True), DEFAULT_COLUMNS)
 
     def batch(self, limit: ReadAllAvailable | ReadMaxRows | ReadMinRows | None = None) -> list[bytes]:
-        """Plan a batch, read it, and go on behind it."""
+        """Plan a batch, read it, and advance the offset to its end."""
         end = self.plan(limit)
         found = self.rows(end)
         self.offset = end
@@ -72,7 +72,7 @@ class Query:
 
 @pytest.fixture
 def query_of(brokers: ProcessCluster) -> Iterator[Callable[..., Query]]:
-    """Make a query with the options given; it is stopped at the end."""
+    """Return a function that creates a query with the given options. The fixture stops the query at the end."""
     made = []
 
     def make(**options: str) -> Query:
@@ -99,14 +99,14 @@ def test_a_start_at_latest_is_fixed_once(
     assert query.reader.initialOffset() == query.reader.initialOffset()
     end = query.plan()
     produce(brokers, topic, "while it was down")
-    # The batch was not finished: Spark replays it, from the initial offset, in another run.
+    # The batch was not finished: Spark replays it in another run, from the initial offset.
     query.run()
     assert query.rows(end, query.reader.initialOffset()) == []
     query.offset = end
     assert query.batch() == [b"while it was down"]
 
 
-def test_limits_new_partitions_and_waiting(
+def test_a_query_obeys_limits_and_finds_new_partitions(
     query_of: Callable[..., Query], brokers: ProcessCluster, admin: Admin, topic: str
 ) -> None:
     admin.create_topic(topic, partitions=1)
@@ -122,7 +122,7 @@ def test_limits_new_partitions_and_waiting(
     assert b"".join(query.batch()) == b"abcdefgh"
     waits = query.plan()
     assert waits == query.offset
-    # Once (all that is there) heeds no limit.
+    # A one-time trigger reads all existing records, regardless of the limit.
     assert query.plan(ReadAllAvailable()) != query.offset
     admin.create_partitions(topic, 2)
     admin.create_topic(f"{topic}-b", partitions=1)
@@ -136,7 +136,7 @@ def test_limits_new_partitions_and_waiting(
         (topic, 1, b"l"),
         (f"{topic}-b", 0, b"m"),
     ]
-    # Where the new ones began belongs to the batch, whoever replays it.
+    # The batch contains the start offsets of the new partitions, so any run replays it equally.
     start, query.offset = query.offset, end
     assert query.run().rows(end, start)[2:] != []
     assert query.plan() == end
@@ -165,7 +165,7 @@ def test_available_now_reads_only_what_existed_at_its_start(
     assert query.plan() == query.offset
     assert admin.group_offsets(f"{topic}-lag") == {TopicPartition(topic, 0): 5}
     assert f"{topic}-lag" in admin.list_groups()
-    # It is for those who look at lag: another query of that group starts where its own options say.
+    # Committed offsets only show the lag: another query of that group starts where its own options say.
     assert (
         b"".join(query_of(subscribe=topic, startingOffsets="earliest", groupId=f"{topic}-lag").batch()) == b"abcdefgh"
     )
@@ -174,7 +174,7 @@ def test_available_now_reads_only_what_existed_at_its_start(
     assert query.plan() == query.offset
 
 
-def test_a_deleted_topic_and_a_recreated_topic(
+def test_a_query_reports_deleted_and_recreated_topics(
     query_of: Callable[..., Query], brokers: ProcessCluster, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = f"{topic}-other"
@@ -189,7 +189,7 @@ def test_a_deleted_topic_and_a_recreated_topic(
     admin.delete_topic(topic)
     admin.create_topic(topic, partitions=1)
     produce(brokers, topic, *"xyz")
-    # A batch that can no longer be replayed, and the one behind it.
+    # A batch that can no longer be replayed, and the next batch.
     with pytest.raises(
         DataLoss, match=f"{topic}-0: the batch needs offsets 2 to 3 of the topic with id .*, which does not exist"
     ):
@@ -212,12 +212,12 @@ def test_a_deleted_topic_and_a_recreated_topic(
     query.run(failOnDataLoss="false")
     assert query.batch() == []
     produce(brokers, topic, *"w")
-    # Nothing is left of the deleted one: the query can go on strictly.
+    # The offset no longer contains the deleted topic, so the query continues without failOnDataLoss=false.
     query.run(failOnDataLoss="true", subscribe=topic)
     assert query.batch() == [b"w"]
 
 
-def test_a_topic_deleted_between_planning_and_reading(
+def test_a_topic_is_deleted_between_planning_and_reading(
     query_of: Callable[..., Query], brokers: ProcessCluster, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     admin.create_topic(topic, partitions=1)
@@ -235,8 +235,8 @@ def test_a_topic_deleted_between_planning_and_reading(
     assert "of offsets 0 to 2 only 2 to 2 can be read" in caplog.text
 
 
-def test_records_deleted_by_retention_during_a_stream(caplog: pytest.LogCaptureFixture) -> None:
-    """Of a batch that is planned, and of the one behind it."""
+def test_retention_deletes_records_of_a_running_stream(caplog: pytest.LogCaptureFixture) -> None:
+    """The records belong to a planned batch and to the next one."""
     with ProcessCluster(1, settings={"log.retention.check.interval.ms": "200"}) as cluster:
         tp = TopicPartition("taken", 0)
         with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap, batch_bytes=16_384) as producer:
@@ -263,7 +263,7 @@ def test_records_deleted_by_retention_during_a_stream(caplog: pytest.LogCaptureF
         query.reader.stop()
 
 
-def test_a_topic_that_does_not_fit(
+def test_a_new_topic_with_another_schema_fails_the_query(
     query_of: Callable[..., Query], brokers: ProcessCluster, admin: Admin, topic: str
 ) -> None:
     admin.create_topic(topic, partitions=1)
@@ -274,6 +274,8 @@ def test_a_topic_that_does_not_fit(
         query.plan()
 
 
-def test_a_topic_that_was_never_there(query_of: Callable[..., Query], brokers: ProcessCluster, topic: str) -> None:
+def test_a_stream_of_an_unknown_topic_fails(
+    query_of: Callable[..., Query], brokers: ProcessCluster, topic: str
+) -> None:
     with pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
         query_of(subscribe=topic).plan()

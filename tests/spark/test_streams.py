@@ -1,4 +1,4 @@
-"""Streaming queries through a real Spark and real brokers."""
+"""Tests of streaming queries with a real Spark and real brokers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def wait_for(what: Callable[[], bool], query: StreamingQuery, timeout_s: float =
         time.sleep(0.05)
 
 
-def test_available_now_rate_limits_groups_and_lag(
+def test_available_now_obeys_limits_and_reports_lag(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
 ) -> None:
     admin.create_topic(topic, partitions=2)
@@ -106,7 +106,7 @@ def test_available_now_rate_limits_groups_and_lag(
     assert sorted(sink.batches) == [0, 1, 2, 3]
 
 
-def test_new_partitions_and_topics_in_mid_query_and_a_restart(
+def test_a_query_finds_new_partitions_before_and_after_a_restart(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
 ) -> None:
     admin.create_topic(topic, partitions=1)
@@ -130,7 +130,9 @@ def test_new_partitions_and_topics_in_mid_query_and_a_restart(
     assert sink.values == ["new", "partition", "topic", "while it was down"]
 
 
-def test_data_loss(spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path) -> None:
+def test_data_loss_fails_a_query_until_it_is_allowed(
+    spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
+) -> None:
     admin.create_topic(topic, partitions=1)
     admin.create_topic(f"{topic}-more", partitions=1)
     produce(brokers, topic, "old")
@@ -144,17 +146,17 @@ def test_data_loss(spark: SparkSession, admin: Admin, brokers: ProcessCluster, t
         sink.drain(stream(spark, **options))
     sink.drain(stream(spark, **options, failOnDataLoss="false"))
     assert sink.values == ["again", "old"]
-    frame = stream(spark, **options)  # its columns are looked up while both topics are there
+    frame = stream(spark, **options)  # Spark resolves its columns while both topics exist
     admin.delete_topic(f"{topic}-more")
     with pytest.raises(StreamingQueryException, match=f"{topic}-more-0 was deleted"):
         sink.drain(frame)
 
 
-def test_a_log_that_an_unclean_election_has_cut(
+def test_a_query_notices_an_unclean_truncation(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
 ) -> None:
-    """The query has read what only the old leader had. First the log is shorter than that, then longer again, with
-    another history."""
+    """The query has read records that only the old leader had. The new log is first shorter than that, then longer,
+    with another history."""
     config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
     create_topic(brokers, topic, assignment=((0, 1),), config=config)
     produce(brokers, topic, "both")
@@ -189,17 +191,17 @@ def test_a_stream_skips_aborted_transactions_and_waits_for_open_ones(
             producer.begin()
             for number in range(4):
                 producer.send(topic, f"{value}{number}".encode())
-            producer.flush()  # what is aborted before it is sent leaves no gap
-            producer.flush()  # what is aborted is in the log
+            producer.flush()  # an abort before the send would leave no gap
+            producer.flush()  # the aborted records are in the log
             producer.commit() if is_kept else producer.abort()
         producer.begin()
         producer.send(topic, b"e0").result(30)
-        produce(brokers, topic, "behind it")
+        produce(brokers, topic, "after it")
         sink = Sink(tmp_path)
         sink.drain(frame)
         kept = [f"{value}{number}" for value in "ad" for number in range(4)]
         assert sink.values == kept
-        # Twenty offsets by three, five of them markers; some batches have no rows.
+        # Twenty offsets in batches of three; five of the offsets are markers, so some batches have no rows.
         assert len(sink.batches) == 7 and [] in sink.batches.values()
         batch = spark.read.format("sparklog").option("subscribe", topic)
         assert sorted(row.offset for row in batch.load().collect()) == [0, 1, 2, 3, 15, 16, 17, 18]
@@ -207,10 +209,10 @@ def test_a_stream_skips_aborted_transactions_and_waits_for_open_ones(
         assert from_gap.count() == 4
         producer.commit()
     sink.drain(frame)
-    assert sink.values == sorted([*kept, "e0", "behind it"])
+    assert sink.values == sorted([*kept, "e0", "after it"])
 
 
-def test_windows_and_a_join_of_two_topics(
+def test_windows_and_a_join_of_two_topics_work(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
 ) -> None:
     orders, payments = f"{topic}-orders", f"{topic}-payments"
@@ -246,11 +248,11 @@ def test_windows_and_a_join_of_two_topics(
     assert spark.sql("select order_key from joined").collect() == [Row(order_key="o4")]
 
 
-def test_a_driver_killed_in_its_first_batch(
+def test_a_driver_killed_in_its_first_batch_keeps_its_start(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
 ) -> None:
-    """Where a query starts is decided once. Decided again by the next run, "latest" would have moved behind records
-    that came in between, and so would a time that no record had reached."""
+    """A query decides its start once. If the next run decided it again, "latest" would skip the records that came in
+    between, and so would a time that no record had reached."""
     admin.create_topic(topic, partitions=2)
     produce(brokers, topic, "before")
     by_time = {

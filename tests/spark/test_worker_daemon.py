@@ -1,4 +1,4 @@
-"""The daemon that forks Spark's Python workers."""
+"""Tests of the daemon that forks Spark's Python workers."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ print(len(list(Path("/proc/self/task").iterdir())))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux shows them")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in Linux's /proc")
 @pytest.mark.parametrize("given", [{}, {"JE_ARROW_MALLOC_CONF": "narenas:1"}])
 def test_modules_loaded_before_forks_start_no_thread(given: dict[str, str], tmp_path: Path) -> None:
-    """And what cannot be loaded, or prints where the JVM reads, keeps nobody from what can."""
+    """A module that cannot be loaded, or that prints to the JVM's pipe, does not prevent the import of the others."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **given}
     done = subprocess.run(
         [sys.executable, "-c", _LOADS],
@@ -52,7 +52,7 @@ def test_modules_loaded_before_forks_start_no_thread(given: dict[str, str], tmp_
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
 
 
-#: A daemon, its worker, which here is told a wrong secret and does nothing else, and modules that are loaded late.
+#: A daemon, its worker, which receives a wrong secret and therefore does no work, and modules that are loaded late.
 _ARCHIVES = """
 import importlib, os, socket, sys, zipfile
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_nothing_is_preloaded_where_worker_memory_is_bounded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=bounded)
 
 
-#: As batches come from the JVM: several at a time, freed together. How many MiB are still there in the end.
+#: Batches as they come from the JVM: several at a time, freed together. It prints how many MiB remain at the end.
 _FREED = """
 import sys
 from pathlib import Path
@@ -129,7 +129,7 @@ for turn in range(5):
     del batches
 print(resident() - before)
 """
-_of_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
+_of_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc has these settings")
 _MALLOC = ("MALLOC_", "GLIBC_")
 
 
@@ -177,7 +177,7 @@ def test_memory_of_freed_batches_is_kept_within_bounds(
 
 
 @pytest.mark.parametrize("refusal", [OSError("no dynamic loading"), MemoryError()], ids=["static", "hardened"])
-def test_workers_are_forked_where_c_cannot_be_called(refusal: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_forked_without_ctypes(refusal: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise refusal
 
@@ -189,10 +189,10 @@ def test_workers_are_forked_where_c_cannot_be_called(refusal: Exception, monkeyp
 
 
 @pytest.mark.integration
-def test_workers_draw_random_numbers_of_their_own(plain_spark: SparkSession) -> None:
+def test_workers_draw_independent_random_numbers(plain_spark: SparkSession) -> None:
     def drawn(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number = np.random.rand()
-        time.sleep(0.5)  # so that the second task has a worker of its own
+        time.sleep(0.5)  # so the second task has its own worker
         yield pa.RecordBatch.from_pydict({"number": [number], "pid": [os.getpid()]})
 
     rows = plain_spark.range(2, numPartitions=2).mapInArrow(drawn, "number double, pid long").collect()
@@ -218,7 +218,7 @@ def test_workers_have_their_modules_and_their_own_threads(plain_spark: SparkSess
 
 
 @_of_glibc
-@pytest.mark.skipif(any(name.startswith(_MALLOC) for name in os.environ), reason="somebody has told glibc what to do")
+@pytest.mark.skipif(any(name.startswith(_MALLOC) for name in os.environ), reason="the environment sets glibc's malloc")
 @pytest.mark.integration
 def test_workers_keep_the_memory_of_freed_batches(plain_spark: SparkSession) -> None:
     def kept(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

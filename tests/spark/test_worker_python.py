@@ -1,4 +1,4 @@
-"""Which Python the workers of a session run; tests/integration/test_local_cluster.py has them run it."""
+"""Tests which Python the workers of a session run; tests/integration/test_local_cluster.py lets them run it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def chosen(master: str, settings: dict[str, str] | None = None) -> str:
     return str(context.pythonExec)
 
 
-def test_workers_on_this_machine_run_the_programs_python(
+def test_local_workers_run_the_programs_python(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON")
     assert [chosen("local[2]"), chosen("local-cluster[1,1,1024]")] == [sys.executable] * 2
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
-    assert chosen("local[2]") == "python3", "pyspark has read the variable itself"
+    assert chosen("local[2]") == "python3", "pyspark already read the variable"
     assert caplog.text == ""
 
 

@@ -1,4 +1,4 @@
-"""How Spark's JVM and its Python workers talk."""
+"""Tests of the sockets between Spark's JVM and its Python workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_workers_use_unix_sockets_that_send_small_writes_at_once(
             try:
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                     found.add(socket.socket(fileno=os.dup(descriptor)).family.name)
-            except OSError:  # the listing's own
+            except OSError:  # the process that lists them
                 continue
         yield pa.RecordBatch.from_pydict({"family": sorted(found)})
 

@@ -1,4 +1,4 @@
-"""What a write may be asked for, and what contradicts itself."""
+"""Tests of write options, and of combinations that contradict each other."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def parse(*, streaming: bool = False, **options: str) -> WriteOptions:
     return parse_write_options(given, BOOTSTRAP, streaming=streaming)
 
 
-def test_defaults() -> None:
+def test_a_write_has_defaults() -> None:
     assert parse() == WriteOptions("one:9092", None, None)
     assert parse(topic="a", compression="ZSTD", failOnDataLoss="false") == WriteOptions("one:9092", "a", "zstd")
 
 
-def test_supported_write_options() -> None:
+def test_supported_write_options_are_parsed() -> None:
     assert parse(txnAppId="nightly", txnVersion="7").named == NamedWrite("nightly", 7)
     assert parse(exactlyOnce="false", kafka__acks="-1").acks == "all"
     assert parse(exactlyOnce="false", acks="0").acks == "0"
     assert parse(acks="all").exactly_once
     assert parse(transactionTimeout="10m").timeout_s == 600
-    assert parse().timeout_s == 900, "longer than stages pause between two tasks"
+    assert parse().timeout_s == 900, "the timeout must be longer than a stage's pause between two tasks"
     made = parse(createTopic="true", partitions="6", replicationFactor="3", keyColumns="carrier, flight")
     assert (made.new_topic, made.key_columns) == (NewTopic(6, 3), ("carrier", "flight"))
     assert parse(createTopic="true").new_topic == NewTopic(None, None)
@@ -55,7 +55,7 @@ def test_supported_write_options() -> None:
         ({"mergeSchemas": "true"}, "did you mean 'mergeSchema'"),
     ],
 )
-def test_bad_write_options(options: dict[str, str], complaint: str) -> None:
+def test_bad_write_options_are_refused(options: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parse(streaming=False, **options)
 

@@ -1,4 +1,4 @@
-"""Writes through a real Spark: streams, foreachBatch, topics made and extended, tables and views."""
+"""Tests of writes with a real Spark: streams, foreachBatch, created and extended topics, tables and views."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_named_write_creates_extends_and_writes_once(
     assert "+ twice int64" in message
     wrong = more.withColumn("name", sf.lit(1))
     assert "- name string" in fails(lambda: write(wrong, topic, mergeSchema="true"))
-    assert admin.describe_topic(topic).schema.names == ["id", "name"]  # nothing was added for a write that cannot be
+    assert admin.describe_topic(topic).schema.names == ["id", "name"]  # the refused write has added no column
     write(more, topic, mergeSchema="true")
     write(first, topic)
     totals = read(spark, topic).agg(
@@ -51,7 +51,7 @@ def test_a_named_write_creates_extends_and_writes_once(
     assert totals.first() == Row(n=30, twice=10, ids=45 + 145 + 45)
 
 
-def test_columns_match_in_any_case_and_no_near_duplicate_is_added(
+def test_columns_match_in_any_case_and_near_duplicates_are_refused(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, schema="Name string, Value int", partitions=1)
@@ -71,8 +71,9 @@ def test_kafka_like_columns_create_a_topic_with_kafkas_columns(spark: SparkSessi
     assert read(spark, topic).select("key", "value").collect() == [Row(key=bytearray(b"k"), value=bytearray(b"v"))]
 
 
-def test_all_types_in_a_topic_made_by_a_stream(spark: SparkSession, admin: Admin, topic: str, tmp_path: Path) -> None:
-    """All that streams have: Spark refuses TIME there. Times leave in UTC, whatever the session's zone, New York's."""
+def test_a_stream_creates_a_topic_with_all_types(spark: SparkSession, admin: Admin, topic: str, tmp_path: Path) -> None:
+    """The test uses all types that streams support: Spark refuses TIME there. Timestamps are stored in UTC, although
+    the session's zone is New York."""
     at = dt.datetime(2024, 7, 1, 12, 30, tzinfo=dt.timezone.utc)
     values = {"at": at, "pause": dt.timedelta(days=1, microseconds=1), "list": [1, None], "map": {"a": [0.5]}}
     source = spark.createDataFrame([values, {}], " ".join(ALL_TYPES.split())).drop("clock")
@@ -91,8 +92,8 @@ def test_all_types_in_a_topic_made_by_a_stream(spark: SparkSession, admin: Admin
 def test_a_repeated_foreach_batch_repeats_only_unnamed_writes(
     spark: SparkSession, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    """The batch is run twice, as after a driver's death: unnamed writes are written again, the named ones are not. One
-    name is enough for several topics, whether an option names them or the rows do."""
+    """The test runs the batch twice, as after a driver's death: unnamed writes are repeated, named ones are not. One
+    name is enough for several topics, whether an option or the rows name them."""
     names = [f"{topic}-{kind}" for kind in ("in", "plain", "named", "by-rows", "by-rows-too")]
     for name in names:
         admin.create_topic(name, partitions=1, schema="x bigint")
@@ -130,7 +131,7 @@ def test_complete_mode_appends_the_whole_result_each_time(
     assert found == [(0, 2), (0, 4), (1, 2), (1, 4)]
 
 
-def test_tables_read_and_insert_and_refuse_the_rest(
+def test_a_table_reads_and_inserts_and_refuses_the_rest(
     spark: SparkSession, admin: Admin, topic: str, fails: Callable[[Callable[[], object]], str]
 ) -> None:
     admin.create_topic(topic, partitions=1, schema="x bigint, name string")
@@ -160,8 +161,10 @@ def test_tables_read_and_insert_and_refuse_the_rest(
             spark.sql(f"drop table if exists {name}")
 
 
-def test_refused_write_options(spark: SparkSession, fails: Callable[[Callable[[], object]], str]) -> None:
+def test_bad_write_options_of_a_dataframe_are_refused(
+    spark: SparkSession, fails: Callable[[Callable[[], object]], str]
+) -> None:
     rows = spark.sql("select 1 x")
     assert "rows may then be lost" in fails(lambda: write(rows, "t", acks="1"))
     assert "did you mean 'createTopic'" in fails(lambda: write(rows, "t", createTopics="true"))
-    assert "createTopic=true creates it" in fails(lambda: write(rows, "nobody-made-this"))
+    assert "createTopic=true creates it" in fails(lambda: write(rows, "unknown-topic"))
