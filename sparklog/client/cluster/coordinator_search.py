@@ -1,0 +1,49 @@
+"""The search for the coordinator of a group or a transaction: find it, ask it, find it again after a change. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from sparklog.client.cluster.routing_core import RoutingCore, Steps
+from sparklog.errors import BrokerError
+from sparklog.model import BrokerEndpoint
+from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Reply, Request
+
+R = TypeVar("R", bound=Reply)
+
+GROUP, TRANSACTION = "group", "transaction"
+#: A broker that knows no coordinator waits 5 s for an election: it does not hang.
+_FIND_S = 6.0
+
+
+class CoordinatorSearch:
+    """The coordinator of one key, by the last response. Owner: the owner of the cluster client."""
+
+    def __init__(self, core: RoutingCore, kind: str, key: str) -> None:
+        self._core = core
+        self._kind = kind
+        self._key = key
+        self._found: BrokerEndpoint | None = None
+
+    def ask(self, request: Request, expected: type[R], *, patience_s: float = math.inf) -> Steps[R]:
+        """Find the coordinator unless it is known, and ask it once. Raises BrokerError.
+
+        It need not be in the metadata. After an error that another broker could avoid, it is found again.
+        """
+        try:
+            broker = self._found
+            if broker is None:
+                find = FindCoordinator(0, self._kind, self._key)
+                reply = yield from self._core.ask_any(find, FindCoordinatorReply, longest_s=_FIND_S)
+                broker = self._found = reply.broker
+            yield from self._core.reach(broker)
+            return (yield from self._core.ask(broker.broker_id, request, expected, patience_s=patience_s))
+        except BrokerError as error:
+            if error.refresh_metadata:
+                self._found = None
+            raise
+
+    def describe(self, request: Request) -> str:
+        """Return the name of a request in errors."""
+        return f"{type(request).__name__}, coordinator of {self._kind} {self._key!r}"

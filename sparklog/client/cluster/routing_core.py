@@ -1,0 +1,356 @@
+"""The decisions of a client about its requests: which broker gets one, how long it may take, what errors mean. Pure.
+
+The methods that return ``Steps`` are generators. They yield effects, which are orders to a driver. The driver sends the
+event of each effect back: its result, or its error, which it throws at the ``yield``. The return value of the generator
+is the result of the whole. ``BlockingCluster`` and ``LoopCluster`` are the drivers: they own connections and clocks.
+``retry`` decides whether a failed call is tried again.
+
+One turn counter selects among brokers and addresses. It moves by one before a request that follows a failure, or a
+metadata response that did not help. So each broker gets a request within as many tries as there are brokers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sparklog.client.cluster.backoff import Backoff
+from sparklog.client.cluster.bootstrap import Address, parse_bootstrap
+from sparklog.client.cluster.metadata import Leader, MetadataCache, MetadataPieces, topic_error
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import BrokerEndpoint, TopicPartition
+from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Reply)
+
+#: The time without a response after which a client asks another broker. It doubles with each request without response,
+#: up to the request timeout.
+PATIENCE_S = 1.0
+#: The time without input after which a broker with open requests may hang. A client that asked it for a new leader,
+#: perhaps for its own successor, would lose ``PATIENCE_S``.
+SUSPICIOUS_S = 0.5
+#: The number of failures in a row after which all brokers asked so far may be out of date.
+ASK_OTHERS_AFTER = 3
+#: The backoff of metadata requests that did not help. Its maximum delays a client that waits for a new leader.
+METADATA_BACKOFF = Backoff(max_ms=200.0)
+
+
+class NoResponse(BrokerError):
+    """A request without a response in time, on a connection that is still open. The code is NETWORK_EXCEPTION."""
+
+    def __init__(self, address: str, waited_s: float) -> None:
+        super().__init__(ErrorCode.NETWORK_EXCEPTION, f"{address}: no response within {waited_s:g} s")
+
+    def __reduce__(self) -> tuple[type[BrokerError], tuple[ErrorCode, str]]:
+        return BrokerError, (self.code, self.detail)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOpen:
+    """List the open connections. Event: for each broker, how long it has sent nothing although a request is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a connection and keep it. Event: the id of the broker with this address, or BrokerError."""
+
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Connect to a broker of the metadata for later requests. Event: None, perhaps before the connection is open."""
+
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send a request to a broker. Event: the reply, or BrokerError; NoResponse after ``patience_s``.
+
+    A driver whose connections limit each wait themselves may ignore ``patience_s``.
+    """
+
+    broker_id: int
+    request: Request
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close the connection to a broker, so that all its open requests fail. Event: None."""
+
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Wait until a time, which may be past. Event: the time now."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Notify the user that the metadata has changed, or of the problem because of which it has not. Event: None."""
+
+    problem: str
+
+
+Effect = ListOpen | Connect | Prepare | Ask | Disconnect
+Steps = Generator[Effect, Any, T]
+#: Steps that go on in the background of a client.
+BackgroundSteps = Generator[Effect | WaitUntil | Report, Any, T]
+
+
+class RoutingCore:
+    """The metadata of one cluster, and what a client has experienced with its brokers. Owner: one driver."""
+
+    def __init__(self, bootstrap: str | Iterable[str], *, request_timeout_s: float, roll: Callable[[], float]) -> None:
+        """Create the state without metadata. ``roll`` returns random numbers in [0, 1).
+
+        Raises:
+            ConfigError: ``bootstrap`` has no address.
+        """
+        self.metadata = MetadataCache()
+        self.bootstrap = parse_bootstrap(bootstrap)
+        #: The topics that ``refresh_wanted`` requests.
+        self.wanted: set[str] = set()
+        #: The topics with an error in the last responses to ``refresh_wanted``, with their errors.
+        self.topic_errors: dict[str, TopicMetadata] = {}
+        self._request_timeout_s = request_timeout_s
+        self.roll = roll
+        #: Selects one of several brokers. It differs between clients.
+        self._turn = int(roll() * (1 << 16))
+        #: True if the next request should go to the next broker.
+        self._turn_is_due = False
+        #: Brokers whose last response is missing, or lacks the current controller's update. Others are asked first.
+        self._doubted: set[int] = set()
+        #: The number of requests in a row without a response in time.
+        self._silences = 0
+        #: The number of failures in a row that new metadata could have prevented.
+        self._useless = 0
+        self._refreshed_at_s = -math.inf
+
+    # --- facts ---
+
+    def on_connected(self, broker_id: int) -> None:
+        """Trust a broker again, because a new connection to it is open."""
+        self._doubted.discard(broker_id)
+
+    def on_useless(self) -> None:
+        """Note a failure that new metadata could have prevented."""
+        self._useless += 1
+        self._turn_is_due = True
+
+    def on_progress(self) -> None:
+        """Note a success with the current metadata."""
+        self._useless = 0
+
+    # --- one request ---
+
+    def any_broker(self) -> Steps[int]:
+        """Return a connected broker for a request that every broker can serve.
+
+        If the connected brokers may be out of date, connect to another one. If none is connected, try the addresses of
+        the metadata, then those of the bootstrap.
+
+        Raises:
+            BrokerError: NETWORK_EXCEPTION with all addresses that were tried, or a worse error of one of them.
+        """
+        self._turn += self._turn_is_due
+        self._turn_is_due = False
+        silent_s: Mapping[int, float] = yield ListOpen()
+        if self._useless >= ASK_OTHERS_AFTER or (silent_s and silent_s.keys() <= self._doubted):
+            others = sorted(self.metadata.brokers.keys() - silent_s.keys())
+            if others:
+                yield Prepare(others[self._turn % len(others)])
+                silent_s = yield ListOpen()
+        # If the brokers asked so far knew no broker, others may know some.
+        if silent_s and (self.metadata.brokers or not self.metadata.version):
+            return self._choose(silent_s)
+        known = [Address(broker.host, broker.port) for broker in self.metadata.brokers.values()]
+        failures = []
+        for address in dict.fromkeys([*self._rotated(known), *self._rotated(self.bootstrap)]):
+            try:
+                connected: int = yield Connect(address)
+            except BrokerError as error:  # noqa: PERF203 - the next address is tried
+                if error.code != ErrorCode.NETWORK_EXCEPTION:
+                    raise
+                failures.append(error.detail)
+                self._turn += 1
+            else:
+                return connected
+        raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
+
+    def _choose(self, silent_s: Mapping[int, float]) -> int:
+        """Return a broker: preferably a trusted one, and of these one that does not seem to hang."""
+        fit = [broker_id for broker_id in silent_s if broker_id not in self._doubted] or list(silent_s)
+        fit = [broker_id for broker_id in fit if silent_s[broker_id] < SUSPICIOUS_S] or fit
+        return fit[self._turn % len(fit)]
+
+    def _rotated(self, addresses: Iterable[Address]) -> list[Address]:
+        items = list(addresses)
+        first = self._turn % len(items) if items else 0
+        return items[first:] + items[:first]
+
+    def reach(self, broker: BrokerEndpoint) -> Steps[None]:
+        """Connect to a broker unless it is connected.
+
+        Raises:
+            BrokerError: NETWORK_EXCEPTION; BROKER_NOT_AVAILABLE if another broker has its address.
+        """
+        if broker.broker_id not in (yield ListOpen()):
+            address = Address(broker.host, broker.port)
+            check_broker(address, found=(yield Connect(address)), expected=broker.broker_id)
+
+    def ask(self, broker_id: int, request: Request, expected: type[R], *, patience_s: float = math.inf) -> Steps[R]:
+        """Ask a broker once. Raises BrokerError."""
+        reply = yield Ask(broker_id, request, patience_s)
+        if isinstance(reply, expected):
+            return reply
+        yield Disconnect(broker_id)  # its later replies may not belong to their requests either
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST,
+            f"broker {broker_id} responded to {type(request).__name__} with {type(reply).__name__}",
+        )
+
+    def ask_any(self, request: Request, expected: type[R], *, longest_s: float = math.inf) -> Steps[R]:
+        """Ask any broker once. ``longest_s`` limits a request for which the broker may wait. Raises BrokerError."""
+        broker_id = yield from self.any_broker()
+        return (yield from self._ask_replaceable(broker_id, request, expected, longest_s=longest_s))
+
+    def _ask_replaceable(
+        self, broker_id: int, request: Request, expected: type[R], *, longest_s: float = math.inf
+    ) -> Steps[R]:
+        """Ask a broker that another one could replace: do not wait long, and doubt a broker that does not respond.
+
+        Its connection stays open up to the request timeout, because it may be busy with other requests.
+        """
+        limit_s = next_patience_s(self._silences, min(self._request_timeout_s, longest_s))
+        try:
+            reply = yield from self.ask(broker_id, request, expected, patience_s=limit_s)
+        except NoResponse:
+            self._silences += 1
+            self._doubt(broker_id)
+            if limit_s >= self._request_timeout_s:
+                yield Disconnect(broker_id)
+            raise
+        self._silences = 0
+        self._doubted.discard(broker_id)
+        return reply
+
+    def _doubt(self, broker_id: int) -> None:
+        self._doubted.add(broker_id)
+        self._turn_is_due = True
+
+    # --- metadata ---
+
+    def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> Steps[MetadataReply]:
+        """Return the complete metadata of one broker, or of any, without merging it. Raises BrokerError."""
+        if broker_id is None:
+            broker_id = yield from self.any_broker()
+        pieces = MetadataPieces(request)
+        while pieces.request is not None:
+            pieces.add((yield from self._ask_replaceable(broker_id, pieces.request, MetadataReply)))
+        if self.metadata.is_stale(pieces.reply):
+            self._doubt(broker_id)
+        return pieces.reply
+
+    def refresh(self, topics: tuple[str, ...] | None) -> Steps[MetadataReply]:
+        """Request metadata from any broker once and merge it. None requests all topics, () only the brokers."""
+        reply = yield from self.ask_metadata(Metadata(0, topics))
+        self.metadata.update(reply)
+        return reply
+
+    def fetch_topic(self, name: str) -> Steps[TopicMetadata]:
+        """Return a topic after one refresh. Raises BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION."""
+        reply = yield from self.refresh((name,))
+        error = next((self._error(topic, reply) for topic in reply.topics if topic.name == name), None)
+        topic_now = self.metadata.topic(name)
+        if error is None and topic_now is not None:
+            return topic_now
+        self._turn_is_due = True
+        raise error or BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
+
+    def leader(self, tp: TopicPartition, *, refresh: bool) -> Steps[Leader]:
+        """Return the known leader, or the leader after one refresh if ``refresh`` is set or none is known.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NETWORK_EXCEPTION: all retriable.
+        """
+        leader = None if refresh else self.metadata.leader(tp)
+        if leader is None:
+            yield from self.fetch_topic(tp.topic)
+            leader = self.metadata.leader(tp)
+        if leader is None:
+            raise no_leader(self.metadata, tp)
+        return leader
+
+    def refresh_wanted(self) -> BackgroundSteps[None]:
+        """Request the wanted topics until none is left: at once after a quiet time, with growing delays if repeated."""
+        while self.wanted:
+            delay_ms = METADATA_BACKOFF.delay_ms(self._useless, self.roll())
+            self._refreshed_at_s = yield WaitUntil(self._refreshed_at_s + delay_ms / 1000)
+            topics = tuple(sorted(self.wanted))
+            try:
+                problem = yield from self.refresh_noting_errors(topics)
+                is_final = True
+            except BrokerError as error:
+                problem, is_final = str(error), not error.retriable
+                if is_final:
+                    failed = [TopicMetadata(int(error.code), name, detail=error.detail) for name in topics]
+                    self.topic_errors.update((topic.name, topic) for topic in failed)
+                    self.metadata.version += 1
+            if is_final:
+                self.wanted.difference_update(topics)
+            self.on_useless()  # until progress shows that it was useful
+            yield Report(problem)
+
+    def refresh_noting_errors(self, topics: tuple[str, ...]) -> Steps[str]:
+        """Refresh topics and note their errors in ``topic_errors``. Return a problem that says nothing of a topic."""
+        reply = yield from self.refresh(topics)
+        problem = ""
+        for topic in reply.topics:
+            error = self._error(topic, reply)
+            if error is None:
+                self.topic_errors.pop(topic.name, None)
+            elif error.code == topic.code:
+                self.topic_errors[topic.name] = topic
+            else:
+                problem = str(error)
+        return problem
+
+    def _error(self, topic: TopicMetadata, reply: MetadataReply) -> BrokerError | None:
+        """Return the error of a topic in a response, or None.
+
+        A broker that lacks the current controller's update may not know an existing topic.
+        """
+        error = topic_error(topic)
+        if error is None or error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or not self.metadata.is_stale(reply):
+            return error
+        detail = f"the broker lacks the current controller's update: {error.detail}"
+        return BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
+
+
+def next_patience_s(silences: int, most_s: float) -> float:
+    """Return how long to wait for one response after ``silences`` requests without one, at most ``most_s``."""
+    return min(most_s, PATIENCE_S * 2.0 ** min(silences, 10))
+
+
+def check_broker(address: object, *, found: int, expected: int) -> None:
+    """Raise BrokerError BROKER_NOT_AVAILABLE if an address belongs to another broker than the expected one."""
+    if found != expected:
+        raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"{address} is broker {found}; expected {expected}")
+
+
+def no_leader(metadata: MetadataCache, tp: TopicPartition) -> BrokerError:
+    """Return the reason why ``tp`` has no leader: no such topic, no such partition, or none elected."""
+    if metadata.partition(tp) is not None:
+        return BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {tp} has no leader")
+    count = len(metadata.partitions(tp.topic))
+    detail = f"partition {tp}: topic {tp.topic!r} has {count} partitions" if count else f"topic {tp.topic!r}"
+    return BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
