@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from sparklog.client.cluster.blocking_coordinator import TRANSACTION
 from sparklog.client.cluster.bootstrap import Address
+from sparklog.client.cluster.coordinator_search import TRANSACTION
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.cluster.loop_coordinator import Attempts, LoopCoordinator
 from sparklog.errors import BrokerError, ErrorCode
@@ -52,7 +52,7 @@ def test_a_refused_connection_is_tried_again() -> None:
 
 
 def test_a_silent_broker_is_asked_after_the_others(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparklog.client.cluster.loop_cluster._ASK_ANOTHER_AFTER_S", 0.2)
+    monkeypatch.setattr("sparklog.client.cluster.routing_core.PATIENCE_S", 0.2)
 
     async def test() -> None:
         connected = asyncio.Event()
@@ -63,13 +63,13 @@ def test_a_silent_broker_is_asked_after_the_others(fake: FakeCluster, monkeypatc
 
         async def answered() -> bool:
             try:
-                await asyncio.wait_for(link.ask_any(Metadata(0, ())), 5)
+                await asyncio.wait_for(link.ask_any(Metadata(0, ()), MetadataReply), 5)
             except BrokerError:
                 return False
             return True
 
         link = LoopCluster(fake.bootstrap, client_id="test", changed=changed, request_timeout_s=30.0)
-        reply = await link.ask_any(Metadata(0, ()))
+        reply = await link.ask_any(Metadata(0, ()), MetadataReply)
         assert isinstance(reply, MetadataReply)
         link.metadata.update(reply)
         changed()
@@ -98,10 +98,10 @@ def test_a_broker_that_was_silent_recovers_once_it_answers(fake: FakeCluster) ->
         link = LoopCluster(fake.bootstrap, client_id="test", changed=lambda: None, request_timeout_s=60.0)
         for _ in range(2):
             with pytest.raises(BrokerError, match="no response within"):
-                await link.ask_any(Metadata(0, ()), longest_s=0.05)
+                await link.run(link.core.ask_any(Metadata(0, ()), MetadataReply, longest_s=0.05))
         slow = False
-        await link.ask_any(Metadata(0, ()), longest_s=5.0)
-        assert any(not broker.silent for broker in link._brokers.values())
+        await link.run(link.core.ask_any(Metadata(0, ()), MetadataReply, longest_s=5.0))
+        assert not link.core._doubted
         link.close()
         await link.closed()
 
@@ -112,8 +112,8 @@ def test_a_broker_with_an_unanswered_request_is_not_asked_for_metadata(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hosts the leader that hangs: who waits for its successor would wait for it as well."""
-    monkeypatch.setattr("sparklog.client.cluster.loop_cluster._SUSPICIOUS_S", 0.05)
-    monkeypatch.setattr("sparklog.client.cluster.loop_cluster._ASK_ANOTHER_AFTER_S", 60.0)
+    monkeypatch.setattr("sparklog.client.cluster.routing_core.SUSPICIOUS_S", 0.05)
+    monkeypatch.setattr("sparklog.client.cluster.routing_core.PATIENCE_S", 60.0)
 
     async def test() -> None:
         connected = asyncio.Event()
@@ -123,7 +123,7 @@ def test_a_broker_with_an_unanswered_request_is_not_asked_for_metadata(
                 connected.set()
 
         link = LoopCluster(fake.bootstrap, client_id="test", changed=changed, request_timeout_s=60.0)
-        reply = await link.ask_any(Metadata(0, ()))
+        reply = await link.ask_any(Metadata(0, ()), MetadataReply)
         assert isinstance(reply, MetadataReply)
         link.metadata.update(reply)
         changed()
@@ -136,7 +136,7 @@ def test_a_broker_with_an_unanswered_request_is_not_asked_for_metadata(
         await asyncio.sleep(0.1)
         assert hanging.silent_s >= 0.05
         for _ in range(12):
-            await link.ask_any(Metadata(0, ()))
+            await link.ask_any(Metadata(0, ()), MetadataReply)
         assert not waiting.done()
         waiting.cancel()
         link.close()
@@ -165,9 +165,8 @@ def test_a_repeated_request_ends_with_its_cluster_link(fake: FakeCluster) -> Non
 
         link.start(ask())
         await asyncio.wait_for(asked.wait(), 10)
-        for broker in link._brokers.values():
-            if broker.connection is not None:
-                broker.connection.abort()
+        for connection in link._connections.values():
+            connection.abort()
         link.close()
         await asyncio.wait_for(link.closed(), 10)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparklog.client.cluster.blocking_cluster import BlockingCluster, no_leader
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.request_pieces import pieces
+from sparklog.client.cluster.routing_core import no_leader
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import DeleteRecords, DeleteRecordsPartition, DeleteRecordsReply

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
-from sparklog.client.cluster.blocking_coordinator import GROUP, BlockingCoordinator, ask_all_brokers
+from sparklog.client.cluster.blocking_coordinator import BlockingCoordinator, ask_all_brokers
+from sparklog.client.cluster.coordinator_search import GROUP
 from sparklog.client.cluster.request_pieces import pieces
 from sparklog.errors import BrokerError
 from sparklog.model import INTERNAL_PREFIX, TopicPartition
@@ -42,13 +43,13 @@ def commit_offsets(
         BrokerError: the error of the first refused partition; the others are set.
         ClientTimeout: no coordinator responded in time; the offsets may be set.
     """
-    coordinator = BlockingCoordinator(cluster)
+    coordinator = BlockingCoordinator(cluster, GROUP, group)
 
     def attempt() -> None:
         refused: BrokerError | None = None
         for piece in pieces(offsets):
             request = CommitOffsets(0, group, tuple(piece))
-            for result in coordinator.ask_once(GROUP, group, request, CommitOffsetsReply).results:
+            for result in coordinator.ask_once(request, CommitOffsetsReply).results:
                 if result.code and refused is None:
                     place = f"group {group!r}, {result.topic}-{result.partition}"
                     refused = BrokerError(result.code, result.detail or place)
@@ -136,7 +137,7 @@ def list_groups(cluster: BlockingCluster) -> list[GroupListing]:
 
 def describe_group(cluster: BlockingCluster, group: str) -> GroupDescription | None:
     """Return a group, or None if it does not exist. Raises ClientTimeout if its coordinator did not respond."""
-    reply = BlockingCoordinator(cluster).ask(GROUP, group, DescribeGroup(0, group), DescribeGroupReply)
+    reply = BlockingCoordinator(cluster, GROUP, group).ask(DescribeGroup(0, group), DescribeGroupReply)
     found = reply.description
     if found is None:
         return None
@@ -169,4 +170,4 @@ def delete_group(cluster: BlockingCluster, group: str) -> None:
         BrokerError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND.
         ClientTimeout: its coordinator did not respond; the group may be deleted.
     """
-    BlockingCoordinator(cluster).ask(GROUP, group, DeleteGroup(0, group), Ack)
+    BlockingCoordinator(cluster, GROUP, group).ask(DeleteGroup(0, group), Ack)

@@ -9,7 +9,8 @@ from sparklog.client.admin.descriptions import (
     describe_transaction,
 )
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
-from sparklog.client.cluster.blocking_coordinator import TRANSACTION, BlockingCoordinator, ask_all_brokers
+from sparklog.client.cluster.blocking_coordinator import BlockingCoordinator, ask_all_brokers
+from sparklog.client.cluster.coordinator_search import TRANSACTION
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import (
@@ -32,13 +33,13 @@ def list_transactions(cluster: BlockingCluster) -> list[TransactionDescription]:
 
 def abort_transaction(cluster: BlockingCluster, key: str) -> None:
     """Abort a transaction. Raises BrokerError INVALID_TXN_STATE if none is open, and ClientTimeout."""
-    coordinator = BlockingCoordinator(cluster)
+    coordinator = BlockingCoordinator(cluster, TRANSACTION, key)
     uncertain = False
 
     def attempt() -> None:
         nonlocal uncertain
         try:
-            coordinator.ask_once(TRANSACTION, key, AbortTransaction(0, key), Ack)
+            coordinator.ask_once(AbortTransaction(0, key), Ack)
         except BrokerError as error:
             if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
                 return  # aborted by the attempt whose response was lost

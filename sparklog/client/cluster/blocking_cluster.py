@@ -1,14 +1,12 @@
 """Blocking connections to the brokers of one cluster, with metadata and retries, for Admin, Consumer and readers.
 
 It has no thread and no loop: everything happens in the caller's thread, and connections are opened when they are
-needed. It finds the broker for a request, sends the request, and retries as long as the error is retriable. It does not
-know what a request means.
+needed. It performs what ``RoutingCore`` and ``Retry`` decide. It does not know what a request means.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -17,11 +15,22 @@ from typing import TypeVar
 
 from sparklog.client.cluster import forks
 from sparklog.client.cluster.backoff import Backoff
-from sparklog.client.cluster.bootstrap import Address, parse_bootstrap
-from sparklog.client.cluster.metadata import Leader, MetadataCache, MetadataPieces, topic_error
-from sparklog.client.errors import ClientTimeout
+from sparklog.client.cluster.bootstrap import Address
+from sparklog.client.cluster.metadata import Leader
+from sparklog.client.cluster.retry import Retry
+from sparklog.client.cluster.routing_core import (
+    Ask,
+    Connect,
+    Disconnect,
+    Effect,
+    ListOpen,
+    Prepare,
+    RoutingCore,
+    Steps,
+    check_broker,
+)
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
-from sparklog.model import TopicPartition
+from sparklog.model import TopicPartition, assert_never
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
 
@@ -30,10 +39,6 @@ R = TypeVar("R", bound=Reply)
 
 #: How long each broker has to name the leader, when a leader is doubted.
 _DOUBT_TIMEOUT_S = 2.0
-#: How long "unknown topic" may mean that the broker does not know a new topic yet.
-UNKNOWN_TOPIC_GRACE_S = 1.5
-#: The number of failures in a row after which the brokers asked so far may be out of date.
-_ASK_OTHERS_AFTER = 3
 
 
 class Deadline:
@@ -70,22 +75,19 @@ class BlockingCluster:
         Raises:
             ConfigError: ``bootstrap`` has no address.
         """
-        self.metadata = MetadataCache()
         self.timeout_s = timeout_s
         self.request_timeout_s = min(request_timeout_s, timeout_s)
-        self._bootstrap = parse_bootstrap(bootstrap)
+        self.core = RoutingCore(bootstrap, request_timeout_s=self.request_timeout_s, roll=random.Random().random)
+        self.metadata = self.core.metadata
         self._client_id = client_id
         self._first_contact_s = first_contact_s
         if first_contact_s is not None:
             # Addresses are tried in sequence, and one that drops packets must not use up the time.
-            connect_timeout_s = min(connect_timeout_s, max(first_contact_s / len(self._bootstrap), 0.3))
+            connect_timeout_s = min(connect_timeout_s, max(first_contact_s / len(self.core.bootstrap), 0.3))
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
         self._connections: dict[int, BlockingConnection] = {}
         self._closed = False
-        self._random = random.Random()
-        #: Selects the first of several brokers. It differs between clients, and changes after each failure.
-        self._turn = self._random.randrange(1 << 16)
         forks.watch(self)
 
     def close(self) -> None:
@@ -105,18 +107,55 @@ class BlockingCluster:
 
     # --- asking ---
 
+    def run(self, steps: Steps[T], *, over: BlockingConnection | None = None) -> T:
+        """Perform steps of the core and return their result. ``over`` replaces the client's own connections.
+
+        Raises:
+            BrokerError: as the steps.
+        """
+        try:
+            effect = next(steps)
+            while True:
+                try:
+                    event = self._perform(effect, over)
+                except BrokerError as error:  # noqa: PERF203 - the steps handle it
+                    effect = steps.throw(error)
+                else:
+                    effect = steps.send(event)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    def _perform(self, effect: Effect, over: BlockingConnection | None) -> object:
+        match effect:
+            case ListOpen():
+                return {broker_id: 0.0 for broker_id, open_one in self._connections.items() if not open_one.closed}
+            case Connect(address):
+                connection = self._open(address)
+                self._keep(connection.hello.broker_id, connection)
+                return connection.hello.broker_id
+            case Prepare(broker_id):
+                with contextlib.suppress(BrokerError):
+                    self.connection(broker_id)
+            case Ask(broker_id, request):
+                return (over or self.connection(broker_id)).request(request)[0]
+            case Disconnect(broker_id):
+                (over or self.connection(broker_id)).close()
+            case _:
+                assert_never(effect)
+        return None
+
     def ask_any(self, request: Request, expected: type[R]) -> R:
         """Ask any reachable broker, once."""
-        return self._ask(self.any_connection(), request, expected)
+        return self.run(self.core.ask_any(request, expected))
 
     def ask_broker(self, broker_id: int, request: Request, expected: type[R]) -> R:
         """Ask one broker, once."""
-        return self._ask(self.connection(broker_id), request, expected)
+        return self.run(self.core.ask(broker_id, request, expected))
 
     def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> MetadataReply:
         """Return the complete metadata of one broker, or of any reachable one, without merging it."""
-        connection = self.any_connection() if broker_id is None else self.connection(broker_id)
-        return self._ask_metadata(connection, request)
+        return self.run(self.core.ask_metadata(request, broker_id))
 
     def broker_timeout_ms(self, timeout_s: float | None = None) -> int:
         """Return the time that a broker may use of a call's timeout, so that its response arrives in time.
@@ -134,33 +173,28 @@ class BlockingCluster:
             BrokerError: one that is not retriable, or an unknown topic that stayed unknown for the grace period.
             ClientTimeout: names ``what`` and the last error.
         """
-        deadline = Deadline(self.timeout_s if timeout_s is None else timeout_s)
-        contact = Deadline(min(deadline.timeout_s, self._first_contact_s or deadline.timeout_s))
-        grace = Deadline(UNKNOWN_TOPIC_GRACE_S)
-        for count in itertools.count():
+        retry = Retry(
+            now_s=time.monotonic(),
+            timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+            backoff=self._backoff,
+            first_contact_s=self._first_contact_s,
+        )
+        while True:
             try:
-                return attempt()
+                result = attempt()
             except BrokerError as error:  # noqa: PERF203 - a retry loop
-                unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if not error.retriable or (unknown and not grace.left_s()):
-                    raise
-                if count >= _ASK_OTHERS_AFTER and error.refresh_metadata:
-                    self._try_another()
-                if not self._contacted and contact.left_s() <= 0:
-                    raise ClientTimeout(f"{error.detail} (tried for {contact.timeout_s:g} s)") from error
-                self._pause(what, error, deadline=deadline, count=count)
-        raise AssertionError("unreachable")
+                if error.refresh_metadata:
+                    self.core.on_useless()
+                contacted = bool(self.metadata.brokers or self._connections)
+                now_s, roll = time.monotonic(), self.core.roll()
+                time.sleep(retry.delay_s(what, error, now_s=now_s, roll=roll, contacted=contacted))
+            else:
+                self.core.on_progress()
+                return result
 
     def refresh(self, topics: Iterable[str] | None = ()) -> MetadataReply:
         """Request metadata from any broker once and merge it. None requests all topics, () only the brokers."""
-        wanted = None if topics is None else tuple(topics)
-        connection = self.any_connection()
-        reply = self._ask_metadata(connection, Metadata(0, wanted))
-        self.metadata.update(reply)
-        if self.metadata.is_stale(reply):
-            connection.close()  # another broker may know more
-            self._turn += 1
-        return reply
+        return self.run(self.core.refresh(None if topics is None else tuple(topics)))
 
     def topic(self, name: str, *, timeout_s: float | None = None, refresh: bool = False) -> TopicMetadata:
         """Return the topic from the cache. Request it if ``refresh`` is set or it is unknown.
@@ -170,7 +204,10 @@ class BlockingCluster:
             ClientTimeout: no broker responded.
         """
         cached = None if refresh else self.metadata.topic(name)
-        return cached or self.retrying(f"metadata of {name!r}", lambda: self._fetch_topic(name), timeout_s=timeout_s)
+        if cached is not None:
+            return cached
+        what = f"metadata of {name!r}"
+        return self.retrying(what, lambda: self.run(self.core.fetch_topic(name)), timeout_s=timeout_s)
 
     def leader(self, tp: TopicPartition, *, refresh: bool = False) -> Leader:
         """Return the leader of a partition from the cache, or after one refresh if it is requested or needed.
@@ -178,13 +215,7 @@ class BlockingCluster:
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NETWORK_EXCEPTION: all retriable.
         """
-        leader = None if refresh else self.metadata.leader(tp)
-        if leader is None:
-            self._fetch_topic(tp.topic)
-            leader = self.metadata.leader(tp)
-        if leader is None:
-            raise no_leader(self.metadata, tp)
-        return leader
+        return self.run(self.core.leader(tp, refresh=refresh))
 
     def confirm(self, tp: TopicPartition, leader: Leader) -> None:
         """Check that ``leader`` still leads, before its log end offset is trusted.
@@ -201,7 +232,7 @@ class BlockingCluster:
         for broker_id in others:
             try:
                 with self.open_connection(broker_id, at_most_s=_DOUBT_TIMEOUT_S) as connection:
-                    reply = self._ask_metadata(connection, Metadata(0, (tp.topic,)))
+                    reply = self.run(self.core.ask_metadata(Metadata(0, (tp.topic,)), broker_id), over=connection)
             except BrokerError:
                 continue
             self.metadata.update(reply)
@@ -229,7 +260,8 @@ class BlockingCluster:
         open_one = self._connections.get(broker_id)
         if open_one is not None and not open_one.closed:
             return open_one
-        connection = self._connections[broker_id] = self.open_connection(broker_id)
+        connection = self.open_connection(broker_id)
+        self._keep(broker_id, connection)
         return connection
 
     def open_connection(self, broker_id: int, *, at_most_s: float | None = None) -> BlockingConnection:
@@ -244,12 +276,11 @@ class BlockingCluster:
         if endpoint is None:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not registered")
         connection = self._open(Address(endpoint.host, endpoint.port), at_most_s=at_most_s)
-        if connection.hello.broker_id != broker_id:
+        try:
+            check_broker(connection.address, found=connection.hello.broker_id, expected=broker_id)
+        except BrokerError:
             connection.close()
-            raise BrokerError(
-                ErrorCode.BROKER_NOT_AVAILABLE,
-                f"{connection.address} is broker {connection.hello.broker_id}; expected {broker_id}",
-            )
+            raise
         return connection
 
     def any_connection(self) -> BlockingConnection:
@@ -258,42 +289,19 @@ class BlockingCluster:
         Raises:
             BrokerError: NETWORK_EXCEPTION with all addresses that were tried, or a worse error of one of them.
         """
-        alive = [connection for connection in self._connections.values() if not connection.closed]
-        if alive:
-            return alive[self._turn % len(alive)]
-        known = [Address(broker.host, broker.port) for broker in self.metadata.brokers.values()]
-        addresses = list(dict.fromkeys([*_rotated(known, self._turn), *_rotated(self._bootstrap, self._turn)]))
-        failures = []
-        for address in addresses:
-            try:
-                connection = self._open(address)
-            except BrokerError as error:  # noqa: PERF203 - the next address is tried
-                if error.code != ErrorCode.NETWORK_EXCEPTION:
-                    raise
-                failures.append(error.detail)
-                self._turn += 1
-            else:
-                self._connections[connection.hello.broker_id] = connection
-                return connection
-        raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
+        return self._connections[self.run(self.core.any_broker())]
 
-    def _try_another(self) -> None:
-        """Connect to another broker if there is one, because the ones asked so far may be out of date."""
-        self._turn += 1
-        connected = {broker_id for broker_id, open_one in self._connections.items() if not open_one.closed}
-        untried = sorted(self.metadata.brokers.keys() - connected)
-        if untried:
-            with contextlib.suppress(BrokerError):
-                self.connection(untried[self._turn % len(untried)])
+    def _keep(self, broker_id: int, connection: BlockingConnection) -> None:
+        """Keep a new connection instead of an earlier one."""
+        earlier = self._connections.get(broker_id)
+        self._connections[broker_id] = connection
+        self.core.on_connected(broker_id)
+        if earlier is not None:
+            earlier.close()
 
     def pause_ms(self, count: int) -> float:
         """Return the delay after failure number ``count`` (from 0), with jitter."""
-        return self._backoff.delay_ms(count, self._random.random())
-
-    @property
-    def _contacted(self) -> bool:
-        """Return whether a broker has ever responded."""
-        return bool(self.metadata.brokers or self._connections)
+        return self._backoff.delay_ms(count, self.core.roll())
 
     def _open(self, address: Address, *, at_most_s: float | None = None) -> BlockingConnection:
         if self._closed:
@@ -307,64 +315,3 @@ class BlockingCluster:
             connect_timeout_s=min(self._connect_timeout_s, limit_s),
             timeout_s=min(self.request_timeout_s, limit_s),
         )
-
-    def _ask(self, connection: BlockingConnection, request: Request, expected: type[R]) -> R:
-        reply, _ = connection.request(request)
-        if not isinstance(reply, expected):
-            connection.close()
-            raise BrokerError(
-                ErrorCode.INVALID_REQUEST,
-                f"{connection.address} responded to {type(request).__name__} with {type(reply).__name__}",
-            )
-        return reply
-
-    def _ask_metadata(self, connection: BlockingConnection, request: Metadata) -> MetadataReply:
-        pieces = MetadataPieces(request)
-        while pieces.request is not None:
-            pieces.add(self._ask(connection, pieces.request, MetadataReply))
-        return pieces.reply
-
-    def _fetch_topic(self, name: str) -> TopicMetadata:
-        reply = self.refresh((name,))
-        for topic in reply.topics:
-            if topic.name == name:
-                error = topic_error(topic)
-                if error is not None:
-                    if self.metadata.is_stale(reply):
-                        raise _uncertain_error(error)
-                    self._turn += 1
-                    raise error
-        topic_now = self.metadata.topic(name)
-        if topic_now is None:
-            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
-        return topic_now
-
-    def _pause(self, what: str, error: BrokerError, *, deadline: Deadline, count: int) -> None:
-        delay_s = self.pause_ms(count) / 1000
-        if delay_s >= deadline.left_s():
-            raise ClientTimeout(f"{what}: not done within {deadline.timeout_s:g} s, last: {error}") from error
-        time.sleep(delay_s)
-
-
-def _uncertain_error(error: BrokerError) -> BrokerError:
-    """Return the error to raise for an error from a broker that lacks the current controller's update."""
-    if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        return error
-    return BrokerError(
-        ErrorCode.BROKER_NOT_AVAILABLE, f"the broker lacks the current controller's update: {error.detail}"
-    )
-
-
-def _rotated(addresses: Iterable[Address], turn: int) -> list[Address]:
-    items = list(addresses)
-    at = turn % len(items) if items else 0
-    return items[at:] + items[:at]
-
-
-def no_leader(metadata: MetadataCache, tp: TopicPartition) -> BrokerError:
-    """Return the reason why ``tp`` has no leader: no such topic, no such partition, or none elected."""
-    if metadata.partition(tp) is not None:
-        return BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {tp} has no leader")
-    count = len(metadata.partitions(tp.topic))
-    detail = f"partition {tp}: topic {tp.topic!r} has {count} partitions" if count else f"topic {tp.topic!r}"
-    return BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)

@@ -8,22 +8,20 @@ from __future__ import annotations
 from typing import TypeVar
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
-from sparklog.errors import BrokerError, ErrorCode
-from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Reply, Request
+from sparklog.client.cluster.coordinator_search import CoordinatorSearch
+from sparklog.protocol.messages import Reply, Request
 
 R = TypeVar("R", bound=Reply)
 
-GROUP, TRANSACTION = "group", "transaction"
-
 
 class BlockingCoordinator:
-    """A cache of coordinators by key. Owner: the thread that owns the cluster client."""
+    """The coordinator of one key. Owner: the thread that owns the cluster client."""
 
-    def __init__(self, cluster: BlockingCluster) -> None:
+    def __init__(self, cluster: BlockingCluster, kind: str, key: str) -> None:
         self._cluster = cluster
-        self._found: dict[tuple[str, str], int] = {}
+        self._search = CoordinatorSearch(cluster.core, kind, key)
 
-    def ask(self, kind: str, key: str, request: Request, expected: type[R], *, timeout_s: float | None = None) -> R:
+    def ask(self, request: Request, expected: type[R], *, timeout_s: float | None = None) -> R:
         """Ask until there is a response, for ``timeout_s`` (None: the client's default).
 
         Retries cover a change of coordinators, and the time in which a new one loads its state.
@@ -32,27 +30,12 @@ class BlockingCoordinator:
             BrokerError: one that is not retriable.
             ClientTimeout: no response in time; the request may have had an effect, or may still have one.
         """
-        what = f"{type(request).__name__}, coordinator of {kind} {key!r}"
-        return self._cluster.retrying(what, lambda: self.ask_once(kind, key, request, expected), timeout_s=timeout_s)
+        what = self._search.describe(request)
+        return self._cluster.retrying(what, lambda: self.ask_once(request, expected), timeout_s=timeout_s)
 
-    def ask_once(self, kind: str, key: str, request: Request, expected: type[R]) -> R:
+    def ask_once(self, request: Request, expected: type[R]) -> R:
         """Find the coordinator unless it is known, and ask it. Raises BrokerError."""
-        broker_id = self._found.get((kind, key))
-        if broker_id is None or broker_id not in self._cluster.metadata.brokers:
-            broker_id = self._found[kind, key] = self._find(kind, key)
-        try:
-            return self._cluster.ask_broker(broker_id, request, expected)
-        except BrokerError as error:
-            # A coordinator that loads is the right one. After any other error, another broker may be.
-            if error.code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                self._found.pop((kind, key), None)
-            raise
-
-    def _find(self, kind: str, key: str) -> int:
-        reply = self._cluster.ask_any(FindCoordinator(0, kind, key), FindCoordinatorReply)
-        if reply.broker.broker_id not in self._cluster.metadata.brokers:
-            self._cluster.refresh()
-        return reply.broker.broker_id
+        return self._cluster.run(self._search.ask(request, expected))
 
 
 def ask_all_brokers(cluster: BlockingCluster, what: str, request: Request, expected: type[R]) -> list[R]:

@@ -34,7 +34,7 @@ class MetadataCache:
     def __init__(self) -> None:
         self.cluster_id = ""
         self.controller_epoch = -1
-        #: The number of merged responses.
+        #: The number of changes: 0 until the first response is merged.
         self.version = 0
         #: The registered brokers by id.
         self.brokers: dict[int, BrokerEndpoint] = {}
@@ -107,6 +107,7 @@ class MetadataCache:
         known = self._partitions.get(tp)
         if known is None or epoch <= known.leader_epoch or self.endpoint(leader) is None:
             return False
+        self.version += 1
         self._partitions[tp] = msgspec.structs.replace(known, leader=leader, leader_epoch=epoch)
         return True
 

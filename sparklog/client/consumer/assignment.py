@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Literal
 
-from sparklog.client.cluster.blocking_cluster import BlockingCluster, no_leader
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.offsets import OffsetQuery, checked_offset, list_offsets, wire_time
+from sparklog.client.cluster.routing_core import no_leader
 from sparklog.client.consumer.consumer_projection import ConsumerProjection
 from sparklog.client.consumer.fetcher import PartitionCursor
 from sparklog.client.consumer.timestamp_seek import TimestampSeek

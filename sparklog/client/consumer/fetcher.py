@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.metadata import Leader
+from sparklog.client.cluster.retry import UNKNOWN_TOPIC_GRACE_S
 from sparklog.client.consumer.fetched_batches import FetchedBatch, PartitionBytes, decode_partition, split_partitions
 from sparklog.client.consumer.read_counters import ReadCounters
 from sparklog.client.consumer.schema_lookup import SchemaLookup
@@ -34,8 +35,6 @@ _ENTRY_BYTES = 80
 _FEW = 100
 #: The age of a long poll at which the consumer asks for the current leader.
 _SUSPECT_AFTER_S = 1.5
-#: "Unknown topic" may mean for this time that the broker does not know the topic yet.
-_UNKNOWN_TOPIC_GRACE_S = 2.0
 #: A response of this size takes a while to use, and more records arrive meanwhile.
 _LARGE_BYTES = 256 * 1024
 
@@ -403,7 +402,7 @@ class Fetcher:
         if not cursor.failures:
             cursor.failing_since = now
         since = now - cursor.failing_since
-        unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and since > _UNKNOWN_TOPIC_GRACE_S
+        unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and since > UNKNOWN_TOPIC_GRACE_S
         if not error.retriable or unknown:
             raise BrokerError(error.code, f"{cursor.tp} at offset {cursor.position}: {error.detail}")
         if since > self._cluster.timeout_s:

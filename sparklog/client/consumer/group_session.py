@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-from sparklog.client.cluster.blocking_coordinator import GROUP
+from sparklog.client.cluster.coordinator_search import GROUP
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.cluster.loop_coordinator import Attempts, LoopCoordinator
 from sparklog.client.cluster.request_pieces import pieces

@@ -15,10 +15,11 @@ from typing import get_args
 import pyarrow as pa
 
 from sparklog.client.cluster import forks
-from sparklog.client.cluster.blocking_cluster import UNKNOWN_TOPIC_GRACE_S, BlockingCluster, Deadline
+from sparklog.client.cluster.blocking_cluster import BlockingCluster, Deadline
 from sparklog.client.cluster.isolation_level import Isolation, wire_isolation
 from sparklog.client.cluster.metadata import Leader
 from sparklog.client.cluster.replica_selector import LocalReads, nearest
+from sparklog.client.cluster.retry import UNKNOWN_TOPIC_GRACE_S
 from sparklog.client.consumer.fetched_batches import FetchedBatch, PartitionBytes, decode_partition, split_partitions
 from sparklog.client.consumer.local_log import LocalLog
 from sparklog.client.consumer.projection import TopicProjection

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 
 from sparklog.client.cluster.loop_cluster import LoopCluster
@@ -29,17 +28,16 @@ class ProducerIdRequest:
             self._cluster.start(self._ask())
 
     async def _ask(self) -> None:
-        attempt = 0
+        failures = 0
         while not self._queues.empty:
             try:
-                reply = await self._cluster.ask_any(InitProducerId(0))
+                reply = await self._cluster.ask_any(InitProducerId(0), InitProducerIdReply)
             except BrokerError as error:
                 self._cluster.last_problem = str(error)
-                await asyncio.sleep(min(1.0, 0.025 * 2**attempt) * random.uniform(0.8, 1.2))
-                attempt = min(attempt + 1, 10)
+                await asyncio.sleep(self._cluster.pause_s(failures))
+                failures += 1
                 continue
-            if isinstance(reply, InitProducerIdReply):
-                self._queues.set_identity(ProducerIdentity(reply.producer_id, reply.producer_epoch))
+            self._queues.set_identity(ProducerIdentity(reply.producer_id, reply.producer_epoch))
             break
         self._is_in_flight = False
         self._changed()

@@ -12,13 +12,11 @@ from typing import NamedTuple
 
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.cluster.metadata import topic_error
+from sparklog.client.cluster.retry import UNKNOWN_TOPIC_GRACE_S
 from sparklog.client.errors import ClientTimeout
 from sparklog.client.producer.partitioning import ProducerTopic
 from sparklog.errors import BrokerError
 from sparklog.protocol.messages import TopicMetadata
-
-#: "Unknown topic" may mean for this time that the broker does not know the topic yet.
-_UNKNOWN_TOPIC_GRACE_S = 2.0
 
 
 class TopicRequest(NamedTuple):
@@ -32,7 +30,7 @@ class TopicRequest(NamedTuple):
     @classmethod
     def of(cls, name: str, timeout_s: float) -> TopicRequest:
         now_ms = time.monotonic() * 1000
-        return cls(name, now_ms + timeout_s * 1000, now_ms + _UNKNOWN_TOPIC_GRACE_S * 1000, Future())
+        return cls(name, now_ms + timeout_s * 1000, now_ms + UNKNOWN_TOPIC_GRACE_S * 1000, Future())
 
 
 class ProducerMetadata:
@@ -119,7 +117,7 @@ class ProducerMetadata:
         for name, unusable in errors.items():
             since_ms = self._unknown_since_ms.setdefault(name, now_ms)
             error = topic_error(unusable)
-            if error is not None and now_ms >= since_ms + _UNKNOWN_TOPIC_GRACE_S * 1000:
+            if error is not None and now_ms >= since_ms + UNKNOWN_TOPIC_GRACE_S * 1000:
                 found.append((name, error))
         return found
 
@@ -129,7 +127,7 @@ class ProducerMetadata:
             return []
         times = [request.deadline_ms for request in self._requests]
         times += [request.unknown_until_ms for request in self._requests]
-        times += [since + _UNKNOWN_TOPIC_GRACE_S * 1000 for since in self._unknown_since_ms.values()]
+        times += [since + UNKNOWN_TOPIC_GRACE_S * 1000 for since in self._unknown_since_ms.values()]
         return [at for at in times if at > now_ms]
 
     def fail_all(self, error: BaseException) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sparklog.client.cluster.blocking_coordinator import TRANSACTION
+from sparklog.client.cluster.coordinator_search import TRANSACTION
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.cluster.loop_coordinator import LoopCoordinator
 from sparklog.client.consumer.group_session import GroupMetadata

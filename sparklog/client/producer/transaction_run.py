@@ -17,8 +17,6 @@ MAX_ID_BYTES = 200
 MARKERS_WAIT_S = 30.0
 #: The part of a request's timeout that the coordinator may use.
 SERVER_SHARE = 0.8
-#: After these errors it is certain that the request had no effect. After other retriable ones it may have had one.
-_NOTHING_DONE = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS})
 
 
 class TransactionRun(NamedTuple):
@@ -48,11 +46,6 @@ class Joined(NamedTuple):
     producer_id: int
     producer_epoch: int
     number: int
-
-
-def may_have_acted(error: BrokerError) -> bool:
-    """Return whether a request that failed with a retriable error may have had an effect."""
-    return error.retriable and error.code not in _NOTHING_DONE
 
 
 def end_error(

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from sparklog.client.cluster.blocking_coordinator import GROUP
+from sparklog.client.cluster.coordinator_search import GROUP
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.cluster.loop_coordinator import Attempts, LoopCoordinator
 from sparklog.client.consumer.group_commits import FENCED

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
-from sparklog.client.cluster.blocking_coordinator import TRANSACTION, BlockingCoordinator
+from sparklog.client.cluster.blocking_coordinator import BlockingCoordinator
+from sparklog.client.cluster.coordinator_search import TRANSACTION
+from sparklog.client.cluster.retry import may_have_acted
 from sparklog.client.errors import ClientTimeout, transaction_error
 from sparklog.client.producer.transaction_run import (
     MARKERS_WAIT_S,
@@ -23,7 +25,6 @@ from sparklog.client.producer.transaction_run import (
     Joined,
     TransactionRun,
     end_error,
-    may_have_acted,
 )
 from sparklog.errors import BrokerError
 from sparklog.protocol.messages import (
@@ -78,9 +79,8 @@ def join(
     request = BeginTransaction(0, key, run_id, version, max(1, int(timeout_s * 1000)), by_topic=by_topic)
     with _open_cluster(bootstrap, max_block_s) as cluster:
         try:
-            reply = BlockingCoordinator(cluster).ask(
-                TRANSACTION, key, request, BeginTransactionReply, timeout_s=max_block_s
-            )
+            coordinator = BlockingCoordinator(cluster, TRANSACTION, key)
+            reply = coordinator.ask(request, BeginTransactionReply, timeout_s=max_block_s)
         except BrokerError as error:
             raise transaction_error(error, str(run)) from error
     if reply.committed:
@@ -108,9 +108,8 @@ def settled_version(
     request = SettleVersion(0, key, run_id, topic_id)
     with _open_cluster(bootstrap, max_block_s) as cluster:
         try:
-            found = BlockingCoordinator(cluster).ask(
-                TRANSACTION, key, request, SettleVersionReply, timeout_s=max_block_s
-            )
+            coordinator = BlockingCoordinator(cluster, TRANSACTION, key)
+            found = coordinator.ask(request, SettleVersionReply, timeout_s=max_block_s)
         except BrokerError as error:
             raise transaction_error(error, f"transaction {key!r}") from error
     return found.last_version
@@ -149,13 +148,13 @@ def decide(
         server_ms = max(1, int(min(cluster.request_timeout_s, left_s) * 1000 * SERVER_SHARE))
         request = EndTransaction(0, key, run_id, version, commit, chosen, server_ms)
         try:
-            return coordinator.ask_once(TRANSACTION, key, request, EndTransactionReply)
+            return coordinator.ask_once(request, EndTransactionReply)
         except BrokerError as error:
             uncertain = uncertain or may_have_acted(error)
             raise
 
     with _open_cluster(bootstrap, timeout_s) as cluster:
-        coordinator = BlockingCoordinator(cluster)
+        coordinator = BlockingCoordinator(cluster, TRANSACTION, key)
         while decided is None or not decided.complete:
             left_s = timeout_s - (time.monotonic() - began)
             try:
