@@ -33,8 +33,8 @@ PreludeLength = Callable[[int], int]
 CutFront = Callable[[BatchHeader, memoryview, int], tuple[BatchHeader, Buffer]]
 
 
-class LogTail(NamedTuple):
-    """The end of a log, as far as a plan depends on it."""
+class AppendPoint(NamedTuple):
+    """The place of the next batch of a log, as far as a plan depends on it."""
 
     log_end_offset: int
     last_epoch: int
@@ -54,10 +54,12 @@ class SegmentWrite(msgspec.Struct, frozen=True):
     headers: list[BatchHeader]
     packed: list[Buffer]
     data: list[Buffer]
+    #: The content of the markers among the batches, by base offset.
+    markers: dict[int, Marker]
 
 
 def plan_leader_append(
-    tail: LogTail,
+    point: AppendPoint,
     batches: Sequence[tuple[BatchHeader, Buffer]],
     *,
     leader_epoch: int,
@@ -77,10 +79,10 @@ def plan_leader_append(
     - it is sealed.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if a body's length differs from its header; SCHEMA_OUTDATED for an unknown id;
-            OFFSET_OUT_OF_RANGE for a placed batch that does not begin at the end.
+        BrokerError: CORRUPT_MESSAGE if a body's length differs from its header, or for an unreadable marker;
+            SCHEMA_OUTDATED for an unknown id; OFFSET_OUT_OF_RANGE for a placed batch that does not begin at the end.
     """
-    end, _, position, running_max, first_append_us, schema_id, _ = tail
+    end, _, position, running_max, first_append_us, schema_id, _ = point
     log_append_time = config.timestamp_type == "LogAppendTime"
     segment_ms = config.segment_ms
     if config.compacted:  # compaction skips the active segment, so it must roll in time
@@ -127,8 +129,10 @@ def plan_leader_append(
             header.flags | _FIRST if roll else header.flags & ~_FIRST,
         )
         if roll or not runs:
-            runs.append(SegmentWrite(roll, [], [], []))
+            runs.append(SegmentWrite(roll, [], [], [], {}))
         run = runs[-1]
+        if final.flags & _CONTROL:
+            run.markers[end] = decode_marker(final, body)
         run.headers.append(final)
         run.packed.append(final.pack())
         run.data.append(body)
@@ -138,7 +142,7 @@ def plan_leader_append(
 
 
 def plan_follower_append(
-    tail: LogTail,
+    point: AppendPoint,
     packed: bytes | memoryview,
     *,
     bodies: memoryview,
@@ -154,11 +158,12 @@ def plan_follower_append(
     log start offset.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE naming found and expected; SCHEMA_OUTDATED for an unknown schema id.
+        BrokerError: CORRUPT_MESSAGE naming found and expected, or for an unreadable marker; SCHEMA_OUTDATED for an
+            unknown schema id.
     """
-    end, last_epoch, position, running_max, _, schema_id, _ = tail
+    end, last_epoch, position, running_max, _, schema_id, _ = point
     empty = last_epoch < 0
-    own_place = tail.cleaned
+    own_place = point.cleaned
     runs: list[SegmentWrite] = []
     at = 0
     if len(packed) % HEADER_BYTES:
@@ -198,8 +203,10 @@ def plan_follower_append(
         if header.running_max != running_max:
             raise _corrupt(end, "running maximum timestamp", found=header.running_max, expected=running_max)
         if first or not runs:
-            runs.append(SegmentWrite(first, [], [], []))
+            runs.append(SegmentWrite(first, [], [], [], {}))
         run = runs[-1]
+        if flags & _CONTROL:
+            run.markers[end] = decode_marker(header, body)
         run.headers.append(header)
         run.packed.append(packed_header)
         run.data.append(body)
@@ -246,22 +253,6 @@ def _reposition(
     flags = (header.flags | _FIRST if first else header.flags & ~_FIRST) | _CLEANED
     placed = header._replace(position=position, running_max=max(running_max, header.max_timestamp), flags=flags)
     return (header, body) if placed == header else (placed, body)
-
-
-def markers_of(runs: Sequence[SegmentWrite]) -> dict[int, Marker]:
-    """Return the content of the markers among these batches, by base offset.
-
-    Call it before anything is written.
-
-    Raises:
-        BrokerError: CORRUPT_MESSAGE for an unreadable marker.
-    """
-    markers = {}
-    for run in runs:
-        for header, body in zip(run.headers, run.data, strict=True):
-            if header.flags & _CONTROL:
-                markers[header.base_offset] = decode_marker(header, body)
-    return markers
 
 
 def _corrupt(offset: int, what: str, *, found: object, expected: object) -> BrokerError:

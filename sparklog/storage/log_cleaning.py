@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from sparklog.errors import StorageError
-from sparklog.storage.batch_cache import drop_below
 from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
 from sparklog.storage.cleaning_plan import (
     CLEANER_FILE,
@@ -18,7 +17,9 @@ from sparklog.storage.cleaning_plan import (
 from sparklog.storage.disk import read_file, replace_file
 from sparklog.storage.formats import NewerFormatError, decode_state, encode_state
 from sparklog.storage.log_durability import LogDurability
-from sparklog.storage.log_state import LogState
+from sparklog.storage.log_files import LogFiles
+from sparklog.storage.log_offsets import LogOffsets
+from sparklog.storage.log_tail import LogTail
 from sparklog.storage.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -27,18 +28,20 @@ logger = logging.getLogger(__name__)
 class LogCleaning:
     """The cleanings of one ``Log``, which owns it, on the event loop."""
 
-    __slots__ = ("_durability", "_log", "_may_spill", "held", "job", "state")
+    __slots__ = ("_durability", "_files", "_held", "_may_spill", "_offsets", "_tail", "job", "state")
 
-    def __init__(self, log: LogState, durability: LogDurability) -> None:
+    def __init__(self, files: LogFiles, offsets: LogOffsets, tail: LogTail, durability: LogDurability) -> None:
         #: How far the log was compacted.
         self.state = CleanerState()
         self.job: CleanJob | None = None
         #: A thread copies segments for a truncation. A replaced segment would be shorter than the copy.
-        self.held = False
+        self._held = False
         #: False after a cleaning whose spilled keys left no room for segments. The next one stays in memory and frees
         #: space.
         self._may_spill = True
-        self._log = log
+        self._files = files
+        self._offsets = offsets
+        self._tail = tail
         self._durability = durability
 
     def load(self) -> None:
@@ -49,10 +52,10 @@ class LogCleaning:
         Raises:
             NewerFormatError, OSError.
         """
-        path = self._log.directory.path / CLEANER_FILE
+        path = self._files.directory.path / CLEANER_FILE
         try:
-            found = decode_state(read_file(self._log.disk, path), CleanerState, path=path)
-            self.state = found.truncated(self._log.log_end_offset)
+            found = decode_state(read_file(self._files.disk, path), CleanerState, path=path)
+            self.state = found.truncated(self._offsets.log_end)
         except FileNotFoundError:
             pass
         except NewerFormatError:
@@ -66,8 +69,8 @@ class LogCleaning:
         Raises:
             StorageError: the log directory must go offline.
         """
-        self._log.check_open()
-        with self._log.offline_on_error("planning the cleaning of"):
+        self._files.check_open()
+        with self._files.offline_on_error("planning the cleaning of"):
             found = self._due(now_us, at_once=at_once)
         return found[0].dirty_ratio if found is not None else None
 
@@ -79,8 +82,8 @@ class LogCleaning:
         Raises:
             StorageError: the log directory must go offline.
         """
-        with self._log.offline_on_error("planning the cleaning of"):
-            return due_again_us(self._cleanable(), self.state, now_us=now_us, config=self._log.config)
+        with self._files.offline_on_error("planning the cleaning of"):
+            return due_again_us(self._cleanable(), self.state, now_us=now_us, config=self._files.config)
 
     def begin(self, rules: CleaningRules, now_us: int, *, at_once: bool = False) -> CleanJob | None:
         """Return a job for a thread if a cleaning is due.
@@ -92,23 +95,23 @@ class LogCleaning:
         Raises:
             StorageError: the log directory must go offline.
         """
-        log = self._log
-        log.check_open()
-        with log.offline_on_error("beginning to clean"):
+        files = self._files
+        files.check_open()
+        with files.offline_on_error("beginning to clean"):
             found = self._due(now_us, at_once=at_once)
-            if found is None or not log.bridge(log.chain.segments[: found[0].segment_count]):
+            if found is None or not self._tail.bridge(files.chain.segments[: found[0].segment_count]):
                 return None
             due, segments = found
-            log.seals.drop_below(segments[-1].end_offset)
+            files.seals.drop_below(segments[-1].end_offset)
             self.job = CleanJob(
-                log.disk,
-                log.directory.path,
+                files.disk,
+                files.directory.path,
                 segments=segments,
                 due=due,
                 state=self.state,
-                schemas=dict(log.directory.schemas),
-                aborted=list(
-                    log.producers.transactions.aborted_between(segments[0].base_offset, segments[-1].end_offset)
+                schemas=dict(files.directory.schemas),
+                aborted=self._tail.producers.transactions.aborted_between(
+                    segments[0].base_offset, segments[-1].end_offset
                 ),
                 last_batches=self._last_batches(now_us),
                 rules=rules,
@@ -119,19 +122,19 @@ class LogCleaning:
     def _due(self, now_us: int, *, at_once: bool) -> tuple[CleaningCandidate, list[SegmentFacts]] | None:
         """Return the cleaning that is due and its segments, or None."""
         segments = self._cleanable()
-        found = due(segments, self.state, now_us=now_us, config=self._log.config, at_once=at_once)
+        found = due(segments, self.state, now_us=now_us, config=self._files.config, at_once=at_once)
         return (found, segments[: found.segment_count]) if found is not None else None
 
     def _cleanable(self) -> list[SegmentFacts]:
         """Return the sealed segments without open transactions, or none if no cleaning may run now."""
-        log = self._log
-        if not log.config.compacted or log.config.restoring or not log.chain.sealed_prefix:
+        config, chain = self._files.config, self._files.chain
+        if not config.compacted or config.restoring or not chain.sealed_prefix:
             return []
-        if self.held or self.job is not None:
+        if self._held or self.job is not None:
             return []
-        stable_end = log.last_stable_offset(log.high_watermark)
+        stable_end = self._tail.last_stable_offset(self._offsets.high_watermark)
         segments = []
-        for segment in log.chain.segments[:-1][: log.chain.sealed_prefix]:
+        for segment in chain.segments[:-1][: chain.sealed_prefix]:
             if segment.end_offset > stable_end:
                 break
             segments.append(_facts(segment))
@@ -142,10 +145,10 @@ class LogCleaning:
 
         These batches stay, even without records.
         """
-        expired_us = now_us - self._log.services.producer_id_expiration_ms * 1000
+        expired_us = now_us - self._files.services.producer_id_expiration_ms * 1000
         return frozenset(
             entry.batches[-1].base_offset
-            for entry in self._log.producers.entries()
+            for entry in self._tail.producers.entries()
             if entry.batches and entry.last_append_us >= expired_us
         )
 
@@ -159,15 +162,15 @@ class LogCleaning:
         Raises:
             StorageError: the log directory must go offline.
         """
-        log = self._log
-        if log.closed or job.cancelled or job is not self.job:
+        files = self._files
+        if files.closed or job.cancelled or job is not self.job:
             return False
         self._durability.cancel_flush()
-        with log.offline_on_error("replacing segments of"):
+        with files.offline_on_error("replacing segments of"):
             ends = (replacement.first, replacement.last)
-            log.chain.replace(replacement.bases, rename=job.swap_in, count=replacement.batch_count, ends=ends)
-        drop_below(log.hot, replacement.end_offset)
-        log.services.moved.add(log.tp)
+            files.chain.replace(replacement.bases, rename=job.swap_in, count=replacement.batch_count, ends=ends)
+        self._tail.cleaned(replacement.end_offset)
+        files.services.moved.add(files.tp)
         return True
 
     def finished(self, job: CleanJob, state: CleanerState | None) -> None:
@@ -179,7 +182,7 @@ class LogCleaning:
         if state is not None:
             self.state = state
             # the cleaned part has no aborted records any more
-            self._log.producers.transactions.drop_below(min(state.end, job.segments[-1].end_offset))
+            self._tail.producers.transactions.drop_below(min(state.end, job.segments[-1].end_offset))
 
     def stop(self) -> None:
         """Cancel the running job before another part of the log changes the segments. Raises OSError like the disk."""
@@ -187,12 +190,21 @@ class LogCleaning:
         if job is not None:
             job.cancel()
 
+    def hold(self) -> None:
+        """Cancel the running job, and begin none before ``resume``. Raises OSError like the disk."""
+        self.stop()
+        self._held = True
+
+    def resume(self) -> None:
+        """Allow cleanings again after ``hold``."""
+        self._held = False
+
     def before_truncation(self, end: int) -> None:
         """Lower the cleaned state on disk before the log is truncated to ``end``. Raises OSError like the disk."""
         self.stop()
         state = self.state.truncated(end)
         if state != self.state:
-            replace_file(self._log.disk, self._log.directory.path / CLEANER_FILE, encode_state(state))
+            replace_file(self._files.disk, self._files.directory.path / CLEANER_FILE, encode_state(state))
             self.state = state
 
 

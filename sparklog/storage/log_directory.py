@@ -782,8 +782,8 @@ class LogDirectory:
         for entry in self._checkpoint_content or ():
             log = waiting.get(TopicPartition(entry.topic, entry.partition))
             if log is not None and log.topic_id == entry.topic_id:
-                log.delete_retired(entry.log_start_offset)
-        retired.intersection_update([tp for tp, log in waiting.items() if log.has_retired])
+                log.retention.delete_retired(entry.log_start_offset)
+        retired.intersection_update([tp for tp, log in waiting.items() if log.retention.has_retired])
 
     def _remove_later(self, paths: Sequence[Path]) -> None:
         def remove() -> None:

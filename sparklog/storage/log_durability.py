@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from sparklog.storage.disk import is_full
 from sparklog.storage.flushing import FlushJob
-from sparklog.storage.log_state import LogState
+from sparklog.storage.log_files import LogFiles
+from sparklog.storage.log_offsets import LogOffsets
+from sparklog.storage.log_tail import LogTail
 from sparklog.storage.partition_file import PARTITION_FILE, PartitionFileJob
+from sparklog.storage.recovery import RecoveredLog
 from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import NO_TRUNCATION
 
@@ -20,16 +23,38 @@ _FEW_BATCHES = 256
 class LogDurability:
     """The fsyncs of one ``Log``, which owns it, on the event loop."""
 
-    __slots__ = ("_job", "_schemas_job", "_state", "_truncation_at_flush", "_unflushed_records", "_unflushed_since_us")
+    __slots__ = (
+        "_clean",
+        "_files",
+        "_job",
+        "_offsets",
+        "_schemas_job",
+        "_tail",
+        "_truncated_from",
+        "_truncated_from_at_flush",
+        "_unflushed_records",
+        "_unflushed_since_us",
+        "_untouched",
+    )
 
-    def __init__(self, state: LogState) -> None:
-        self._state = state
+    def __init__(self, files: LogFiles, offsets: LogOffsets, tail: LogTail) -> None:
+        self._files = files
+        self._offsets = offsets
+        self._tail = tail
+        #: Nothing has changed since the state for a clean stop was written.
+        self._clean = False
+        #: Nothing was appended or truncated since a round of fsyncs before a clean stop began.
+        self._untouched = False
+        #: Segments from this offset on were truncated and not fsynced since. A power cut may restore what was
+        #: truncated. Then the batches of the next segment would not follow it, so they are not durable before the
+        #: truncation is.
+        self._truncated_from = NO_TRUNCATION
         self._unflushed_since_us = -1
         self._unflushed_records = 0
         #: The flush that runs in a thread.
         self._job: FlushJob | None = None
-        #: ``LogState.unsynced_truncation`` at the start of that flush.
-        self._truncation_at_flush = NO_TRUNCATION
+        #: ``_truncated_from`` at the start of that flush.
+        self._truncated_from_at_flush = NO_TRUNCATION
         self._schemas_job: PartitionFileJob | None = None
 
     @property
@@ -38,14 +63,14 @@ class LogDurability:
 
         If so, call ``seals_due`` and ``schemas_due`` periodically. Otherwise they need no call before the next append.
         """
-        chain = self._state.chain
+        chain = self._files.chain
         return chain.sealed_prefix < len(chain.segments) - 1 or self._has_unstored_schema()
 
     @property
     def may_be_due(self) -> bool:
         """Return False if ``seals_due`` and ``schemas_due`` certainly have no job."""
-        state = self._state
-        return bool(state.directory.unstored) or state.chain.sealed_prefix < len(state.chain.segments) - 1
+        files = self._files
+        return bool(files.directory.unstored) or files.chain.sealed_prefix < len(files.chain.segments) - 1
 
     # --- seals ----------------------------------------------------------------------------------------------------
 
@@ -57,30 +82,29 @@ class LogDurability:
         This is cheap if there are none. Call it when the high watermark moved and periodically: a job that found the
         disk full is due again.
         """
-        state = self._state
-        if state.chain.sealed_prefix >= len(state.chain.segments) - 1:
+        files = self._files
+        if files.chain.sealed_prefix >= len(files.chain.segments) - 1:
             return []  # the usual case after an append
-        schemas = state.directory.schemas
-        return state.seals.due(state.chain, state.high_watermark, epochs=state.epochs, schemas=schemas)
+        schemas = files.directory.schemas
+        return files.seals.due(files.chain, self._offsets.high_watermark, epochs=self._tail.epochs, schemas=schemas)
 
     def seal_finished(self, job: SealJob) -> None:
         """Handle the end of ``job.run``. If it raised, the directory goes offline instead."""
-        state = self._state
-        if job.cancelled or state.closed:
+        files = self._files
+        if job.cancelled or files.closed:
             return
-        state.seals.finished(job)
-        state.chain.count_sealed()
+        files.seals.finished(job)
+        files.chain.count_sealed()
         self._count_sealed()
-        if job.done and state.chain.sealed_prefix:
+        if job.done and files.chain.sealed_prefix:
             # The sealed segments are fsynced. Later segments may contain a truncation that is not fsynced.
-            fsynced = state.chain.segments[state.chain.sealed_prefix - 1].end_offset
-            state.unsynced_truncation = max(state.unsynced_truncation, fsynced)
+            fsynced = files.chain.segments[files.chain.sealed_prefix - 1].end_offset
+            self._truncated_from = max(self._truncated_from, fsynced)
 
     def _count_sealed(self) -> None:
-        state = self._state
-        if state.chain.sealed_prefix:
-            fsynced = state.chain.segments[state.chain.sealed_prefix - 1].end_offset
-            state.recovery_point = max(state.recovery_point, self._with_schemas(fsynced))
+        chain = self._files.chain
+        if chain.sealed_prefix:
+            self._offsets.fsynced(self._with_schemas(chain.segments[chain.sealed_prefix - 1].end_offset))
 
     def _with_schemas(self, end_offset: int) -> int:
         """Return the offset, at most ``end_offset``, up to which fsynced batches survive a power cut.
@@ -88,9 +112,9 @@ class LogDurability:
         It is the start of the first segment whose schema only its own front has. Recovery does not trust that schema
         before a checkpoint says that it is durable.
         """
-        unstored = self._state.directory.unstored
+        unstored = self._files.directory.unstored
         if unstored:
-            for segment in self._state.chain.segments:
+            for segment in self._files.chain.segments:
                 if segment.schema_id in unstored:
                     return min(end_offset, segment.base_offset)
         return end_offset
@@ -103,16 +127,16 @@ class LogDurability:
         Run it in a thread, then call ``schemas_stored``. Return None while a job runs. This is cheap if there is none;
         call it when ``seals_due`` is called.
         """
-        state = self._state
-        if not state.directory.unstored or self._schemas_job is not None:
+        directory = self._files.directory
+        if not directory.unstored or self._schemas_job is not None:
             return None  # the usual case after an append
         if self._has_unstored_schema():
-            self._schemas_job = state.directory.store_job()
+            self._schemas_job = directory.store_job()
         return self._schemas_job
 
     def _has_unstored_schema(self) -> bool:
         """Return whether there is a segment whose schema only its own front has."""
-        unstored, chain = self._state.directory.unstored, self._state.chain
+        unstored, chain = self._files.directory.unstored, self._files.chain
         return bool(unstored) and any(
             segment.schema_id in unstored for segment in chain.segments[chain.sealed_prefix :]
         )
@@ -122,7 +146,7 @@ class LogDurability:
         if job is self._schemas_job:
             self._schemas_job = None
             if job.done:
-                self._state.directory.stored(job.content)
+                self._files.directory.stored(job.content)
                 self._count_sealed()
 
     def cancel_schemas(self) -> None:
@@ -133,15 +157,21 @@ class LogDurability:
 
     # --- flushes --------------------------------------------------------------------------------------------------
 
-    def recovered(self) -> None:
-        """Count the records that an earlier process appended and did not fsync.
+    def recovered(self, found: RecoveredLog, *, clean: bool) -> None:
+        """Record what recovery truncated, and count the records that an earlier process appended and did not fsync.
 
-        They are as old as the newest batch, so ``flush.ms`` does not wait for the next append.
+        These records are as old as the newest batch, so ``flush.ms`` does not wait for the next append. ``clean``: the
+        earlier process stopped cleanly.
         """
-        state = self._state
-        last = state.chain.last
-        if last is not None and state.recovery_point < state.log_end_offset:
-            self._unflushed_records = state.log_end_offset - state.recovery_point
+        last, offsets = self._files.chain.last, self._offsets
+        self._clean = clean and not found.findings
+        self._truncated_from = found.truncated_from
+        if last is not None and not clean:
+            # The killed process may have truncated any segment that is not wholly below the recovery point, or that
+            # ends there.
+            self._truncated_from = min(found.truncated_from, offsets.recovery_point - 1)
+        if last is not None and offsets.recovery_point < offsets.log_end:
+            self._unflushed_records = offsets.log_end - offsets.recovery_point
             self._unflushed_since_us = max(last.last_append_us, 0)
 
     def appended(self, records: int, now_us: int) -> None:
@@ -152,14 +182,23 @@ class LogDurability:
         Raises:
             StorageError: the log directory must go offline.
         """
+        files = self._files
+        self._clean = self._untouched = False
         self._unflushed_records += records
         since_us = self._unflushed_since_us
         if since_us < 0 or since_us > now_us:  # a batch from a leader with a fast clock
             self._unflushed_since_us = now_us
-            if since_us < 0 and self._state.config.flush_ms > 0:
-                self._state.services.flush_later(self._state.tp)
-        if 0 < self._state.config.flush_messages <= self._unflushed_records:
+            if since_us < 0 and files.config.flush_ms > 0:
+                files.services.flush_later(files.tp)
+        if 0 < files.config.flush_messages <= self._unflushed_records:
             self.flush()
+
+    def truncated(self) -> None:
+        """Record that the end of the log was truncated: batches, or the beginning of an append."""
+        self._clean = self._untouched = False
+        last = self._files.chain.last
+        if last is not None:
+            self._truncated_from = min(self._truncated_from, last.base_offset)
 
     def flush(self) -> None:
         """fsync everything up to the log end.
@@ -169,36 +208,33 @@ class LogDurability:
         Raises:
             StorageError: the log directory must go offline.
         """
-        state = self._state
-        state.check_open()
-        start = min(state.recovery_point, self._unsynced_truncation)
-        if start >= state.log_end_offset:
+        files = self._files
+        files.check_open()
+        # While a job runs, the truncations before it are not known to be fsynced.
+        truncated_from = NO_TRUNCATION if self._job is None else self._truncated_from_at_flush
+        start = min(self._offsets.recovery_point, self._truncated_from, truncated_from)
+        if start >= self._offsets.log_end:
             return
-        with state.offline_on_error("flushing"):
-            if state.directory.unstored:
+        with files.offline_on_error("flushing"):
+            if files.directory.unstored:
                 self._store_schemas()
-            for segment in state.chain.beyond(start):
+            for segment in files.chain.beyond(start):
                 segment.sync()
-            state.directory.sync()
+            files.directory.sync()
         self._flushed()
-
-    @property
-    def _unsynced_truncation(self) -> int:
-        """Return the start of the truncation that is not known to be fsynced while a flush runs."""
-        return min(self._state.unsynced_truncation, NO_TRUNCATION if self._job is None else self._truncation_at_flush)
 
     def _store_schemas(self) -> None:
         """Store the schemas in ``partition.json``, durably. If the disk is full, a later flush tries again."""
         self.cancel_schemas()
         try:
-            self._state.directory.restore_partition_file()
+            self._files.directory.restore_partition_file()
         except OSError as failure:
             if not is_full(failure):
                 raise
 
     def _flushed(self) -> None:
-        self._state.recovery_point = max(self._state.recovery_point, self._with_schemas(self._state.log_end_offset))
-        self._state.unsynced_truncation = NO_TRUNCATION
+        self._offsets.fsynced(self._with_schemas(self._offsets.log_end))
+        self._truncated_from = NO_TRUNCATION
         self._unflushed_since_us = -1
         self._unflushed_records = 0
 
@@ -208,7 +244,7 @@ class LogDurability:
 
         ``LogContext.flush_later`` is called when that begins.
         """
-        if self._state.config.flush_ms <= 0:
+        if self._files.config.flush_ms <= 0:
             return False
         return self._unflushed_since_us >= 0 or self._job is not None or self._has_unstored_schema()
 
@@ -217,19 +253,19 @@ class LogDurability:
 
         Run it in a thread, then call ``flush_finished``. Return None while a job runs.
         """
-        state = self._state
+        files = self._files
         self._unflushed_since_us = min(self._unflushed_since_us, now_us)  # the clock may have been set back
         waited_us = now_us - self._unflushed_since_us
-        if self._job is not None or self._unflushed_since_us < 0 or not 0 < state.config.flush_ms * 1000 <= waited_us:
+        if self._job is not None or self._unflushed_since_us < 0 or not 0 < files.config.flush_ms * 1000 <= waited_us:
             return None
-        self._truncation_at_flush, state.unsynced_truncation = state.unsynced_truncation, NO_TRUNCATION
-        segments = state.chain.beyond(min(state.recovery_point, self._truncation_at_flush))
+        self._truncated_from_at_flush, self._truncated_from = self._truncated_from, NO_TRUNCATION
+        segments = files.chain.beyond(min(self._offsets.recovery_point, self._truncated_from_at_flush))
         self._job = FlushJob(
-            state.disk,
+            files.disk,
             [path for segment in segments for path in (segment.data_path, segment.index_path)]
-            + [state.directory.path / PARTITION_FILE],
-            directory=state.directory.path,
-            end_offset=state.log_end_offset,
+            + [files.directory.path / PARTITION_FILE],
+            directory=files.directory.path,
+            end_offset=self._offsets.log_end,
             records=self._unflushed_records,
             since_us=self._unflushed_since_us,
         )
@@ -241,7 +277,7 @@ class LogDurability:
         if job is not self._job:
             return
         self._job = None
-        self._state.recovery_point = max(self._state.recovery_point, self._with_schemas(job.end_offset))
+        self._offsets.fsynced(self._with_schemas(job.end_offset))
         self._unflushed_records = max(self._unflushed_records - job.records, 0)
 
     def cancel_flush(self) -> None:
@@ -250,14 +286,14 @@ class LogDurability:
         if job is not None:
             job.cancelled = True
             self._unflushed_since_us = job.since_us
-            self._state.unsynced_truncation = min(self._state.unsynced_truncation, self._truncation_at_flush)
+            self._truncated_from = min(self._truncated_from, self._truncated_from_at_flush)
 
     # --- clean stops ----------------------------------------------------------------------------------------------
 
     @property
     def is_clean(self) -> bool:
         """Return whether the log needs no work before a clean stop."""
-        return self._state.clean or not self._state.directory.exists
+        return self._clean or not self._files.directory.exists
 
     def prepare_clean_stop(self) -> None:
         """Make everything durable, and prepare a fast next open.
@@ -267,29 +303,28 @@ class LogDurability:
         Raises:
             StorageError: the log directory must go offline.
         """
-        state = self._state
-        state.check_open()
+        files = self._files
+        files.check_open()
         if self.is_clean:
             return
-        state.seals.cancel(state.chain.segments)
+        files.seals.cancel(files.chain.segments)
         self.flush()
-        with state.offline_on_error("flushing"):
-            state.disk.sync_directory(state.directory.path)  # a truncation below the flushed end has renamed files
+        with files.offline_on_error("flushing"):
+            files.disk.sync_directory(files.directory.path)  # a truncation below the flushed end has renamed files
         self._write_state(sync=True)
-        state.clean = True
+        self._clean = True
 
     def await_sync(self) -> bool:
         """Prepare for a sync of the whole file system, after which ``synced`` is called.
 
         Return False if this log needs no work, or needs more than the sync.
         """
-        state = self._state
-        state.untouched = not (state.closed or self.is_clean or self._leaves_state)
-        return state.untouched
+        self._untouched = not (self._files.closed or self.is_clean or self._leaves_state)
+        return self._untouched
 
     def synced(self) -> None:
         """Mark the log durable after the sync of the file system, unless it has changed since ``await_sync``."""
-        if self._state.untouched and not self._state.closed:
+        if self._untouched and not self._files.closed:
             self.made_durable()
 
     def leave_state(self) -> None:
@@ -300,14 +335,14 @@ class LogDurability:
         Raises:
             StorageError: the log directory must go offline.
         """
-        self._state.check_open()
-        self._state.seals.cancel(self._state.chain.segments)
+        self._files.check_open()
+        self._files.seals.cancel(self._files.chain.segments)
         self._write_state(sync=False)
 
     def made_durable(self) -> None:
         """Mark everything durable that was written until now, including the files of ``leave_state``."""
         self._flushed()
-        self._state.clean = True
+        self._clean = True
 
     @property
     def _leaves_state(self) -> bool:
@@ -315,12 +350,12 @@ class LogDurability:
 
         The next open reads the headers of few batches faster than state files.
         """
-        segments = self._state.chain.segments
+        segments = self._files.chain.segments
         return len(segments) != 1 or segments[0].count > _FEW_BATCHES
 
     def _write_state(self, *, sync: bool) -> None:
-        state = self._state
+        files, tail = self._files, self._tail
         if not self._leaves_state:
             return
-        with state.offline_on_error("writing the state of"):
-            state.seals.write_state(state.log_end_offset, producers=state.producers, epochs=state.epochs, sync=sync)
+        with files.offline_on_error("writing the state of"):
+            files.seals.write_state(self._offsets.log_end, producers=tail.producers, epochs=tail.epochs, sync=sync)

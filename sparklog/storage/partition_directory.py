@@ -7,7 +7,7 @@ once such a segment exists, a thread writes the schema to the file (``PartitionF
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,6 +39,12 @@ class PartitionDirectory:
         self._topic_id = topic_id
         self._services = services
         self._disk = services.disk
+
+    def found(self, schemas: Mapping[int, bytes]) -> None:
+        """Record that the directory exists, and add the schemas that recovery found, by schema id."""
+        self.exists = True
+        for schema_id, message in schemas.items():
+            self.learn(TopicSchema(schema_id, message))
 
     def prepare_for_append(self) -> None:
         """Make the directory if it does not exist.

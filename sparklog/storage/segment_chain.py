@@ -23,8 +23,8 @@ from sparklog.storage.truncation_job import TruncationJob
 class SegmentChain:
     """The segments of one log, which owns the chain. Methods raise OSError like the disk, unless they say otherwise."""
 
-    def __init__(self, disk: Disk, directory: Path, *, files: OpenFiles, segments: Sequence[Segment] = ()) -> None:
-        self.segments = list(segments)
+    def __init__(self, disk: Disk, directory: Path, *, files: OpenFiles) -> None:
+        self.segments: list[Segment] = []
         #: The number of sealed segments at the front.
         self.sealed_prefix = 0
         self._disk = disk
@@ -32,7 +32,15 @@ class SegmentChain:
         self._files = files
         #: Segments below the log start. Their files are deleted after the next checkpoint.
         self._retired: list[Segment] = []
+
+    def found(self, segments: Sequence[Segment]) -> None:
+        """Set the segments that recovery found."""
+        self.segments = list(segments)
         self.count_sealed()
+
+    def first_offset(self, log_end: int) -> int:
+        """Return the base offset of the first segment, or ``log_end`` if there is none."""
+        return self.segments[0].base_offset if self.segments else log_end
 
     @property
     def last(self) -> Segment | None:

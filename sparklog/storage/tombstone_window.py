@@ -23,6 +23,10 @@ class TombstoneWindow:
         #: The replica was away for longer than its leader keeps tombstones, and has not caught up since.
         self._was_away = False
 
+    def progressed(self, now_us: int) -> None:
+        """Record an append."""
+        self.last_progress_us = now_us
+
     def is_possible(self, now_us: int) -> bool:
         """Return whether ``is_shown_by`` needs to be called: not while batches arrive."""
         return self._was_away or now_us - self.last_progress_us > _SHORTEST_ABSENCE_US

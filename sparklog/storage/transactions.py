@@ -9,7 +9,6 @@ transaction would be open again, and the last stable offset must not decrease. S
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from sparklog.record.header import BatchHeader, Flag
@@ -91,9 +90,12 @@ class TransactionTable:
             stable = min(stable, over.first_offset)
         return stable
 
-    def aborted_between(self, start: int, end: int) -> Iterator[EndedTransaction]:
-        """Return the aborted transactions with an offset in ``[start, end)``."""
-        return self._aborted.between(start, end)
+    def aborted_between(self, start: int, end: int) -> list[EndedTransaction]:
+        """Return the aborted transactions with an offset in ``[start, end)``.
+
+        Readers of committed records skip their batches.
+        """
+        return list(self._aborted.between(start, end))
 
     def drop_below(self, log_start_offset: int) -> None:
         """Drop the aborted transactions that ended below the log start."""

@@ -22,7 +22,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision, Reply, Request, TopicChange
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
-from sparklog.storage.transactions import OpenTransaction
+from sparklog.storage.transactions import OpenTransaction, TransactionState, TransactionTable
 
 TP = TopicPartition("t", 0)
 TOPIC_ID = "t-id"
@@ -35,11 +35,9 @@ class Log:
     log_start_offset: int = 10
     log_end_offset: int = 10
 
-    def has_open_transaction(self, producer_id: int) -> bool:
-        return producer_id in self.open
-
-    def open_transactions(self) -> dict[int, OpenTransaction]:
-        return dict(self.open)
+    @property
+    def transactions(self) -> TransactionTable:
+        return TransactionTable(TransactionState(self.open, (), ()))
 
 
 @dataclass

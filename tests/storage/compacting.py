@@ -105,7 +105,7 @@ def seen(log: Log, start: int | None = None, *, committed: bool = True, max_byte
         piece = log.read(at, max_bytes=max_bytes, end_offset=end)
         if not piece.batch_count:
             break
-        aborted = log.aborted_between(at, piece.next_offset) if committed else []
+        aborted = log.transactions.aborted_between(at, piece.next_offset) if committed else []
         answer = FetchedPartition(
             TP.topic, TP.partition, 0, end, end, 0, 0, piece.batch_count, piece.body_bytes,
             aborted=tuple(AbortedRange(*one) for one in aborted),

@@ -88,7 +88,7 @@ def test_a_cleaned_log_opens_again_and_accepts_appends(disk: SimDisk, log: Log) 
     clean(log)
     found = seen(log)
     log.durability.flush()
-    log._state.services.checkpoint_now()
+    log._files.services.checkpoint_now()
     for lost in (False, True):
         disk.restart(page_cache_lost=lost)
         again = open_directory(disk=disk, boot_id=f"boot {lost}").logs()[0]
@@ -156,7 +156,7 @@ def test_transactions_show_the_same_after_cleaning(log: Log) -> None:
         assert [one for one in seen(log, committed=False) if one.offset < end] == [
             one for one in seen(log) if one.offset < end
         ]
-    assert log.aborted_between(0, log.cleaning.state.end) == []
+    assert log.transactions.aborted_between(0, log.cleaning.state.end) == []
     assert not any(segment.headers()["flags"][0] & 8 for segment in log.segments[:-1])
 
 
@@ -174,12 +174,12 @@ def test_a_transaction_reads_right_across_the_cleaned_end(disk: SimDisk, log: Lo
     clean(log)
     assert seen(log) == expected(before, log.cleaning.state.end)
     log.durability.flush()
-    log._state.services.checkpoint_now()
+    log._files.services.checkpoint_now()
     disk.restart(page_cache_lost=False)
     again = open_directory(disk=disk).logs()[0]
     again.set_high_watermark(again.log_end_offset)
     assert seen(again) == expected(before, log.cleaning.state.end)
-    assert again.open_transactions() == {}
+    assert again.transactions.open() == {}
 
 
 def test_the_last_sequence_of_each_producer_is_in_the_log(disk: SimDisk, log: Log) -> None:
@@ -192,7 +192,7 @@ def test_the_last_sequence_of_each_producer_is_in_the_log(disk: SimDisk, log: Lo
     follower = keyed_log(open_directory(disk=SimDisk()))
     copy(log, follower)
     for producer in range(4):
-        (found,) = follower._state.producers.get(producer).batches  # type: ignore[union-attr]
+        (found,) = follower._tail.producers.get(producer).batches  # type: ignore[union-attr]
         assert (found.first_sequence, found.last_sequence) == (48, 49)
         before = follower.log_end_offset
         write(follower, (b"key", 7), (b"key", 8), producer=producer, sequence=48)
@@ -356,12 +356,12 @@ def test_an_old_snapshot_reopens_no_transaction_whose_marker_is_removed(disk: Si
     clean(log, NOW_US + 2_000_000)
     assert log.cleaning.state.deletes == 0
     log.durability.flush()
-    log._state.services.checkpoint_now()
+    log._files.services.checkpoint_now()
     newest = sorted(name for name in disk.names(log.directory) if name.endswith(".producers"))[-1]
     disk.flip_bit(log.directory / newest, 3)
     disk.restart(page_cache_lost=False)
     again = open_directory(disk=disk).logs()[0]
-    assert again.open_transactions() == {}
+    assert again.transactions.open() == {}
 
 
 def test_a_truncated_and_rewritten_part_is_cleaned_again(disk: SimDisk, log: Log) -> None:
@@ -375,7 +375,7 @@ def test_a_truncated_and_rewritten_part_is_cleaned_again(disk: SimDisk, log: Log
     for number in range(200):
         write(log, (b"key %d" % (number % 7), 1000 + number))
     log.durability.flush()
-    log._state.services.checkpoint_now()
+    log._files.services.checkpoint_now()
     disk.restart(page_cache_lost=False)
     again = open_directory(disk=disk).logs()[0]
     assert again.cleaning.state.end <= end

@@ -74,7 +74,7 @@ def check(disk: SimDisk, before: list[Seen], *, boot_id: str) -> None:
     commit_and_seal(log)
     clean(log)
     assert {one.key: one for one in seen(log) if one.offset < RECORDS} == {one.key: one for one in before}
-    assert log._state.producers.get(3).batches[-1].last_sequence == RECORDS - 1  # type: ignore[union-attr]
+    assert log._tail.producers.get(3).batches[-1].last_sequence == RECORDS - 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("operation", range(TOTAL))
@@ -133,7 +133,7 @@ def test_a_truncation_during_a_cleaning_stops_it() -> None:
         log.set_high_watermark(log.log_end_offset)
         found, end = seen(log), log.log_end_offset
         assert set(found) <= set(before)
-        log._state.services.checkpoint_now()
+        log._files.services.checkpoint_now()
         disk.restart(page_cache_lost=False)
         again = open_directory(disk=disk).logs()[0]
         again.set_high_watermark(again.log_end_offset)
@@ -180,7 +180,7 @@ def test_a_half_written_decision_is_undone(code: int, skipped: int) -> None:
     log.cleaning.finished(job, None)
     assert not any(name.endswith((".swap", ".cleaned")) for name in disk.names(log.directory))
     log.truncate(3)
-    log._state.services.checkpoint_now()
+    log._files.services.checkpoint_now()
     log.set_high_watermark(log.log_end_offset)
     found = seen(log)
     disk.restart(page_cache_lost=False)

@@ -115,10 +115,10 @@ def test_a_follower_with_a_transactions_start_gets_its_marker(log: Log, ended: s
     rolled(log)
     follower = keyed_log(open_directory(disk=SimDisk()))
     copy(log, follower, until=50, max_bytes=1)
-    assert follower.open_transactions()
+    assert follower.transactions.open()
     clean(log)
     copy(log, follower, max_bytes=1000)
-    assert not follower.open_transactions()
+    assert not follower.transactions.open()
     assert [one for one in seen(follower) if one.offset == 0] == [one for one in seen(log) if one.offset == 0]
     assert any(one.offset == 0 for one in seen(follower)) == (ended == "committed")
 
@@ -133,7 +133,7 @@ def test_a_replica_absent_too_long_starts_again(log: Log) -> None:
     clean(log)
     after = log.read(20, max_bytes=1, end_offset=200).headers
     follower.config = replace(follower.config, delete_retention_ms=60_000)
-    now_us = follower._state.tombstone_window.last_progress_us
+    now_us = follower._tail.tombstone_window.last_progress_us
     assert not follower.is_outdated_for(after, now_us + 59_000_000)
     assert follower.is_outdated_for(after, now_us + 61_000_000)
     assert not follower.is_outdated_for(before, now_us + 61_000_000)  # nothing was cleaned: nothing is missing
@@ -157,12 +157,12 @@ def test_absence_counts_across_a_segment_with_nothing_to_clean(log: Log) -> None
     clean(log, NOW_US)
     clean(log, NOW_US + 2_000_000)
     assert not any(record.key == b"gone" for record in seen(log))
-    later_us = follower._state.tombstone_window.last_progress_us + 11_000_000
+    later_us = follower._tail.tombstone_window.last_progress_us + 11_000_000
     first = log.read(follower.log_end_offset, max_bytes=1, end_offset=log.high_watermark)
     assert not follower.is_outdated_for(first.headers, later_us)
     follower.append_as_follower(first.headers, memoryview(b"".join(first.bodies)))
     follower.caught_up(log.high_watermark)
     behind = log.read(follower.log_end_offset, max_bytes=1, end_offset=log.high_watermark)
-    assert follower.is_outdated_for(behind.headers, follower._state.tombstone_window.last_progress_us)
+    assert follower.is_outdated_for(behind.headers, follower._tail.tombstone_window.last_progress_us)
     follower.caught_up(follower.log_end_offset)
-    assert not follower.is_outdated_for(behind.headers, follower._state.tombstone_window.last_progress_us)
+    assert not follower.is_outdated_for(behind.headers, follower._tail.tombstone_window.last_progress_us)

@@ -113,7 +113,7 @@ class _Run:
 
     def restart(self) -> None:
         self.log.durability.flush()
-        self.log._state.services.checkpoint_now()
+        self.log._files.services.checkpoint_now()
         config = self.log.config
         self.disk.restart(page_cache_lost=False)
         self.log = open_directory(disk=self.disk).logs()[0] if self.log.log_end_offset else self.log

@@ -15,7 +15,7 @@ def test_nothing_is_cleaned_during_a_truncation() -> None:
         append(log, keyed([(b"k", n), (b"k", n + 1), (b"k", n + 2)]), leader_epoch=1, now_us=WRITTEN_US)
     disk.restart(page_cache_lost=False)
     log = keyed_log(open_directory(disk=disk), segment_bytes=2500)
-    end = log._state.chain.segments[0].end_offset
+    end = log._files.chain.segments[0].end_offset
     log.set_high_watermark(end)
     seals = log.durability.seals_due()
     cut = log.truncation.begin(end)

@@ -134,6 +134,6 @@ def test_retention_waits_for_the_end_of_a_restore(disk: SimDisk) -> None:
     fill(log)
     commit_and_seal(log)
     now_us = 10**15
-    assert log.apply_retention(now_us) == 0
+    assert log.retention.apply(now_us) == 0
     log.config = config(segment_bytes=SMALL, retention_ms=1)
-    assert log.apply_retention(now_us) > 0
+    assert log.retention.apply(now_us) > 0

@@ -287,7 +287,7 @@ def test_epochs_are_rebuilt_from_the_batches_when_their_file_is_invalid(disk: Si
         fill(log, 4, leader_epoch=epoch)
     commit_and_seal(log)
     log.durability.flush()
-    expected = log._state.epochs.entries
+    expected = log._tail.epochs.entries
     assert len(expected) == 3
     good = read_file(disk, DIRECTORY / EPOCHS_FILE)
     for content in (
@@ -298,9 +298,9 @@ def test_epochs_are_rebuilt_from_the_batches_when_their_file_is_invalid(disk: Si
         b'{"entries":[[1,0],[0,9]],"through":24,"version":1}',
     ):
         replace_file(disk, DIRECTORY / EPOCHS_FILE, content)
-        assert reopened(disk)._state.epochs.entries == expected
+        assert reopened(disk)._tail.epochs.entries == expected
     assert not disk.exists(DIRECTORY / EPOCHS_FILE)
-    assert reopened(disk)._state.epochs.entries == expected
+    assert reopened(disk)._tail.epochs.entries == expected
 
 
 def test_truncated_epochs_do_not_return(disk: SimDisk) -> None:

@@ -49,10 +49,10 @@ def roll(log: Log, now_us: int) -> None:
 
 def test_a_segment_with_only_expired_records_is_sealed_and_deleted(disk: SimDisk) -> None:
     log = aged(disk)
-    assert not log.roll_due(EXPIRED_US - 2000) and log.roll_due(EXPIRED_US)
-    due_us = log.retention_due_us()
-    assert due_us is not None and log.roll_due(due_us) and not log.roll_due(due_us - 1)
-    assert log.apply_retention(EXPIRED_US) == 0, "it is active"
+    assert not log.retention.roll_due(EXPIRED_US - 2000) and log.retention.roll_due(EXPIRED_US)
+    due_us = log.retention.due_us()
+    assert due_us is not None and log.retention.roll_due(due_us) and not log.retention.roll_due(due_us - 1)
+    assert log.retention.apply(EXPIRED_US) == 0, "it is active"
     follower = create_log(open_directory(disk=SimDisk()), retention_ms=RETENTION_MS)
     follow(follower, log)
     roll(log, EXPIRED_US)
@@ -60,45 +60,49 @@ def test_a_segment_with_only_expired_records_is_sealed_and_deleted(disk: SimDisk
     assert [segment.base_offset for segment in log.segments] == [0, 6]
     for one in (log, follower):
         assert commit_and_seal(one) == 1
-        assert one.retention_due_us() == due_us
-    assert log.apply_retention(due_us - 1) == 0 and log.apply_retention(due_us) == 1
+        assert one.retention.due_us() == due_us
+    assert log.retention.apply(due_us - 1) == 0 and log.retention.apply(due_us) == 1
     follower.advance_log_start(log.log_start_offset)
     for one in (log, follower):
         assert (one.log_start_offset, one.log_end_offset, len(one.segments)) == (6, 7, 1)
     assert [found.headers for found in read_slices(log)] == [found.headers for found in read_slices(follower)]
     # the marker is too old in its turn, and nothing follows from that
-    assert not log.roll_due(2 * EXPIRED_US) and not log.roll_due(2**50) and log.retention_due_us() is None
+    assert (
+        not log.retention.roll_due(2 * EXPIRED_US)
+        and not log.retention.roll_due(2**50)
+        and log.retention.due_us() is None
+    )
     append(log, batch(timestamp=NEWEST_US))
     log.set_high_watermark(log.log_end_offset)
-    assert log.roll_due(2 * EXPIRED_US), "it was written to"
+    assert log.retention.roll_due(2 * EXPIRED_US), "it was written to"
 
 
 def test_the_rest_of_an_expired_log_opens_again(disk: SimDisk) -> None:
     log = aged(disk)
     roll(log, EXPIRED_US)
     commit_and_seal(log)
-    log.apply_retention(EXPIRED_US)
+    log.retention.apply(EXPIRED_US)
     log.durability.flush()
-    log._state.services.checkpoint_now()
+    log._files.services.checkpoint_now()
     disk.restart(page_cache_lost=True)
     again = open_directory(disk=disk, boot_id="boot-2").logs()[0]
     assert (again.log_start_offset, again.log_end_offset, again.findings) == (6, 7, ())
     again.config = log.config
     again.set_high_watermark(7)
-    assert not again.roll_due(2**50)
+    assert not again.retention.roll_due(2**50)
 
 
 def test_an_uncommitted_or_undecided_segment_is_not_rolled(disk: SimDisk) -> None:
     log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS)
-    assert not log.roll_due(EXPIRED_US), "it is empty"
+    assert not log.retention.roll_due(EXPIRED_US), "it is empty"
     append(log, batch(timestamp=NEWEST_US, producer=4, sequence=0, transactional=True))
-    assert not log.roll_due(EXPIRED_US), "it is not committed"
+    assert not log.retention.roll_due(EXPIRED_US), "it is not committed"
     log.set_high_watermark(log.log_end_offset)
-    assert not log.roll_due(EXPIRED_US), "it is not decided"
+    assert not log.retention.roll_due(EXPIRED_US), "it is not decided"
     append(log, marker(committed=(4,)), now_us=NEWEST_US)
-    assert not log.roll_due(EXPIRED_US)
+    assert not log.retention.roll_due(EXPIRED_US)
     log.set_high_watermark(log.log_end_offset)
-    assert log.roll_due(EXPIRED_US)
+    assert log.retention.roll_due(EXPIRED_US)
 
 
 def test_no_segment_after_a_retained_one_is_rolled(disk: SimDisk) -> None:
@@ -106,23 +110,23 @@ def test_no_segment_after_a_retained_one_is_rolled(disk: SimDisk) -> None:
     append(log, batch(timestamp=EXPIRED_US), now_us=1)
     append(log, batch(timestamp=NEWEST_US), now_us=EXPIRED_US)
     log.set_high_watermark(log.log_end_offset)
-    assert len(log.segments) == 2 and not log.roll_due(EXPIRED_US)
-    assert log.roll_due(EXPIRED_US + RETENTION_MS * 1000 + 1)
+    assert len(log.segments) == 2 and not log.retention.roll_due(EXPIRED_US)
+    assert log.retention.roll_due(EXPIRED_US + RETENTION_MS * 1000 + 1)
 
 
 def test_idle_logs_are_looked_at_without_their_files(disk: SimDisk) -> None:
     log = aged(disk)
     roll(log, EXPIRED_US)
     commit_and_seal(log)
-    log.apply_retention(EXPIRED_US)
-    log._state.services.checkpoint_now()
+    log.retention.apply(EXPIRED_US)
+    log._files.services.checkpoint_now()
     disk.restart(page_cache_lost=False)
     again = open_directory(disk=disk).logs()[0]
     again.config = log.config
     again.set_high_watermark(again.log_end_offset)
     again.close()
     disk.fail_next("open", errno.EIO)
-    assert not again.roll_due(2**50)
+    assert not again.retention.roll_due(2**50)
 
 
 def test_a_retry_is_recognised_after_its_segment_was_deleted(disk: SimDisk) -> None:
@@ -132,9 +136,9 @@ def test_a_retry_is_recognised_after_its_segment_was_deleted(disk: SimDisk) -> N
     log.set_high_watermark(log.log_end_offset)
     roll(log, EXPIRED_US)
     commit_and_seal(log)
-    assert log.apply_retention(EXPIRED_US) == 1
+    assert log.retention.apply(EXPIRED_US) == 1
     assert append(log, sent, now_us=EXPIRED_US) == OffsetRange(0, 3)
-    log._state.services.checkpoint_now()
+    log._files.services.checkpoint_now()
     disk.restart(page_cache_lost=False)
     again = open_directory(disk=disk).logs()[0]
     assert (again.log_start_offset, again.log_end_offset) == (3, 4)
@@ -149,7 +153,7 @@ def test_a_retry_is_recognised_after_its_segment_was_deleted(disk: SimDisk) -> N
 def test_without_retention_by_age_no_segment_is_rolled(disk: SimDisk, settings: dict[str, int | str | bool]) -> None:
     log = aged(disk)
     log.config = replace(log.config, **settings)
-    assert not log.roll_due(2**50)
+    assert not log.retention.roll_due(2**50)
 
 
 def test_a_compaction_lag_rolls_the_active_segment_for_the_cleaner(disk: SimDisk) -> None:
@@ -157,10 +161,10 @@ def test_a_compaction_lag_rolls_the_active_segment_for_the_cleaner(disk: SimDisk
     for number in range(6):
         append(log, keyed([(b"key %d" % (number % 2), number)]), now_us=5_000_000 + number)
     log.set_high_watermark(log.log_end_offset)
-    assert clean(log) is None and not log.roll_due(6_000_000) and log.roll_due(6_000_001)
+    assert clean(log) is None and not log.retention.roll_due(6_000_000) and log.retention.roll_due(6_000_001)
     roll(log, 6_000_001)
     commit_and_seal_keyed(log)
     assert log.cleaning.dirty_ratio(6_000_001) is not None
     assert clean(log, 6_000_001) is not None
     assert [one.offset for one in seen(log)] == [4, 5]
-    assert not log.roll_due(2**50)
+    assert not log.retention.roll_due(2**50)

@@ -60,7 +60,7 @@ def test_leader_epochs_of_a_longer_log(seed: int, flushed: bool) -> None:
     true = {
         int(header["base_offset"]): int(header["leader_epoch"]) for each in log.segments for header in each.headers()
     }
-    assert true == {offset: log._state.epochs.epoch_at(offset) for offset in true}
+    assert true == {offset: log._tail.epochs.epoch_at(offset) for offset in true}
 
 
 @pytest.mark.parametrize("seeds", range(0, 400, 100))
@@ -79,7 +79,7 @@ def test_producers_of_a_longer_log(seeds: int) -> None:
             append(log, batch(3, first=18 + at, producer=9, sequence=at), leader_epoch=2)
         log = _after_a_power_cut(disk)
         true, _ = load_producers(disk, log.directory, list(log.segments), snapshots=())
-        assert log._state.producers.state() == true.state()
+        assert log._tail.producers.state() == true.state()
 
 
 @pytest.mark.parametrize("seeds", range(0, 400, 100))

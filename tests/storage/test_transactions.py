@@ -39,22 +39,24 @@ def test_readers_stop_at_the_first_open_transaction() -> None:
     second = send(log, 8)
     assert log.last_stable_offset(log.log_end_offset) == first == 4
     assert log.last_stable_offset(2) == 2
-    assert log.has_open_transaction(7) and not log.has_open_transaction(9)
+    assert 7 in log.transactions and 9 not in log.transactions
     end = append(log, marker(committed=(7,)))
     assert log.last_stable_offset(end.start) == first, "the marker is not committed yet"
     assert log.last_stable_offset(log.log_end_offset) == second
     append(log, marker(aborted=(8,)))
     assert log.last_stable_offset(log.log_end_offset) == log.log_end_offset
-    assert log.aborted_between(0, 100) == [EndedTransaction(8, second, log.log_end_offset - 1)]
-    assert log.aborted_between(0, second) == [] == log.aborted_between(log.log_end_offset, 100)
-    assert not log.open_transactions()
+    assert log.transactions.aborted_between(0, 100) == [EndedTransaction(8, second, log.log_end_offset - 1)]
+    assert (
+        log.transactions.aborted_between(0, second) == [] == log.transactions.aborted_between(log.log_end_offset, 100)
+    )
+    assert not log.transactions.open()
 
 
 def test_a_marker_without_a_transaction_changes_nothing() -> None:
     log = create_log(open_directory(disk=SimDisk()))
     send(log, 7)
     append(log, marker(committed=(1, 2), aborted=(3,)))
-    assert log.aborted_between(0, 100) == [] and log.last_stable_offset(log.log_end_offset) == 0
+    assert log.transactions.aborted_between(0, 100) == [] and log.last_stable_offset(log.log_end_offset) == 0
     append(log, marker(committed=(7,)))
     with pytest.raises(BrokerError, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
         send(log, 7, sequence=3)
@@ -228,9 +230,9 @@ class Story:
             assert log.log_end_offset == end
             assert log.last_stable_offset(self.high_watermark) == self.model.last_stable_offset(self.high_watermark)
             begun, _ = self.model.transactions()
-            assert {p: o.first_offset for p, o in log.open_transactions().items()} == begun
+            assert {p: o.first_offset for p, o in log.transactions.open().items()} == begun
             start = self.chance.randint(log.log_start_offset, max(log.log_start_offset, end))
-            assert log.aborted_between(start, end) == self.model.aborted(start, end)
+            assert log.transactions.aborted_between(start, end) == self.model.aborted(start, end)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -246,4 +248,4 @@ def test_ended_transactions_are_dropped_where_no_record_is_left() -> None:
         send(log, producer)
         append(log, marker(committed=(producer,)))
         log.set_high_watermark(log.log_end_offset)
-    assert log._state.producers.transactions.state().recent == ()
+    assert log._tail.producers.transactions.state().recent == ()

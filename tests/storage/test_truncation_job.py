@@ -58,7 +58,7 @@ def test_truncate_below_the_high_watermark_spares_mapped_readers(disk: SimDisk, 
     """SimDisk raises when a file shrinks under a live map."""
     fill(log, 10)
     commit_and_seal(log)
-    log._state.hot.clear()
+    log._tail.hot.clear()
     views = [(found, b"".join(found.bodies)) for found in read_slices(log)]
     target = log.segments[1].base_offset + (0 if at_boundary else 3)
     assert log.truncate(target) == target
@@ -167,15 +167,15 @@ def test_advance_log_start_deletes_whole_segments(disk: SimDisk, directory: LogD
 def test_retention_deletes_sealed_segments_only(directory: LogDirectory) -> None:
     log = create_log(directory, segment_bytes=SMALL, retention_ms=1)
     fill(log, 20)
-    assert log.apply_retention(10**15) == 0
+    assert log.retention.apply(10**15) == 0
     sealed = commit_and_seal(log, log.segments[3].base_offset)
     assert sealed == 3
-    assert log.apply_retention(1_000) == 0
-    assert log.apply_retention(10**15) == 3
+    assert log.retention.apply(1_000) == 0
+    assert log.retention.apply(10**15) == 3
     assert log.log_start_offset == log.segments[0].base_offset == log.recovery_point
     commit_and_seal(log)
     log.config = config(retention_bytes=log.segments[-1].size_bytes + log.segments[-2].size_bytes, retention_ms=-1)
-    log.apply_retention(10**15)
+    log.retention.apply(10**15)
     assert len(log.segments) == 2
 
 
@@ -188,7 +188,7 @@ def test_retention_frees_a_full_disk(disk: SimDisk, directory: LogDirectory) -> 
     disk.capacity_bytes = disk.used_bytes
     with refused(ErrorCode.KAFKA_STORAGE_ERROR):
         fill(log, 1)
-    assert log.apply_retention(10**15) == 3
+    assert log.retention.apply(10**15) == 3
     directory.checkpoint()
     assert disk.used_bytes < disk.capacity_bytes - 3 * SMALL
     start, end = log.log_start_offset, log.log_end_offset
@@ -238,7 +238,7 @@ def test_retention_on_a_full_disk_counts_only_deleted_segments(disk: SimDisk, di
     assert found is not None
     found.config = config(retention_ms=1)
     disk.capacity_bytes = disk.used_bytes
-    assert found.apply_retention(10**15) == 0
+    assert found.retention.apply(10**15) == 0
     assert (found.log_start_offset, directory.offline) == (0, None)
     disk.capacity_bytes = None
-    assert found.apply_retention(10**15) == 3
+    assert found.retention.apply(10**15) == 3

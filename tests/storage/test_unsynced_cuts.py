@@ -265,7 +265,7 @@ def test_a_checkpoint_that_closes_no_file_keeps_the_running_flush() -> None:
     fill(log, 2)
     job = log.durability.flush_due(10**15)
     assert job is not None
-    log.delete_retired(0)
+    log.retention.delete_retired(0)
     job.run()
     log.durability.flush_finished(job)
     assert log.recovery_point == 6

@@ -276,7 +276,7 @@ class LogMaintenance:
                 continue
             groups = partition.log.config.awaited_groups
             end = read_to(partition.tp, partition.topic_id, groups, committed) if groups else None
-            deleted = self._guarded(partition, lambda log, end=end: log.apply_retention(now_us, read_to=end))
+            deleted = self._guarded(partition, lambda log, end=end: log.retention.apply(now_us, read_to=end))
             self._broker.counters["segments.deleted"] += deleted
             if deleted:
                 self._broker.fetches.log_start_moved(partition)
@@ -291,7 +291,7 @@ class LogMaintenance:
         for partition in self._broker.partitions.maintenance_index.due(now_us):
             if not partition.replica.is_leader or partition.stopped or partition.offline is not None:
                 continue
-            if not partition.log.roll_due(now_us):
+            if not partition.log.retention.roll_due(now_us):
                 continue
             if self._broker.quiesced or self._closed:
                 return

@@ -100,7 +100,7 @@ class MaintenanceIndex:
             self._with_backlog.add(partition)
         else:
             self._with_backlog.discard(partition)
-        if log.in_transaction:
+        if log.transactions.any_open:
             self._in_transaction.add(partition)
         else:
             self._in_transaction.discard(partition)
@@ -108,7 +108,7 @@ class MaintenanceIndex:
             self._to_clean[partition] = 0
         else:
             self._to_clean.pop(partition, None)
-        due_us = log.retention_due_us() if partition.replica.is_leader else None
+        due_us = log.retention.due_us() if partition.replica.is_leader else None
         if due_us is None:
             self._due_us.pop(partition, None)
         else:

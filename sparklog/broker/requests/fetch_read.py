@@ -186,7 +186,7 @@ def _read(
         return PartitionRead(_result(partition, wanted), (), 0, urgent=False)
     aborted: tuple[AbortedRange, ...] = ()
     if committed:
-        found = partition.log.aborted_between(wanted.fetch_offset, records.next_offset)
+        found = partition.log.transactions.aborted_between(wanted.fetch_offset, records.next_offset)
         aborted = tuple(AbortedRange(*transaction) for transaction in found)
     result = _result(
         partition,

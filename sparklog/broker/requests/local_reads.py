@@ -111,7 +111,7 @@ class LocalReads:
             return self._reply(partition=partition), []
         aborted: tuple[AbortedRange, ...] = ()
         if request.isolation == 1:
-            ranges = partition.log.aborted_between(request.offset, found.next_offset)
+            ranges = partition.log.transactions.aborted_between(request.offset, found.next_offset)
             aborted = tuple(AbortedRange(*ended) for ended in ranges)
         reply = self._reply(
             partition=partition,

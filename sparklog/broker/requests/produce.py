@@ -339,7 +339,7 @@ def _produce_in_transaction(
 def _check_outside_transaction(partition: Partition, batches: Batches) -> None:
     """Raise BrokerError INVALID_TXN_STATE for a batch outside the open transaction of its producer."""
     for header, _ in batches:
-        if header.producer_id >= 0 and partition.log.has_open_transaction(header.producer_id):
+        if header.producer_id >= 0 and header.producer_id in partition.log.transactions:
             detail = f"{partition.tp}: producer {header.producer_id} has a transaction open, a batch outside it found"
             raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
 

@@ -108,7 +108,7 @@ class HangingTransactions:
         for partition in self._broker.partitions.maintenance_index.in_transaction():
             if not partition.replica.is_leader or partition.offline is not None:
                 continue
-            for producer_id, begun in partition.log.open_transactions().items():
+            for producer_id, begun in partition.log.transactions.open().items():
                 began_ms = _append_ms(partition, begun.first_offset)
                 yield HangingTransaction(*partition.tp, producer_id, begun.epoch, begun.first_offset, began_ms)
 
@@ -116,7 +116,7 @@ class HangingTransactions:
         partition = self._broker.partitions.get(TopicPartition(found.topic, found.partition))
         if partition is None or not partition.replica.is_leader:
             return False
-        begun = partition.log.open_transactions().get(found.producer_id)
+        begun = partition.log.transactions.open().get(found.producer_id)
         return begun is not None and begun.first_offset == found.first_offset
 
     def one(self, tp: TopicPartition, producer_id: int) -> HangingTransaction:
@@ -128,7 +128,7 @@ class HangingTransactions:
         """
         partition = self._broker.partitions.require(tp)
         partition.require_leader(-1)
-        begun = partition.log.open_transactions().get(producer_id)
+        begun = partition.log.transactions.open().get(producer_id)
         if begun is None:
             raise BrokerError(ErrorCode.INVALID_TXN_STATE, f"{tp}: producer {producer_id} has no open transaction")
         return HangingTransaction(*tp, producer_id, begun.epoch, begun.first_offset, 0)

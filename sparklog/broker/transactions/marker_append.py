@@ -116,10 +116,10 @@ class MarkerAppend:
         for producer_id, _ in (*marker.committed, *marker.aborted):
             self._fence(tp, producer_id)
             self._broker.verifications.cancel(tp, producer_id)
-        has_open = partition.log.has_open_transaction
+        transactions = partition.log.transactions
         what = Marker(
-            tuple(producer for producer in marker.committed if has_open(producer[0])),
-            tuple(producer for producer in marker.aborted if has_open(producer[0])),
+            tuple(producer for producer in marker.committed if producer[0] in transactions),
+            tuple(producer for producer in marker.aborted if producer[0] in transactions),
         )
         if what.committed or what.aborted:
             self._append(partition, what, on_result)

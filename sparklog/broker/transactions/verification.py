@@ -84,7 +84,7 @@ class TransactionVerification:
             if self._broker.markers.fenced(tp, producer_id):
                 detail = f"{tp}: the transaction of producer {producer_id} has ended"
                 raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
-            if partition.log.has_open_transaction(producer_id):
+            if producer_id in partition.log.transactions:
                 append()
                 return
             partition.require_leader(-1)

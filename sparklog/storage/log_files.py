@@ -1,0 +1,83 @@
+"""The parts of one log that all its owners use: the directory, the segments with their seals, and the topic's settings.
+
+``Log`` owns them, on the event loop. The owners of a log's state (``LogTail``, ``LogDurability``, ``LogTruncation``,
+``LogRetention``, ``LogCleaning``) read the settings and call the methods of the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from sparklog.config import TopicConfig
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition, TopicSchema
+from sparklog.storage.disk import is_full
+from sparklog.storage.log_context import LogContext
+from sparklog.storage.partition_directory import PartitionDirectory
+from sparklog.storage.recovery import RecoveredLog
+from sparklog.storage.seal_queue import SealQueue
+from sparklog.storage.segment_chain import SegmentChain
+
+
+class LogFiles:
+    """The directory, segments and settings of one ``Log``. Empty until ``recovered`` or the first append."""
+
+    __slots__ = ("chain", "closed", "config", "directory", "disk", "seals", "services", "topic_id", "tp")
+
+    def __init__(
+        self,
+        tp: TopicPartition,
+        topic_id: str,
+        *,
+        directory: Path,
+        schemas: Iterable[TopicSchema],
+        config: TopicConfig,
+        services: LogContext,
+    ) -> None:
+        self.tp = tp
+        self.topic_id = topic_id
+        #: Replaced when the topic's settings change (``configure``).
+        self.config = config
+        self.services = services
+        self.disk = services.disk
+        self.directory = PartitionDirectory(directory, tp=tp, topic_id=topic_id, schemas=schemas, services=services)
+        self.chain = SegmentChain(services.disk, directory, files=services.files)
+        self.seals = SealQueue(services.disk, directory, remove_later=services.remove_later)
+        self.closed = False
+
+    def recovered(self, found: RecoveredLog) -> None:
+        """Adopt the segments, the snapshots and the schemas that recovery found in the directory."""
+        self.directory.found(found.schemas)
+        self.chain.found(found.segments)
+        self.seals.found(found.snapshots)
+
+    def configure(self, config: TopicConfig) -> None:
+        """Set the topic's new settings."""
+        self.config = config
+
+    def close(self) -> None:
+        """Cancel the seals and close the files. Views that readers hold stay valid."""
+        self.seals.cancel(self.chain.segments)
+        self.chain.close()
+        self.closed = True
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: the log is closed")
+
+    def write_if_room(self, doing: str, write: Callable[[], None]) -> bool:
+        """Run ``write``. Return False if the disk is full, which other logs may soon change."""
+        with self.offline_on_error(doing):
+            try:
+                write()
+            except OSError as failure:
+                if not is_full(failure):
+                    raise
+                return False
+        return True
+
+    def offline_on_error(self, doing: str) -> AbstractContextManager[None]:
+        """Take the log directory offline if the block fails. For the rare paths."""
+        return self.services.offline_on_error(f"{doing} {self.tp}")

@@ -1,0 +1,139 @@
+"""The offsets of one log: where it starts and ends, and how far it is committed, fsynced, served and claimed.
+
+Pure. The owners of the log's parts report what happened, and only this module changes the offsets. If an offset of the
+checkpoint changes, the log counts as moved (``LogContext.moved``).
+
+Invariants: log start <= high watermark <= log end; recovery point <= log end.
+"""
+
+from __future__ import annotations
+
+from sparklog.model import TopicPartition
+from sparklog.storage.checkpoints import PartitionCheckpoint
+from sparklog.storage.log_context import LogContext
+
+
+class LogOffsets:
+    """The offsets of one ``Log``, which owns them. Other objects only read the attributes."""
+
+    __slots__ = (
+        "_claimed_end",
+        "_services",
+        "_topic_id",
+        "_tp",
+        "high_watermark",
+        "log_end",
+        "log_start",
+        "recovery_point",
+        "served_end",
+    )
+
+    def __init__(self, tp: TopicPartition, topic_id: str, services: LogContext) -> None:
+        self._tp = tp
+        self._topic_id = topic_id
+        self._services = services
+        self.log_start = 0
+        self.high_watermark = 0
+        #: The next offset to be written.
+        self.log_end = 0
+        #: Everything below it is fsynced.
+        self.recovery_point = 0
+        #: Readers may have mapped the files up to this offset.
+        self.served_end = 0
+        #: The greatest offset that any checkpoint, on disk or being written, has for this log.
+        self._claimed_end = 0
+
+    def _moved(self) -> None:
+        self._services.moved.add(self._tp)
+
+    def checkpoint(self) -> PartitionCheckpoint:
+        """Return the entry to be checkpointed now. It counts as claimed from now on."""
+        mark, recovery_point = self.high_watermark, self.recovery_point
+        self._claimed_end = max(self._claimed_end, mark, recovery_point)
+        topic, partition = self._tp
+        return PartitionCheckpoint(topic, partition, self._topic_id, mark, recovery_point, self.log_start)
+
+    # --- facts ----------------------------------------------------------------------------------------------------
+
+    def recovered(self, checkpoint: PartitionCheckpoint | None, *, first_segment_offset: int, log_end: int) -> None:
+        """Set the offsets of a log that was found on disk."""
+        start = high_watermark = recovery_point = 0
+        if checkpoint is not None:
+            start, high_watermark = checkpoint.log_start_offset, checkpoint.high_watermark
+            recovery_point = checkpoint.recovery_point
+        self.log_end = log_end
+        self.log_start = min(max(start, first_segment_offset), log_end)
+        self._claimed_end = max(high_watermark, recovery_point)
+        self.high_watermark = min(max(high_watermark, self.log_start), log_end)
+        self.recovery_point = min(recovery_point, log_end)
+        # A reader of the earlier process may still have all of this mapped.
+        self.served_end = log_end
+        self._moved()
+
+    def appended(self, base_offset: int, log_end: int) -> None:
+        """Record an append of batches from ``base_offset`` to ``log_end``."""
+        if self.log_start == self.log_end:
+            # An empty follower received its leader's first segment, which may begin below the log start.
+            self.log_start = min(self.log_start, base_offset)
+            self._moved()
+        self.log_end = log_end
+        if self.high_watermark > log_end:
+            self.high_watermark = log_end
+            self._moved()
+
+    def committed(self, high_watermark: int) -> int:
+        """Set the high watermark, bounded by the log's ends, and return it."""
+        if not self.log_start <= high_watermark <= self.log_end:
+            high_watermark = min(max(high_watermark, self.log_start), self.log_end)
+        self.high_watermark = high_watermark
+        self._services.moved.add(self._tp)
+        if high_watermark > self.served_end:  # noqa: PLR1730 - hot
+            self.served_end = high_watermark
+        return high_watermark
+
+    def served(self, end_offset: int) -> None:
+        """Record that a reader may have mapped the files up to ``end_offset``."""
+        self.served_end = max(self.served_end, end_offset)
+
+    def fsynced(self, end_offset: int) -> None:
+        """Record that everything below ``end_offset`` is fsynced."""
+        self.recovery_point = max(self.recovery_point, end_offset)
+        self._moved()
+
+    def start_raised(self, offset: int) -> None:
+        """Record that the records below ``offset`` are deleted."""
+        self.log_start = offset
+        self._moved()
+
+    def truncated(self, end_offset: int) -> None:
+        """Record that the log now ends at ``end_offset``."""
+        self.log_end = end_offset
+        self.log_start = min(self.log_start, end_offset)
+        self.high_watermark = min(self.high_watermark, end_offset)
+        self.served_end = min(self.served_end, end_offset)
+        self._moved()
+
+    def restarted(self, offset: int) -> None:
+        """Record that the log is empty and begins at ``offset``."""
+        self.log_start = self.log_end = self.high_watermark = self.served_end = offset
+        self._moved()
+
+    # --- before a truncation --------------------------------------------------------------------------------------
+
+    def lower_claims(self, end_offset: int) -> bool:
+        """Lower the offsets of the checkpoint to ``end_offset``. Return False if no checkpoint claims more than that.
+
+        Otherwise write a checkpoint, then call ``claims_lowered``. This uses what the checkpoints claim, not only the
+        current offsets, because the caller lowers the high watermark before the truncation.
+        """
+        if end_offset >= max(self._claimed_end, self.high_watermark, self.recovery_point):
+            return False
+        self.log_start = min(self.log_start, end_offset)
+        self.high_watermark = min(self.high_watermark, end_offset)
+        self.recovery_point = min(self.recovery_point, end_offset)
+        self._moved()
+        return True
+
+    def claims_lowered(self) -> None:
+        """Record that the lowered offsets are in the checkpoint on disk."""
+        self._claimed_end = max(self.high_watermark, self.recovery_point)

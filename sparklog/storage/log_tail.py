@@ -1,0 +1,230 @@
+"""The end of one log: appends, and the state that is derived from the batches.
+
+Leader and follower append in the same way. A plan (``append_plan``) says what is written, before a byte is written.
+``LogTail`` carries it out completely, or leaves the log unchanged. The segments are written first. Then follows the
+derived state: leader epochs, producers and transactions, and the newest batches in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sparklog.record.compacted_batch import cut_front
+from sparklog.record.header import BatchHeader
+from sparklog.storage.append_plan import (
+    NO_MAXIMUM,
+    AppendPoint,
+    SegmentWrite,
+    plan_follower_append,
+    plan_leader_append,
+)
+from sparklog.storage.batch_cache import CachedBatch, HotLog, drop_below, drop_from
+from sparklog.storage.disk import Buffer
+from sparklog.storage.epochs import EpochCache
+from sparklog.storage.log_files import LogFiles
+from sparklog.storage.log_offsets import LogOffsets
+from sparklog.storage.producers import ProducerTable
+from sparklog.storage.rebuild_state import load_producers, snapshot_offsets
+from sparklog.storage.recovery import RecoveredLog
+from sparklog.storage.segment import Segment
+from sparklog.storage.tombstone_window import TombstoneWindow
+
+
+class LogTail:
+    """The state that follows from the batches of one ``Log``, which owns it, on the event loop.
+
+    Invariant: the leader epochs of the batches never decrease. Methods raise OSError and StorageError like the disk.
+    """
+
+    __slots__ = ("_files", "_offsets", "epochs", "hot", "producers", "tombstone_window")
+
+    def __init__(self, files: LogFiles, offsets: LogOffsets) -> None:
+        self._files = files
+        self._offsets = offsets
+        self.epochs = EpochCache()
+        self.producers = ProducerTable()
+        self.producers.count_in(files.services.producer_count)
+        #: The newest batches, in memory.
+        self.hot: HotLog = {}
+        self.tombstone_window = TombstoneWindow()
+
+    def recovered(self, found: RecoveredLog) -> None:
+        """Adopt the state that recovery derived from the batches."""
+        self.epochs = found.epochs
+        self._replace_producers(found.producers)
+        if found.segments:
+            self.tombstone_window.progressed(found.segments[-1].last_append_us)
+
+    def close(self) -> None:
+        """Drop what the logs of the directory share: batches in memory, and the count of producer ids."""
+        self.hot.clear()
+        self.producers.count_in(None)
+
+    # --- append ---------------------------------------------------------------------------------------------------
+
+    def append_as_leader(
+        self,
+        batches: Sequence[tuple[BatchHeader, Buffer]],
+        *,
+        leader_epoch: int,
+        now_us: int,
+        placed: bool,
+        roll: bool,
+    ) -> int:
+        """Append batches that are not in the log yet, and return the number of their records.
+
+        Raises:
+            BrokerError: nothing was appended; as ``plan_leader_append``.
+            OSError: nothing was appended.
+            StorageError: the append could not be undone.
+        """
+        files = self._files
+        runs = plan_leader_append(
+            self._append_point(reopen_sealed=False, roll=roll),
+            batches,
+            leader_epoch=leader_epoch,
+            now_us=now_us,
+            config=files.config,
+            prelude_length=files.directory.prelude_length,
+            placed=placed,
+        )
+        return self._append(runs, now_us)
+
+    def append_as_follower(self, headers: bytes | memoryview, bodies: memoryview) -> tuple[int, int]:
+        """Append a leader's batches unchanged. Return the number of records and the last batch's append time, in us.
+
+        Raises:
+            BrokerError: nothing was appended; as ``plan_follower_append``.
+            OSError: nothing was appended.
+            StorageError: the append could not be undone.
+        """
+        runs = plan_follower_append(
+            self._append_point(reopen_sealed=True, roll=False),
+            headers,
+            bodies=bodies,
+            prelude_length=self._files.directory.prelude_length,
+            cut_front=self._cut_front,
+        )
+        if not runs:
+            return 0, 0
+        now_us = runs[-1].headers[-1].append_time
+        return self._append(runs, now_us), now_us
+
+    def _cut_front(self, header: BatchHeader, body: memoryview, start: int) -> tuple[BatchHeader, Buffer]:
+        return cut_front(header, body, start, schema=self._files.directory.schema(header.schema_id))
+
+    def _append_point(self, *, reopen_sealed: bool, roll: bool) -> AppendPoint:
+        """Return the place of the next batch. ``roll``: it begins a new segment.
+
+        ``reopen_sealed``: a follower continues a sealed segment if its leader did. A leader begins a new one.
+        """
+        last = self._files.chain.last
+        if last is None:
+            return AppendPoint(self._offsets.log_end, self.epochs.last_epoch, -1, NO_MAXIMUM, -1, -1)
+        # After batches of a cleaner the leader rolls, so that replicas are byte-identical again.
+        appendable = reopen_sealed or not (last.sealed or last.cleaned or roll)
+        return AppendPoint(
+            self._offsets.log_end,
+            self.epochs.last_epoch,
+            last.data_size if appendable else -1,
+            last.running_max,
+            last.first_append_us,
+            last.schema_id,
+            last.cleaned,
+        )
+
+    def _append(self, runs: Sequence[SegmentWrite], now_us: int) -> int:
+        files = self._files
+        files.directory.prepare_for_append()
+        files.chain.append(runs, files.directory.prelude)
+        self.tombstone_window.progressed(time.time_ns() // 1000)
+        records = self._record(runs, now_us)
+        self._offsets.appended(runs[0].headers[0].base_offset, files.chain.segments[-1].end_offset)
+        return records
+
+    def _record(self, runs: Sequence[SegmentWrite], now_us: int) -> int:
+        """Update all state that is derived from the batches. Return the number of their records."""
+        files, own_hot, epochs, producers = self._files, self.hot, self.epochs, self.producers
+        services = files.services
+        records = 0
+        begun, rolled = producers.transactions.begun, False
+        for run in runs:
+            if run.new_segment:
+                rolled = True
+                base_offset = run.headers[0].base_offset
+                if base_offset != files.chain.segments[0].base_offset:
+                    self.expire_producers(now_us)
+                    files.seals.rolled(base_offset, producers.state())
+            markers = run.markers
+            for header, packed_header, body in zip(run.headers, run.packed, run.data, strict=True):
+                base_offset = header.base_offset
+                epochs.assign(header.leader_epoch, base_offset)
+                producers.record(header, markers.get(base_offset) if markers else None)
+                services.hot.add(own_hot, base_offset, CachedBatch(packed_header, body, header.next_offset))
+                records += header.record_count
+        # The ended segment may now be due for sealing or the log be too large, although no offset may move for a long
+        # time.
+        if rolled or producers.transactions.begun != begun:
+            services.moved.add(files.tp)
+        return records
+
+    # --- producers and transactions -------------------------------------------------------------------------------
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Return the start of the first open transaction, at most ``high_watermark`` and not below the log start."""
+        stable = self.producers.transactions.last_stable_offset(high_watermark)
+        return stable if stable == high_watermark else max(stable, min(self._offsets.log_start, high_watermark))
+
+    def expire_producers(self, now_us: int) -> None:
+        """Drop producer ids that have been idle for ``producer.id.expiration.ms``."""
+        self.producers.expire(now_us - self._files.services.producer_id_expiration_ms * 1000)
+
+    def bridge(self, leaving: list[Segment]) -> bool:
+        """Save the producers of segments that are about to be deleted. Return whether the disk had room for that."""
+        files, base = self._files, leaving[-1].end_offset
+        files.seals.cancel(leaving)  # the seal of the last one would write the same file in another thread
+        return files.write_if_room(
+            "writing the producers of",
+            lambda: files.seals.bridge(base, lambda: self._load_producers(leaving)),
+        )
+
+    def _load_producers(self, segments: list[Segment]) -> ProducerTable:
+        """Return the producers according to these segments and the snapshots on disk."""
+        disk, directory = self._files.disk, self._files.directory.path
+        return load_producers(disk, directory, segments, snapshots=snapshot_offsets(disk.names(directory)))[0]
+
+    def _replace_producers(self, producers: ProducerTable) -> None:
+        self.producers.count_in(None)
+        self.producers = producers
+        producers.count_in(self._files.services.producer_count)
+
+    # --- truncation, deletion, cleaning ---------------------------------------------------------------------------
+
+    def truncated(self, end: int) -> None:
+        """Drop everything derived from batches at or above ``end``, where the segments now end."""
+        self._drop_from(end)
+        self._offsets.truncated(end)
+        self._replace_producers(self._load_producers(self._files.chain.segments))
+
+    def restarted(self, offset: int) -> None:
+        """Drop everything: the log has no segment and begins at ``offset``."""
+        self._drop_from(-1)
+        self._offsets.restarted(offset)
+        self.producers.clear()
+        self.tombstone_window.ended()
+
+    def _drop_from(self, end: int) -> None:
+        drop_from(self.hot, end)
+        self.epochs.truncate(end)
+        if self._files.directory.exists:
+            self._files.seals.drop_from(end)
+
+    def start_raised(self, log_start: int) -> None:
+        """Drop what is derived only from batches that left the log at its start."""
+        self.epochs.advance_start(self._files.chain.first_offset(self._offsets.log_end))
+        self.producers.transactions.drop_below(log_start)
+
+    def cleaned(self, end_offset: int) -> None:
+        """Drop the batches in memory below ``end_offset``, which a cleaner has rewritten."""
+        drop_below(self.hot, end_offset)
