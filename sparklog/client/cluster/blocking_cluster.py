@@ -140,7 +140,7 @@ class BlockingCluster:
             case Ask(broker_id, request):
                 return (over or self.connection(broker_id)).request(request)[0]
             case Disconnect(broker_id):
-                (over or self.connection(broker_id)).close()
+                (over or self._connections[broker_id]).close()
             case _:
                 assert_never(effect)
         return None

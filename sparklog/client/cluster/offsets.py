@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, SupportsIndex, cast
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
-from sparklog.client.cluster.request_pieces import pieces
-from sparklog.client.cluster.routing_core import no_leader
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.client.cluster.leader_requests import ask_leaders
+from sparklog.client.cluster.metadata import Leader
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import (
     EARLIEST,
@@ -111,60 +110,12 @@ def _ask_all(
     known: Mapping[TopicPartition, int],
     timeout_s: float | None,
 ) -> dict[TopicPartition, ListedOffset]:
-    answers: dict[TopicPartition, ListedOffset] = {}
-    stale = False
+    def ask(broker_id: int, leaders: Mapping[TopicPartition, Leader]) -> Sequence[ListedOffset]:
+        wanted = [ListOffsetsPartition(tp.topic, tp.partition, times[tp], leaders[tp].epoch) for tp in leaders]
+        return cluster.ask_broker(broker_id, ListOffsets(0, isolation, tuple(wanted)), ListOffsetsReply).results
 
-    def attempt() -> None:
-        nonlocal stale
-        waiting = [tp for tp in times if tp not in answers]
-        topics = sorted({tp.topic for tp in waiting if stale or cluster.metadata.leader(tp) is None})
-        if topics:
-            cluster.refresh(topics)
-        stale = False
-        problem: BrokerError | None = None
-        for broker_id, group in cluster.metadata.group_by_leader(waiting).items():
-            try:
-                if broker_id is None:
-                    raise no_leader(cluster.metadata, group[0])
-                for piece in pieces(group):
-                    _ask_one(cluster, broker_id, piece, times=times, isolation=isolation, known=known, answers=answers)
-            except BrokerError as error:  # noqa: PERF203 - the other leaders are asked nevertheless
-                stale = stale or error.refresh_metadata
-                if not error.retriable:
-                    raise
-                problem = error
-        if problem is not None:
-            raise problem
+    def check(tp: TopicPartition, leader: Leader, result: ListedOffset) -> None:
+        if times[tp] == LATEST and result.offset < known.get(tp, 0):
+            cluster.confirm(tp, leader)
 
-    cluster.retrying("list offsets", attempt, timeout_s=timeout_s)
-    return answers
-
-
-def _ask_one(
-    cluster: BlockingCluster,
-    broker_id: int,
-    group: Sequence[TopicPartition],
-    *,
-    times: Mapping[TopicPartition, int],
-    isolation: int,
-    known: Mapping[TopicPartition, int],
-    answers: dict[TopicPartition, ListedOffset],
-) -> None:
-    """Ask one leader about its partitions. Keep the results, then raise the last error of the others."""
-    leaders = {tp: leader for tp in group if (leader := cluster.metadata.leader(tp))}
-    wanted = [ListOffsetsPartition(tp.topic, tp.partition, times[tp], leader.epoch) for tp, leader in leaders.items()]
-    reply = cluster.ask_broker(broker_id, ListOffsets(0, isolation, tuple(wanted)), ListOffsetsReply)
-    problem: BrokerError | None = None
-    for (tp, leader), result in zip(leaders.items(), reply.results, strict=True):
-        try:
-            if result.code != ErrorCode.NONE:
-                raise BrokerError(result.code, result.detail or f"partition {tp}")
-            if times[tp] == LATEST and result.offset < known.get(tp, 0):
-                cluster.confirm(tp, leader)
-            answers[tp] = result
-        except BrokerError as error:  # noqa: PERF203 - the other results are kept
-            problem = error
-            if not problem.retriable:
-                break
-    if problem is not None:
-        raise problem
+    return ask_leaders(cluster, "list offsets", times, ask, check=check, timeout_s=timeout_s)

@@ -26,8 +26,8 @@ from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reply)
 
-#: The time without a response after which a client asks another broker. It doubles with each request without response,
-#: up to the request timeout.
+#: The time without a response after which a client suspects the broker. It asks another one if any broker can respond;
+#: for such requests the time doubles with each request without response, up to the request timeout.
 PATIENCE_S = 1.0
 #: The time without input after which a broker with open requests may hang. A client that asked it for a new leader,
 #: perhaps for its own successor, would lose ``PATIENCE_S``.

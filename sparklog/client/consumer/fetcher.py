@@ -15,6 +15,7 @@ from typing import NamedTuple
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.metadata import Leader
 from sparklog.client.cluster.retry import UNKNOWN_TOPIC_GRACE_S
+from sparklog.client.cluster.routing_core import PATIENCE_S
 from sparklog.client.consumer.fetched_batches import FetchedBatch, PartitionBytes, decode_partition, split_partitions
 from sparklog.client.consumer.read_counters import ReadCounters
 from sparklog.client.consumer.schema_lookup import SchemaLookup
@@ -34,7 +35,7 @@ _ENTRY_BYTES = 80
 #: A number of partitions that fit into one request whatever their topics' names.
 _FEW = 100
 #: The age of a long poll at which the consumer asks for the current leader.
-_SUSPECT_AFTER_S = 1.5
+_SUSPECT_AFTER_S = PATIENCE_S + _MAX_WAIT_MS / 1000
 #: A response of this size takes a while to use, and more records arrive meanwhile.
 _LARGE_BYTES = 256 * 1024
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from sparklog.client.cluster.loop_cluster import LoopCluster
+from sparklog.client.cluster.routing_core import PATIENCE_S
 from sparklog.client.producer.partition_queues import BatchState, ProducerBatch
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -27,7 +28,7 @@ _MAX_REQUESTS_PER_BROKER = 5
 #: The part of a request's time that the broker may use, so that its error response arrives before the timeout.
 _BROKERS_SHARE = 0.9
 #: The age of a request at which the client asks for the current leader: a leader that hangs does not report it.
-_SUSPECT_AFTER_S = 1.0
+_SUSPECT_AFTER_S = PATIENCE_S
 _CHECK_AGAIN_S = 0.2
 #: The weight of the latest round trip in the average.
 _SMOOTHING = 1 / 8
