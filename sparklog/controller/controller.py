@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from sparklog.controller import election
 from sparklog.controller.broker_replacement import BrokerReplacement
 from sparklog.controller.broker_table import BrokerChanges, BrokerTable
-from sparklog.controller.cluster_state import ClusterState, Partition, Topic
-from sparklog.controller.deletions import Deletions
+from sparklog.controller.cluster_state import ClusterState, Partition
 from sparklog.controller.effects import (
     AskLogEnds,
     DropElection,
@@ -55,22 +54,22 @@ from sparklog.controller.events import (
     TopicGone,
     TopicNotWritten,
     TopicRead,
-    TopicSnapshot,
     TopicWritten,
     UpdateAnswered,
     UpdateLost,
 )
 from sparklog.controller.leader_rebalance import LeaderRebalance
 from sparklog.controller.outbox import Outbox
+from sparklog.controller.partition_decisions import PartitionDecisions, ReassignmentCompletion, state_write
 from sparklog.controller.partition_states import PartitionStates
 from sparklog.controller.pending_moves import PendingMoves
-from sparklog.controller.reassignment_completion import ReassignmentCompletion, state_write
 from sparklog.controller.refused_truncations import RefusedTruncations
 from sparklog.controller.shutdown_blockers import ShutdownBlockers
+from sparklog.controller.topic_changes import TopicChanges
 from sparklog.controller.unclean_recovery import UncleanRecovery
 from sparklog.controller.untrusted_replicas import UntrustedReplicas
 from sparklog.controller.zookeeper_rollback import MOST_RAISED, ZookeeperRollback
-from sparklog.model import NO_EPOCH, NO_LEADER, BrokerRegistration, TopicPartition, VersionedState, assert_never
+from sparklog.model import NO_EPOCH, NO_LEADER, BrokerRegistration, assert_never
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +100,8 @@ class Controller:
         self._outbox = Outbox(controller_id=controller_id, controller_epoch=controller_epoch)
         self._unclean_recovery = UncleanRecovery(settings.unclean_recovery_timeout_ms)
         self._untrusted = UntrustedReplicas()
-        #: Partitions, with their leader epochs, that wait for an absent replica and were reported.
-        self._waiting_reported: set[tuple[TopicPartition, int]] = set()
-        self._waits_ended: set[tuple[TopicPartition, int]] = set()
         self._leader_rebalance = LeaderRebalance(rebalance_interval_ms=settings.preferred_leader_rebalance_interval_ms)
         self._replacement = BrokerReplacement(settings.broker_replace_after_ms)
-        self._deletions = Deletions()
         self._pending_moves = PendingMoves()
         self._refused_truncations = RefusedTruncations()
         self._shutdown_blockers = ShutdownBlockers()
@@ -122,6 +117,12 @@ class Controller:
             untrusted=self._untrusted,
             leader_rebalance=self._leader_rebalance,
             effects=self._effects,
+        )
+        self._topics = TopicChanges(
+            self.state, self._states, outbox=self._outbox, forget=self._forget, effects=self._effects
+        )
+        self._decisions = PartitionDecisions(
+            self._leader_rebalance, self._refused_truncations, self._unclean_recovery, effects=self._effects
         )
 
     # --- the entry point -------------------------------------------------------------------------------------------
@@ -199,22 +200,22 @@ class Controller:
                     self._pending_moves.hold(p for p in concerned if self._states.awaits_successor(p))
                     self._states.mark(p for p in concerned if not self._states.awaits_successor(p))
             case TopicRead():
-                self._topic_read(event.topic)
+                self._topics.read(event.topic)
             case TopicWritten() | TopicNotWritten():
-                self._on_topic_written(event)
+                self._topics.on_written(event)
             case TopicGone():
                 known = self.state.topics.get(event.name)
                 # Otherwise the topic was recreated meanwhile.
                 if known is not None and event.topic_id in {"", known.record.topic_id}:
-                    self._drop_topic(event.name, deleted=event.deleted)
+                    self._topics.drop(event.name, deleted=event.deleted)
             case RefusalsRead():
                 self._states.mark(self._refused_truncations.read(event.refusals, self.state))
             case DeletionsRead():
-                self._deletions_asked(event)
+                self._topics.on_deletions(event)
             case ElectionsRead():
                 self._states.mark(self._leader_rebalance.on_requests(event, self.state))
             case TopicDeleted():
-                self._topic_deleted(event)
+                self._topics.on_deleted(event)
             case LogEndsRead():
                 self._log_ends_read(event)
             case Loaded():
@@ -240,7 +241,7 @@ class Controller:
     def _loaded(self, event: Loaded, now_ms: int) -> None:
         self.state.incomplete = bool(event.unreadable)
         for snapshot in event.topics:
-            self._topic_read(snapshot)
+            self._topics.read(snapshot)
         stored = [p.stored.state for p in self.state.partitions() if p.stored is not None]
         expected = {member for state in stored for member in state.isr}
         if event.cautious:
@@ -252,7 +253,7 @@ class Controller:
             self._outbox.broker_arrived(registration)
         self._brokers_changed(changes, states_are_newer=True)
         self.brokers.read_stopping(event.stopping)
-        self._deletions_asked(event)
+        self._topics.on_deletions(event)
         self._refused_truncations.read(event.refusals, self.state)
         self._states.mark(self._leader_rebalance.on_requests(event, self.state))
         self._leader_rebalance.start(now_ms)
@@ -365,110 +366,10 @@ class Controller:
                 counted_on[broker_id] = True
         self._outbox.set_leaving(counted_on)
 
-    # --- topics --------------------------------------------------------------------------------------------------
-
-    def _topic_read(self, snapshot: TopicSnapshot) -> None:
-        record = snapshot.record
-        known = self.state.topics.get(record.name)
-        if known is not None and known.record.topic_id != record.topic_id:
-            # The topic was probably deleted and created again between two reads. Brokers check the deletion in
-            # ZooKeeper.
-            self._drop_topic(record.name, deleted=False)
-            known = None
-        if known is not None:
-            if known.rereading:
-                known.rereading = False
-                self._states.mark(known.partitions)
-            if snapshot.version < known.version:
-                self._states.adopt_found(known)
-                return  # The snapshot is older than the known record.
-            if known.record == record:
-                # The record was changed and changed back. A write that expects the old version would always be refused.
-                self.state.put_record(known, record, snapshot.version)
-                self._states.adopt_found(known)
-                return
-        topic, changed = self.state.put_topic(snapshot)
-        self._states.adopt_found(topic)
-        if known is None:
-            topic.announced = any(p.stored is not None for p in topic.partitions)
-            if not topic.announced:
-                self._outbox.topic_created(topic)
-        if topic.announced:
-            # Include the moving partitions: with other settings, other replicas may leave.
-            told = [p for p in dict.fromkeys((*changed, *topic.moving)) if p.stored is not None]
-            self._outbox.topic_changed(topic, told)
-        self._states.mark(topic.partitions)  # Mark all partitions, because the topic may allow unclean elections now.
-        self._delete_if_asked(topic)
-
-    def _deletions_asked(self, event: Loaded | DeletionsRead) -> None:
-        self._deletions.read(event.deletions)
-        for name in event.deletions:
-            self._delete_if_asked(self.state.topics.get(name))
-
-    def _delete_if_asked(self, topic: Topic | None) -> None:
-        order = self._deletions.order(topic) if topic is not None else None
-        if order is not None:
-            self._effects.append(order)
-
-    def _topic_deleted(self, event: TopicDeleted) -> None:
-        self._deletions.done(event.name, event.topic_id)
-        topic = self.state.topics.get(event.name)
-        if topic is not None and topic.record.topic_id == event.topic_id:
-            self._drop_topic(event.name, deleted=True)
-
-    def _drop_topic(self, name: str, *, deleted: bool) -> None:
-        topic = self.state.drop_topic(name)
-        if topic is None:
-            return
-        self._outbox.topic_gone(topic, deleted=deleted)
-        for partition in topic.partitions:
-            self._states.end_write(partition)
-            self._states.unmark(partition)
-            self._unclean_recovery.give_up(partition)
-            self._untrusted.forget(partition)
-            self._leader_rebalance.forget(partition)
-            self._refused_truncations.forget(partition)
-            self._pending_moves.forget(partition)
-
-    # --- topics' records -------------------------------------------------------------------------------------------
-
-    def _write_topic(self, topic: Topic, order: WriteTopic) -> None:
-        topic.pending = order
-        for write in order.writes:
-            self._states.begin_write(topic.partitions[write.tp.partition], write)
-        self._effects.append(order)
-
-    def _on_topic_written(self, event: TopicWritten | TopicNotWritten) -> None:
-        topic = self.state.topics.get(event.name)
-        if topic is None or topic.record.topic_id != event.topic_id or topic.pending is None:
-            return
-        order, topic.pending = topic.pending, None
-        partitions = [p for p in (self.state.partition(write.tp) for write in order.writes) if p is not None]
-        for partition in partitions:
-            self._states.end_write(partition)
-        if isinstance(event, TopicNotWritten):
-            self._effects.append(Report("controller.topics.refused", f"{event.name}: {event.detail}"))
-            topic.rereading = True
-            if self._states.connected:
-                self._effects.append(ReadTopic(event.name))
-            self._states.reread(partitions)
-            return
-        for partition, write in zip(partitions, order.writes, strict=True):
-            stored = VersionedState(write.state, write.expected_version + 1, write.leader_incarnation)
-            self._states.adopt(partition, stored)
-        version = order.expected_version + 1
-        if version > topic.version:
-            partitions += self.state.put_record(topic, order.record, version)
-        if order.ended:
-            detail = f"{len(order.ended)} partitions of {event.name}, {order.ended[0]} among them"
-            self._effects.append(Report("controller.reassignments.finished", detail, len(order.ended)))
-        self._outbox.partitions_changed(partitions)
-        self._states.mark(topic.partitions)
-
     def _replace_lost(self, now_ms: int) -> None:
         begun = self._replacement.begin(self.state, self.brokers, now_ms)
         for topic, record in begun.records:
-            self._write_topic(topic, WriteTopic(record, topic.version))
+            self._topics.write(topic, WriteTopic(record, topic.version))
         self._effects.extend(begun.reports)
 
     # --- decisions -------------------------------------------------------------------------------------------------
@@ -499,58 +400,18 @@ class Controller:
             writes.sort(key=lambda write: write.reason == election.STRIPPED)
             self._effects.append(WriteStates(tuple(writes)))
         for topic, order in ends.orders():
-            self._write_topic(topic, order)
+            self._topics.write(topic, order)
 
     def _decide(self, partition: Partition, standing: election.IsrLiveness, now_ms: int) -> election.Decision | None:
-        stored = partition.stored
-        if stored is not None and stored.state.leader_epoch <= partition.outdated:
-            return election.raised(stored, standing, partition.outdated)
-        settled = self._refused_truncations.settle(partition, standing)
-        if settled is not None:
-            self._effects.append(settled.report)
-            return settled.decision
-        if stored is not None and partition.suspects and not stored.state.disputed:
-            isr = stored.state.isr
-            if isr and all(m in standing.live and m in partition.suspects for m in isr):
-                if _may_lack_longest_log(partition, standing) and self._must_wait(partition, standing):
-                    return None
-                self._unclean_recovery.search(
-                    partition, (*isr, *_possibly_longer_replicas(partition, standing)), now_ms
-                )
-                ends = self._unclean_recovery.decided(partition, now_ms)
-                return election.recover(stored, standing, ends) if ends else None
+        return self._decisions.decide(partition, standing, now_ms)
+
+    def _forget(self, partition: Partition) -> None:
+        """Drop a partition whose topic is gone."""
         self._unclean_recovery.give_up(partition)
-        return election.decide(
-            partition.replicas,
-            stored,
-            standing,
-            suspects=partition.suspects,
-            broken=partition.broken,
-            copying=[r for r in partition.replicas if partition.move and r not in partition.move.original],
-            unclean=self._leader_rebalance.may_be_unclean(partition),
-        )
-
-    def _must_wait(self, partition: Partition, standing: election.IsrLiveness) -> bool:
-        """Return whether a partition waits for an absent replica, and report that once for each leader epoch.
-
-        An unclean election ends the wait. The controller remembers that, because the election follows the request for
-        log ends.
-        """
-        assert partition.stored is not None
-        waiting = (partition.tp, partition.stored.state.leader_epoch)
-        if self._leader_rebalance.may_be_unclean(partition):
-            self._waits_ended.add(waiting)
-        if waiting in self._waits_ended or waiting in self._waiting_reported:
-            return waiting not in self._waits_ended
-        self._waiting_reported.add(waiting)
-        away = [r for r in partition.replicas if r not in standing.live]
-        detail = (
-            f"{partition.tp}: the in-sync replicas have lost the log, and brokers {away} may have records of it: start"
-            " these brokers, or accept the loss of the records with"
-            f" 'sparklog topics elect-leaders {partition.tp.topic}:{partition.tp.partition} --unclean'"
-        )
-        self._effects.append(Report("controller.partitions.waiting", detail, grave=True))
-        return True
+        self._untrusted.forget(partition)
+        self._leader_rebalance.forget(partition)
+        self._refused_truncations.forget(partition)
+        self._pending_moves.forget(partition)
 
     # --- unclean recovery ------------------------------------------------------------------------------------------
 
@@ -615,25 +476,6 @@ class Controller:
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
         waiting = writing or self._states.any_marked or not self._pending_moves.idle
         return not waiting and self._leader_rebalance.idle and self._outbox.idle
-
-
-def _possibly_longer_replicas(partition: Partition, standing: election.IsrLiveness) -> tuple[int, ...]:
-    """Return the live replicas outside the ISR if every member has lost this log, and not only its tail.
-
-    A replica that lags may have more records than a member that has none.
-    """
-    assert partition.stored is not None
-    isr = partition.stored.state.isr
-    if not partition.void.issuperset(isr):
-        return ()
-    return tuple(r for r in partition.replicas if r not in isr and r in standing.live and r not in partition.broken)
-
-
-def _may_lack_longest_log(partition: Partition, standing: election.IsrLiveness) -> bool:
-    """Return whether every member has lost the log itself, which did hold records, and a replica is absent."""
-    assert partition.stored is not None
-    away = any(r not in standing.live for r in partition.replicas)
-    return away and partition.void.issuperset(partition.stored.state.isr)
 
 
 def _may_be_moved(partition: Partition, leaving: Set[int]) -> bool:

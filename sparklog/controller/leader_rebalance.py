@@ -12,7 +12,10 @@ from sparklog.controller import election, reassignments
 from sparklog.controller.cluster_state import ClusterState, Partition
 from sparklog.controller.election_requests import ElectionRequests
 from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionAsked, ElectionsRead, Loaded
-from sparklog.controller.rebalance import MAX_MOVED, Rebalance
+
+#: Leaderships moved in one round, and the pause before the next round if there are more.
+MAX_MOVED = 500
+_NEXT_ROUND_MS = 1000
 
 
 class LeaderRebalance:
@@ -20,13 +23,13 @@ class LeaderRebalance:
 
     def __init__(self, *, rebalance_interval_ms: int) -> None:
         self._requests = ElectionRequests()
-        self._rebalance = Rebalance(rebalance_interval_ms)
+        self._schedule = _Schedule(rebalance_interval_ms)
         #: Partitions to return to their preferred leaders at the next evaluation, in its order.
         self._to_return: dict[Partition, None] = {}
 
     @property
     def deadline_ms(self) -> int | None:
-        return self._rebalance.deadline_ms
+        return self._schedule.deadline_ms
 
     @property
     def idle(self) -> bool:
@@ -34,7 +37,7 @@ class LeaderRebalance:
         return self._requests.idle
 
     def start(self, now_ms: int) -> None:
-        self._rebalance.start(now_ms)
+        self._schedule.start(now_ms)
 
     def on_requests(self, event: Loaded | ElectionsRead, state: ClusterState) -> list[Partition]:
         """Replace the known requests by those of the event. Returns the partitions to evaluate."""
@@ -45,7 +48,7 @@ class LeaderRebalance:
         self, partitions: Iterable[Partition], standing: election.IsrLiveness, now_ms: int
     ) -> list[Partition]:
         """Return, once per interval, the partitions whose leadership should return, at most one round's share."""
-        if not self._rebalance.due(now_ms):
+        if not self._schedule.due(now_ms):
             return []
         for partition in partitions:
             if partition.busy or partition.stored is None:
@@ -54,7 +57,7 @@ class LeaderRebalance:
                 self._to_return[partition] = None
                 if len(self._to_return) >= MAX_MOVED:
                     break
-        self._rebalance.on_round(now_ms, moved=len(self._to_return))
+        self._schedule.on_round(now_ms, moved=len(self._to_return))
         return list(self._to_return)
 
     def may_be_unclean(self, partition: Partition) -> bool:
@@ -98,3 +101,27 @@ def _finder(state: ClusterState) -> Callable[[ElectionAsked], Iterable[Partition
         return (p for p in map(state.partition, request.partitions) if p is not None)
 
     return find
+
+
+class _Schedule:
+    """The times at which leaderships return to the preferred leaders; ``interval_ms`` 0 disables returns.
+
+    After an absence of a broker, other brokers lead its partitions. A return causes a short pause for each partition,
+    so they do not all return at once. Source: Kafka's ``auto.leader.rebalance.enable``.
+    """
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self.deadline_ms: int | None = None
+
+    def start(self, now_ms: int) -> None:
+        """Start a term, and give brokers one interval to return."""
+        if self._interval_ms:
+            self.deadline_ms = now_ms + self._interval_ms
+
+    def due(self, now_ms: int) -> bool:
+        return self.deadline_ms is not None and now_ms >= self.deadline_ms
+
+    def on_round(self, now_ms: int, *, moved: int) -> None:
+        pause_ms = min(_NEXT_ROUND_MS, self._interval_ms) if moved >= MAX_MOVED else self._interval_ms
+        self.deadline_ms = now_ms + pause_ms

@@ -19,7 +19,7 @@ from sparklog.controller.events import (
     TopicGone,
     UpdateAnswered,
 )
-from sparklog.controller.rebalance import MAX_MOVED
+from sparklog.controller.leader_rebalance import MAX_MOVED
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 

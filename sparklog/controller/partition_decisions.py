@@ -1,0 +1,150 @@
+"""Decisions about marked partitions: elections, recoveries, settled refusals, and finished reassignments.
+
+``election.py`` has the rules for one state. This module chooses the rule that applies to a partition.
+"""
+
+from __future__ import annotations
+
+from sparklog.controller import election, reassignments
+from sparklog.controller.cluster_state import Partition, Topic
+from sparklog.controller.effects import CREATE, Effect, Report, StateWrite, WriteTopic
+from sparklog.controller.leader_rebalance import LeaderRebalance
+from sparklog.controller.refused_truncations import RefusedTruncations
+from sparklog.controller.unclean_recovery import UncleanRecovery
+from sparklog.model import TopicPartition
+
+
+class PartitionDecisions:
+    """The decisions of one controller term, and the waits for absent replicas that it has reported."""
+
+    def __init__(
+        self,
+        leader_rebalance: LeaderRebalance,
+        refused_truncations: RefusedTruncations,
+        unclean_recovery: UncleanRecovery,
+        *,
+        effects: list[Effect],
+    ) -> None:
+        self._leader_rebalance = leader_rebalance
+        self._refused_truncations = refused_truncations
+        self._unclean_recovery = unclean_recovery
+        self._effects = effects
+        #: Partitions, with their leader epochs, that wait for an absent replica and were reported.
+        self._waiting_reported: set[tuple[TopicPartition, int]] = set()
+        self._waits_ended: set[tuple[TopicPartition, int]] = set()
+
+    def decide(self, partition: Partition, standing: election.IsrLiveness, now_ms: int) -> election.Decision | None:
+        """Return the state that the partition needs now, or None if its leader may stay."""
+        stored = partition.stored
+        if stored is not None and stored.state.leader_epoch <= partition.outdated:
+            return election.raised(stored, standing, partition.outdated)
+        settled = self._refused_truncations.settle(partition, standing)
+        if settled is not None:
+            self._effects.append(settled.report)
+            return settled.decision
+        if stored is not None and partition.suspects and not stored.state.disputed:
+            isr = stored.state.isr
+            if isr and all(m in standing.live and m in partition.suspects for m in isr):
+                if _may_lack_longest_log(partition, standing) and self._must_wait(partition, standing):
+                    return None
+                self._unclean_recovery.search(
+                    partition, (*isr, *_possibly_longer_replicas(partition, standing)), now_ms
+                )
+                ends = self._unclean_recovery.decided(partition, now_ms)
+                return election.recover(stored, standing, ends) if ends else None
+        self._unclean_recovery.give_up(partition)
+        return election.decide(
+            partition.replicas,
+            stored,
+            standing,
+            suspects=partition.suspects,
+            broken=partition.broken,
+            copying=[r for r in partition.replicas if partition.move and r not in partition.move.original],
+            unclean=self._leader_rebalance.may_be_unclean(partition),
+        )
+
+    def _must_wait(self, partition: Partition, standing: election.IsrLiveness) -> bool:
+        """Return whether a partition waits for an absent replica, and report that once for each leader epoch.
+
+        An unclean election ends the wait. The controller remembers that, because the election follows the request for
+        log ends.
+        """
+        assert partition.stored is not None
+        waiting = (partition.tp, partition.stored.state.leader_epoch)
+        if self._leader_rebalance.may_be_unclean(partition):
+            self._waits_ended.add(waiting)
+        if waiting in self._waits_ended or waiting in self._waiting_reported:
+            return waiting not in self._waits_ended
+        self._waiting_reported.add(waiting)
+        away = [r for r in partition.replicas if r not in standing.live]
+        detail = (
+            f"{partition.tp}: the in-sync replicas have lost the log, and brokers {away} may have records of it: start"
+            " these brokers, or accept the loss of the records with"
+            f" 'sparklog topics elect-leaders {partition.tp.topic}:{partition.tp.partition} --unclean'"
+        )
+        self._effects.append(Report("controller.partitions.waiting", detail, grave=True))
+        return True
+
+
+def _possibly_longer_replicas(partition: Partition, standing: election.IsrLiveness) -> tuple[int, ...]:
+    """Return the live replicas outside the ISR if every member has lost this log, and not only its tail.
+
+    A replica that lags may have more records than a member that has none.
+    """
+    assert partition.stored is not None
+    isr = partition.stored.state.isr
+    if not partition.void.issuperset(isr):
+        return ()
+    return tuple(r for r in partition.replicas if r not in isr and r in standing.live and r not in partition.broken)
+
+
+def _may_lack_longest_log(partition: Partition, standing: election.IsrLiveness) -> bool:
+    """Return whether every member has lost the log itself, which did hold records, and a replica is absent."""
+    assert partition.stored is not None
+    away = any(r not in standing.live for r in partition.replicas)
+    return away and partition.void.issuperset(partition.stored.state.isr)
+
+
+class ReassignmentCompletion:
+    """The finished reassignments that one evaluation finds."""
+
+    def __init__(self) -> None:
+        self._found: dict[Topic, dict[Partition, StateWrite | None]] = {}
+
+    def check(self, partition: Partition, standing: election.IsrLiveness) -> None:
+        """Note the partition if its reassignment is finished, with its final state; None: the state stays as it is.
+
+        A partition whose topic is being written is skipped. It is evaluated again after that.
+        """
+        move, topic = partition.move, partition.topic
+        if move is None or topic.pending is not None or topic.rereading:
+            return
+        if reassignments.only_reorders(partition.replicas, move):
+            self._found.setdefault(topic, {})[partition] = None
+        elif partition.stored is not None:
+            end = reassignments.finish(move, partition.stored, standing, unfit=partition.unfit, min_isr=topic.min_isr)
+            if end is not None:
+                self._found.setdefault(topic, {})[partition] = state_write(partition, end)
+
+    def orders(self) -> list[tuple[Topic, WriteTopic]]:
+        """Return one write per topic, each of at most ``MAX_FINISHED`` partitions."""
+        orders = []
+        for topic, found in self._found.items():
+            ended = dict(list(found.items())[: reassignments.MAX_FINISHED])
+            numbers = tuple(partition.tp.partition for partition in ended)
+            record = reassignments.finished_record(topic.record, numbers)
+            writes = tuple(write for write in ended.values() if write is not None)
+            orders.append((topic, WriteTopic(record, topic.version, writes, numbers)))
+        return orders
+
+
+def state_write(partition: Partition, decision: election.Decision) -> StateWrite:
+    stored = partition.stored
+    return StateWrite(
+        partition.tp,
+        partition.topic.record.topic_id,
+        decision.state,
+        decision.leader_incarnation,
+        CREATE if stored is None else stored.version,
+        decision.reason,
+    )

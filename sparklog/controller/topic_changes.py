@@ -1,0 +1,168 @@
+"""The topics of a controller: records that were read or written, and deletions.
+
+Mutable, owned by one ``Controller``. A topic's record has one write in flight at most, together with states of its
+partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sparklog.controller.cluster_state import ClusterState, Partition, Topic
+from sparklog.controller.effects import DeleteTopic, DropDeletionRequest, Effect, ReadTopic, Report, WriteTopic
+from sparklog.controller.events import DeletionsRead, Loaded, TopicDeleted, TopicNotWritten, TopicSnapshot, TopicWritten
+from sparklog.controller.outbox import Outbox
+from sparklog.controller.partition_states import PartitionStates
+from sparklog.model import VersionedState
+
+
+class TopicChanges:
+    """The changes of topics, requested or read; methods in the past tense handle the results of effects."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        states: PartitionStates,
+        *,
+        outbox: Outbox,
+        forget: Callable[[Partition], None],
+        effects: list[Effect],
+    ) -> None:
+        """Keep the collaborators; ``forget`` drops a partition that is gone from the controller's other parts."""
+        self._state = state
+        self._states = states
+        self._outbox = outbox
+        self._forget = forget
+        self._effects = effects
+        self._deletions = _Deletions()
+
+    def read(self, snapshot: TopicSnapshot) -> None:
+        """Adopt a topic as it was read, and notify brokers of what changed."""
+        record = snapshot.record
+        known = self._state.topics.get(record.name)
+        if known is not None and known.record.topic_id != record.topic_id:
+            # The topic was probably deleted and created again between two reads. Brokers check the deletion in
+            # ZooKeeper.
+            self.drop(record.name, deleted=False)
+            known = None
+        if known is not None:
+            if known.rereading:
+                known.rereading = False
+                self._states.mark(known.partitions)
+            if snapshot.version < known.version:
+                self._states.adopt_found(known)
+                return  # The snapshot is older than the known record.
+            if known.record == record:
+                # The record was changed and changed back. A write that expects the old version would always be refused.
+                self._state.put_record(known, record, snapshot.version)
+                self._states.adopt_found(known)
+                return
+        topic, changed = self._state.put_topic(snapshot)
+        self._states.adopt_found(topic)
+        if known is None:
+            topic.announced = any(p.stored is not None for p in topic.partitions)
+            if not topic.announced:
+                self._outbox.topic_created(topic)
+        if topic.announced:
+            # Include the moving partitions: with other settings, other replicas may leave.
+            stored = [p for p in dict.fromkeys((*changed, *topic.moving)) if p.stored is not None]
+            self._outbox.topic_changed(topic, stored)
+        self._states.mark(topic.partitions)  # Mark all partitions, because the topic may allow unclean elections now.
+        self._delete_if_requested(topic)
+
+    def on_deletions(self, event: Loaded | DeletionsRead) -> None:
+        """Replace the known deletion requests by those of the event."""
+        self._deletions.read(event.deletions)
+        for name in event.deletions:
+            self._delete_if_requested(self._state.topics.get(name))
+
+    def _delete_if_requested(self, topic: Topic | None) -> None:
+        order = self._deletions.order(topic) if topic is not None else None
+        if order is not None:
+            self._effects.append(order)
+
+    def on_deleted(self, event: TopicDeleted) -> None:
+        """Drop a topic whose deletion is complete, unless it was recreated."""
+        self._deletions.done(event.name, event.topic_id)
+        topic = self._state.topics.get(event.name)
+        if topic is not None and topic.record.topic_id == event.topic_id:
+            self.drop(event.name, deleted=True)
+
+    def drop(self, name: str, *, deleted: bool) -> None:
+        """Drop a topic that is gone. Brokers delete its logs only if it was ``deleted``."""
+        topic = self._state.drop_topic(name)
+        if topic is None:
+            return
+        self._outbox.topic_gone(topic, deleted=deleted)
+        for partition in topic.partitions:
+            self._states.end_write(partition)
+            self._states.unmark(partition)
+            self._forget(partition)
+
+    def write(self, topic: Topic, order: WriteTopic) -> None:
+        """Order a write of the topic's record with states of its partitions."""
+        topic.pending = order
+        for write in order.writes:
+            self._states.begin_write(topic.partitions[write.tp.partition], write)
+        self._effects.append(order)
+
+    def on_written(self, event: TopicWritten | TopicNotWritten) -> None:
+        """Adopt a written topic. After a refusal, read the topic and the states of the write again."""
+        topic = self._state.topics.get(event.name)
+        if topic is None or topic.record.topic_id != event.topic_id or topic.pending is None:
+            return
+        order, topic.pending = topic.pending, None
+        partitions = [p for p in (self._state.partition(write.tp) for write in order.writes) if p is not None]
+        for partition in partitions:
+            self._states.end_write(partition)
+        if isinstance(event, TopicNotWritten):
+            self._effects.append(Report("controller.topics.refused", f"{event.name}: {event.detail}"))
+            topic.rereading = True
+            if self._states.connected:
+                self._effects.append(ReadTopic(event.name))
+            self._states.reread(partitions)
+            return
+        for partition, write in zip(partitions, order.writes, strict=True):
+            stored = VersionedState(write.state, write.expected_version + 1, write.leader_incarnation)
+            self._states.adopt(partition, stored)
+        version = order.expected_version + 1
+        if version > topic.version:
+            partitions += self._state.put_record(topic, order.record, version)
+        if order.ended:
+            detail = f"{len(order.ended)} partitions of {event.name}, {order.ended[0]} among them"
+            self._effects.append(Report("controller.reassignments.finished", detail, len(order.ended)))
+        self._outbox.partitions_changed(partitions)
+        self._states.mark(topic.partitions)
+
+
+class _Deletions:
+    """The ids of the topics to be deleted, by name.
+
+    A request is a node in ZooKeeper with the topic's name and id. The requests are a level: each read returns all of
+    them.
+    """
+
+    def __init__(self) -> None:
+        self._requested: dict[str, str] = {}
+
+    def read(self, requested: Mapping[str, str]) -> None:
+        """Replace the known requests by ``requested``, which has all of them."""
+        self._requested = dict(requested)
+
+    def order(self, topic: Topic) -> DeleteTopic | DropDeletionRequest | None:
+        """Return the effect that this topic's request needs now, or None.
+
+        A request for an earlier topic of the same name is void.
+        """
+        name, topic_id = topic.record.name, topic.record.topic_id
+        if topic.deleting or name not in self._requested:
+            return None
+        if self._requested[name] != topic_id:
+            return DropDeletionRequest(name, self._requested.pop(name))
+        topic.deleting = True
+        return DeleteTopic(name, topic_id)
+
+    def done(self, name: str, topic_id: str) -> None:
+        """Drop a finished request, but not a later request for a recreated topic of this name."""
+        if self._requested.get(name) == topic_id:
+            del self._requested[name]
