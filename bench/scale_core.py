@@ -24,7 +24,7 @@ from sparklog.controller.events import (
     StatesWritten,
     Ticked,
     TopicSnapshot,
-    UpdateAnswered,
+    UpdateReplied,
 )
 from sparklog.model import (
     NO_LEADER,
@@ -253,7 +253,7 @@ class LargeCluster:
                 began = time.process_time()
                 self.updates.append(len(encode_message(effect.update)))
                 self.sent_s += time.process_time() - began
-                waiting += self.step(UpdateAnswered(effect.broker.broker_id, effect.update_id, 0))
+                waiting += self.step(UpdateReplied(effect.broker.broker_id, effect.update_id, 0))
 
 
 def measure(brokers: int = 100, partitions: int = 200_000) -> Cost:

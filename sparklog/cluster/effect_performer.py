@@ -13,7 +13,6 @@ from sparklog.cluster.core_runner import CoreRunner
 from sparklog.cluster.partition_state_io import PartitionStateIo
 from sparklog.cluster.topic_io import TopicIo
 from sparklog.controller.effects import (
-    AskLogEnds,
     DeleteTopic,
     DropDeletionRequest,
     DropElection,
@@ -22,13 +21,14 @@ from sparklog.controller.effects import (
     ReadStates,
     ReadTopic,
     Report,
+    RequestLogEnds,
     Resign,
     SendUpdate,
     TrustBroker,
     WriteStates,
     WriteTopic,
 )
-from sparklog.controller.events import LogEndsRead, UpdateAnswered, UpdateLost
+from sparklog.controller.events import LogEndsRead, UpdateLost, UpdateReplied
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition, assert_never, believed_producer_ids
 from sparklog.protocol.messages import ControlUpdateReply, DescribeBroker, DescribeBrokerReply
@@ -77,7 +77,7 @@ class EffectPerformer:
                 run.start(run.retry(lambda: store.drop_deletion_request(name, topic_id)), "drop request")
             case TrustBroker():
                 run.start(run.retry(lambda: store.trust_broker(effect.broker_id, effect.incarnation)), "trust")
-            case AskLogEnds():
+            case RequestLogEnds():
                 run.start(self._ask_log_ends(effect), f"ask broker {effect.broker.broker_id}")
             case Report():
                 run.counters[effect.kind] += effect.count
@@ -98,9 +98,9 @@ class EffectPerformer:
             self._runner.step(UpdateLost(broker_id, effect.update_id))
             return
         assert isinstance(reply, ControlUpdateReply)
-        self._runner.step(UpdateAnswered(broker_id, effect.update_id, reply.code, reply.failed, reply.detail))
+        self._runner.step(UpdateReplied(broker_id, effect.update_id, reply.code, reply.failed, reply.detail))
 
-    async def _ask_log_ends(self, effect: AskLogEnds) -> None:
+    async def _ask_log_ends(self, effect: RequestLogEnds) -> None:
         try:
             reply = await self._connections.request(effect.broker, DescribeBroker(0))
         except BrokerError as error:

@@ -16,16 +16,16 @@ from sparklog.cluster.required_proofs import RequiredProofs
 from sparklog.cluster.topic_io import TopicIo
 from sparklog.controller.events import (
     BrokersRead,
-    CutRefused,
     DeletionsRead,
-    ElectionAsked,
+    ElectionRequested,
     ElectionsRead,
     Fenced,
     Loaded,
     RefusalsRead,
-    StatesTold,
+    StatesReported,
     StoppingRead,
     TopicSnapshot,
+    TruncationRefused,
 )
 from sparklog.model import BrokerRegistration, TopicPartition
 from sparklog.zk import paths
@@ -81,19 +81,19 @@ class ZookeeperFacts:
         brokers = self._proofs.admitted(await self._store.read_brokers())
         return brokers, await self._store.read_retired({found.broker_id for found in brokers})
 
-    async def _elections(self) -> dict[str, ElectionAsked]:
+    async def _elections(self) -> dict[str, ElectionRequested]:
         found = await self._store.read_elections()
         return {
-            name: ElectionAsked(
+            name: ElectionRequested(
                 request.kind,
                 None if request.partitions is None else tuple(TopicPartition(*tp) for tp in request.partitions),
             )
             for name, request in found.items()
         }
 
-    async def _refusals(self) -> tuple[CutRefused, ...]:
+    async def _refusals(self) -> tuple[TruncationRefused, ...]:
         return tuple(
-            CutRefused(
+            TruncationRefused(
                 TopicPartition(found.topic, found.partition),
                 found.topic_id,
                 found.broker_id,
@@ -182,7 +182,7 @@ class ZookeeperFacts:
             if not nodes:
                 return
             if told:
-                self._runner.step(StatesTold(told))
+                self._runner.step(StatesReported(told))
             if named is None:
                 named = tuple(partition.tp for partition in self._runner.core.state.partitions())
             if named:

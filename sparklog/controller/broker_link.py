@@ -160,7 +160,7 @@ class BrokerLink:
         controller_epoch: int,
         brokers: tuple[BrokerEndpoint, ...],
     ) -> ControlUpdate:
-        """Return the update to send now; its content counts as received after ``answered``.
+        """Return the update to send now; its content counts as received after ``on_accepted``.
 
         ``update_id`` grows with each update of the term and orders updates for the broker: an update that was given up
         may arrive after its repetition.
@@ -222,24 +222,24 @@ class BrokerLink:
             return partition.decision(VersionedState(state, stored.version))
         return partition.decision(stored)
 
-    def answered(self) -> None:
+    def on_accepted(self) -> None:
         """Note that the broker has accepted the whole update in flight."""
         self._failures = 0
-        self._on_accepted()
+        self._end_flight()
 
     def on_partial_response(self, again: list[Partition], now_ms: int) -> None:
         """Note that the broker accepted the update except for the states of ``again``, which are sent again later."""
-        self._on_accepted()
+        self._end_flight()
         self.partitions_changed(again)
         for partition in again:
             self.topic_changed(partition.topic)
         self._back_off(now_ms)
 
-    def _on_accepted(self) -> None:
+    def _end_flight(self) -> None:
         self.in_flight = None
         self._drop_sent()
 
-    def lost(self, update_id: int, now_ms: int, *, full: bool = False) -> None:
+    def on_lost(self, update_id: int, now_ms: int, *, full: bool = False) -> None:
         """Send the lost update again later, as a full one if ``full``."""
         if update_id != self.in_flight:
             return

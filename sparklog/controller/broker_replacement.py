@@ -68,7 +68,7 @@ class BrokerReplacement:
         lost = self._due(now_ms)
         if not lost:
             return ReplacementBegun()
-        found = plan(state, lost, [live.endpoint for live in brokers.registrations.values()], brokers.standing)
+        found = plan(state, lost, [live.endpoint for live in brokers.registrations.values()], brokers.liveness)
         reports = []
         if found.targets:
             detail = f"{found.size} replicas of brokers {sorted(lost)} are rebuilt on other brokers"
@@ -103,14 +103,14 @@ class BrokerReplacement:
 
 
 def plan(
-    state: ClusterState, lost: frozenset[int], brokers: Iterable[BrokerEndpoint], standing: election.IsrLiveness
+    state: ClusterState, lost: frozenset[int], brokers: Iterable[BrokerEndpoint], liveness: election.IsrLiveness
 ) -> ReplacementPlan:
     """Return the next moves from ``lost`` brokers to ``brokers``.
 
     Only partitions with a live leader move: there is no other replica to copy from, and perhaps no other with all
     records.
     """
-    candidates = [broker for broker in brokers if broker.broker_id not in standing.stopping]
+    candidates = [broker for broker in brokers if broker.broker_id not in liveness.stopping]
     wanted = {p.tp: p.move.target if p.move else p.replicas for p in state.partitions()}
     choice = ReplicaTargets(candidates, wanted, without=lost)
     targets: dict[Topic, dict[int, tuple[int, ...]]] = {}
@@ -120,7 +120,7 @@ def plan(
         if free <= 0 and partition.move is None:
             continue
         gone = lost.intersection(wanted[partition.tp])
-        if not gone or not _ready(partition, standing) or len(targets.get(partition.topic, ())) >= MAX_FINISHED:
+        if not gone or not _ready(partition, liveness) or len(targets.get(partition.topic, ())) >= MAX_FINISHED:
             continue
         try:
             target = _in_place(wanted[partition.tp], lost, choice, partition.tp)
@@ -132,11 +132,11 @@ def plan(
     return ReplacementPlan(targets, frozenset(stuck))
 
 
-def _ready(partition: Partition, standing: election.IsrLiveness) -> bool:
+def _ready(partition: Partition, liveness: election.IsrLiveness) -> bool:
     topic = partition.topic
     if partition.busy or topic.pending is not None or topic.rereading or partition.stored is None:
         return False
-    return election.stands(partition.stored, standing, partition.unfit)
+    return election.stands(partition.stored, liveness, partition.unfit)
 
 
 def _in_place(

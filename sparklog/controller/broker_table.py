@@ -51,7 +51,7 @@ class BrokerTable:
         self._awaits_first = False
 
     @property
-    def standing(self) -> IsrLiveness:
+    def liveness(self) -> IsrLiveness:
         live = {broker_id: found.incarnation for broker_id, found in self.registrations.items()}
         return IsrLiveness(live, frozenset(self._held), self.stopping, self._controller_epoch)
 

@@ -22,11 +22,11 @@ from sparklog.controller.broker_replacement import BrokerReplacement
 from sparklog.controller.broker_table import BrokerChanges, BrokerTable
 from sparklog.controller.cluster_state import ClusterState, Partition
 from sparklog.controller.effects import (
-    AskLogEnds,
     DropElection,
     Effect,
     ReadTopic,
     Report,
+    RequestLogEnds,
     Resign,
     TrustBroker,
     WriteStates,
@@ -45,7 +45,7 @@ from sparklog.controller.events import (
     RefusalsRead,
     StatesRead,
     StatesRefused,
-    StatesTold,
+    StatesReported,
     StatesUnknown,
     StatesWritten,
     StoppingRead,
@@ -55,8 +55,8 @@ from sparklog.controller.events import (
     TopicNotWritten,
     TopicRead,
     TopicWritten,
-    UpdateAnswered,
     UpdateLost,
+    UpdateReplied,
 )
 from sparklog.controller.leader_rebalance import LeaderRebalance
 from sparklog.controller.outbox import Outbox
@@ -150,7 +150,7 @@ class Controller:
         self._outbox.announce()
         self._trust_settled()
         self._effects.extend(map(DropElection, self._leader_rebalance.settled()))
-        self._ask_log_ends(now_ms)
+        self._request_log_ends(now_ms)
         self._update_broker_table()
         self._effects.extend(self._outbox.due(self.state, now_ms, more_coming=self._states.writing > 0))
 
@@ -177,16 +177,16 @@ class Controller:
                 self._states.on_written(event, now_ms)
             case StatesRead():
                 self._states.found(event.states.items())
-            case StatesTold():
-                self._states.told(event, now_ms)
+            case StatesReported():
+                self._states.on_reported(event, now_ms)
             case StatesRefused():
                 self._states.on_refused(event)
             case StatesUnknown():
                 self._states.on_unknown(event)
-            case UpdateAnswered():
+            case UpdateReplied():
                 self._on_update_response(event, now_ms)
             case UpdateLost():
-                self._outbox.lost(event.broker_id, event.update_id, now_ms)
+                self._outbox.on_lost(event.broker_id, event.update_id, now_ms)
             case BrokersRead():
                 # A list from before the disconnection is stale. The performer reads it again after it.
                 if self._states.connected:
@@ -197,7 +197,7 @@ class Controller:
                     leaving = {broker_id, NO_LEADER, *self.brokers.stopping}
                     concerned = [p for p in self.state.hosted(broker_id) if _may_be_moved(p, leaving)]
                     # Thousands of partitions may only need a move. The controller moves them a few at a time.
-                    self._pending_moves.hold(p for p in concerned if self._states.awaits_successor(p))
+                    self._pending_moves.queue(p for p in concerned if self._states.awaits_successor(p))
                     self._states.mark(p for p in concerned if not self._states.awaits_successor(p))
             case TopicRead():
                 self._topics.read(event.topic)
@@ -232,7 +232,7 @@ class Controller:
                     self._brokers_changed(BrokerChanges(failed=self.brokers.fail_overdue(now_ms)))
                     self._states.mark(self._unclean_recovery.overdue(now_ms))
                     partitions = self.state.partitions()
-                    self._states.mark(self._leader_rebalance.due_returns(partitions, self.brokers.standing, now_ms))
+                    self._states.mark(self._leader_rebalance.due_returns(partitions, self.brokers.liveness, now_ms))
             case _:
                 assert_never(event)
 
@@ -358,19 +358,19 @@ class Controller:
             tuple(found for found in present if found.broker_id not in hidden),
             suspects={found.broker_id: found for found in present if found.broker_id in suspects},
         )
-        counted_on = self._shutdown_blockers.among(leaving, self.state, self.brokers.registrations)
+        needed = self._shutdown_blockers.among(leaving, self.state, self.brokers.registrations)
         for broker_id in leaving:
             leaders = filter(self.brokers.registrations.__contains__, self.state.leaders(broker_id))
             if not all(map(self._outbox.has_current_brokers, leaders)):
                 # A leader without the new table of brokers may add the broker to its ISR again.
-                counted_on[broker_id] = True
-        self._outbox.set_leaving(counted_on)
+                needed[broker_id] = True
+        self._outbox.set_leaving(needed)
 
     def _replace_lost(self, now_ms: int) -> None:
-        begun = self._replacement.begin(self.state, self.brokers, now_ms)
-        for topic, record in begun.records:
+        replaced = self._replacement.begin(self.state, self.brokers, now_ms)
+        for topic, record in replaced.records:
             self._topics.write(topic, WriteTopic(record, topic.version))
-        self._effects.extend(begun.reports)
+        self._effects.extend(replaced.reports)
 
     # --- decisions -------------------------------------------------------------------------------------------------
 
@@ -378,19 +378,19 @@ class Controller:
         """Evaluate marked partitions, at most one step's share, and order the writes and moves that they need."""
         if not self._states.any_marked:
             return
-        standing = self.brokers.standing
+        liveness = self.brokers.liveness
         writes = []
         ends = ReassignmentCompletion()
         for partition in self._states.next_marked():
             if partition.busy:
                 continue
-            decision = self._decide(partition, standing, now_ms)
+            decision = self._decide(partition, liveness, now_ms)
             if decision is None:
-                decision = self._leader_rebalance.better_leader(partition, standing)
+                decision = self._leader_rebalance.better_leader(partition, liveness)
             elif decision.reason == election.MOVED and not self._pending_moves.begin(partition, now_ms):
                 continue
             if decision is None:
-                ends.check(partition, standing)
+                ends.check(partition, liveness)
                 continue
             write = state_write(partition, decision)
             self._states.begin_write(partition, write)
@@ -402,8 +402,8 @@ class Controller:
         for topic, order in ends.orders():
             self._topics.write(topic, order)
 
-    def _decide(self, partition: Partition, standing: election.IsrLiveness, now_ms: int) -> election.Decision | None:
-        return self._decisions.decide(partition, standing, now_ms)
+    def _decide(self, partition: Partition, liveness: election.IsrLiveness, now_ms: int) -> election.Decision | None:
+        return self._decisions.decide(partition, liveness, now_ms)
 
     def _forget(self, partition: Partition) -> None:
         """Drop a partition whose topic is gone."""
@@ -415,10 +415,10 @@ class Controller:
 
     # --- unclean recovery ------------------------------------------------------------------------------------------
 
-    def _ask_log_ends(self, now_ms: int) -> None:
+    def _request_log_ends(self, now_ms: int) -> None:
         for broker_id, partitions in self._unclean_recovery.due_requests(self.brokers.registrations, now_ms).items():
             endpoint = self.brokers.registrations[broker_id].endpoint
-            self._effects.append(AskLogEnds(endpoint, tuple(p.tp for p in partitions)))
+            self._effects.append(RequestLogEnds(endpoint, tuple(p.tp for p in partitions)))
 
     def _log_ends_read(self, event: LogEndsRead) -> None:
         found = self.brokers.registrations.get(event.broker_id)
@@ -427,21 +427,21 @@ class Controller:
         for tp, end in event.ends.items():
             partition = self.state.partition(tp)
             if partition is not None:
-                self._unclean_recovery.told(event.broker_id, partition, end)
+                self._unclean_recovery.on_log_end(event.broker_id, partition, end)
                 self._states.mark((partition,))
 
     # --- responses of brokers --------------------------------------------------------------------------------------
 
-    def _on_update_response(self, event: UpdateAnswered, now_ms: int) -> None:
-        heard = self._outbox.answered(event, self.state, now_ms)
-        self._effects.extend(heard.reports)
-        if heard.superseded:
+    def _on_update_response(self, event: UpdateReplied, now_ms: int) -> None:
+        replies = self._outbox.on_reply(event, self.state, now_ms)
+        self._effects.extend(replies.reports)
+        if replies.superseded:
             self.resigned = True
-            self._effects.append(Resign(heard.superseded))
-        for partition in heard.broken:
+            self._effects.append(Resign(replies.superseded))
+        for partition in replies.broken:
             partition.broken.add(event.broker_id)
-        self._states.mark(heard.broken)
-        self._raise_outdated(event.broker_id, heard.outdated)
+        self._states.mark(replies.broken)
+        self._raise_outdated(event.broker_id, replies.outdated)
 
     def _raise_outdated(self, broker_id: int, partitions: Iterable[Partition]) -> None:
         """Raise the leader epochs of partitions whose logs prove that an earlier ZooKeeper assigned them already.

@@ -70,7 +70,7 @@ class ReadTopic:
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Send the update to this broker. The result is UpdateAnswered or UpdateLost."""
+    """Send the update to this broker. The result is UpdateReplied or UpdateLost."""
 
     broker: BrokerEndpoint
     update_id: int
@@ -115,7 +115,7 @@ class TrustBroker:
 
 
 @dataclass(frozen=True, slots=True)
-class AskLogEnds:
+class RequestLogEnds:
     """Request the log ends of these partitions from the broker. The result is LogEndsRead, or nothing."""
 
     broker: BrokerEndpoint
@@ -164,7 +164,7 @@ Effect = (
     | DropDeletionRequest
     | DropElection
     | TrustBroker
-    | AskLogEnds
+    | RequestLogEnds
     | RaiseCounters
     | Resign
     | Report

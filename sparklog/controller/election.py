@@ -65,7 +65,7 @@ class Decision(NamedTuple):
 def decide(
     replicas: tuple[int, ...],
     stored: VersionedState | None,
-    standing: IsrLiveness,
+    liveness: IsrLiveness,
     *,
     suspects: Collection[int] = (),
     broken: Collection[int] = (),
@@ -78,18 +78,18 @@ def decide(
     neither is elected cleanly. An unclean election chooses a replica that is still ``copying`` the log only if every
     other candidate is broken.
     """
-    live, held, stopping, _ = standing
+    live, held, stopping, _ = liveness
     if stored is None:
-        return _first(replicas, standing)
+        return _first(replicas, liveness)
     state = stored.state
     leader = state.leader
     if leader in held or (state.disputed and not unclean):
         return None
     unfit = {*suspects, *broken}
-    standing_leader = stands(stored, standing, unfit)
+    standing_leader = stands(stored, liveness, unfit)
     kept = tuple(m for m in state.isr if m not in broken or m not in live)
     if standing_leader and leader not in stopping:
-        return None if kept == state.isr else _next(stored, standing, leader, kept, STRIPPED)
+        return None if kept == state.isr else _next(stored, liveness, leader, kept, STRIPPED)
 
     sound = [m for m in state.isr if m in live and m not in unfit]
     staying = [m for m in sound if m not in stopping]
@@ -98,73 +98,73 @@ def decide(
     electable = staying or sound
     if electable and not state.disputed:
         new_leader = next((r for r in replicas if r in electable), electable[0])
-        return _next(stored, standing, new_leader, kept, MOVED if standing_leader else ELECTED)
+        return _next(stored, liveness, new_leader, kept, MOVED if standing_leader else ELECTED)
 
     if unclean and not any(m in held for m in state.isr):
         candidates = [r for r in replicas if r in live]
         # A lost tail is less than most of a log. The sort is stable: equal replicas stay in assignment order.
         candidates.sort(key=lambda r: (r in broken, r in copying, r in suspects, r in stopping))
         if candidates:
-            return _next(stored, standing, candidates[0], (candidates[0],), UNCLEAN)
+            return _next(stored, liveness, candidates[0], (candidates[0],), UNCLEAN)
     if leader == NO_LEADER:
         return None
-    return _next(stored, standing, NO_LEADER, state.isr, LEADERLESS)
+    return _next(stored, liveness, NO_LEADER, state.isr, LEADERLESS)
 
 
-def stands(stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]) -> bool:
+def stands(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> bool:
     """Return whether the leader is live, is the process that its epoch was given to, and has a sound replica."""
     state = stored.state
     return (
-        standing.live.get(state.leader) == stored.leader_incarnation
+        liveness.live.get(state.leader) == stored.leader_incarnation
         and state.leader in state.isr
         and state.leader not in unfit
-        and state.leader not in standing.held
+        and state.leader not in liveness.held
     )
 
 
-def held_up(stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]) -> bool:
+def held_up(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> bool:
     """Return whether no leader is live and a member that could lead again may still return."""
-    return not stands(stored, standing, unfit) and any(m in standing.held for m in stored.state.isr)
+    return not stands(stored, liveness, unfit) and any(m in liveness.held for m in stored.state.isr)
 
 
-def fit(stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]) -> list[int]:
+def fit(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> list[int]:
     """Return the members of the ISR that may take the leadership over from a live leader."""
-    live, _, stopping, _ = standing
+    live, _, stopping, _ = liveness
     return [m for m in stored.state.isr if m in live and m not in unfit and m not in stopping]
 
 
-def move(stored: VersionedState, standing: IsrLiveness, leader: int) -> Decision:
+def move(stored: VersionedState, liveness: IsrLiveness, leader: int) -> Decision:
     """Return a decision by which ``leader``, a member of the ISR, leads in a new epoch."""
-    return _next(stored, standing, leader, stored.state.isr, MOVED)
+    return _next(stored, liveness, leader, stored.state.isr, MOVED)
 
 
 def prefer(
-    replicas: tuple[int, ...], stored: VersionedState, standing: IsrLiveness, unfit: Collection[int]
+    replicas: tuple[int, ...], stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]
 ) -> Decision | None:
     """Return a decision that moves the leadership from a live leader to the first replica, or None."""
     preferred = replicas[0]
-    if preferred == stored.state.leader or not stands(stored, standing, unfit):
+    if preferred == stored.state.leader or not stands(stored, liveness, unfit):
         return None
-    return move(stored, standing, preferred) if preferred in fit(stored, standing, unfit) else None
+    return move(stored, liveness, preferred) if preferred in fit(stored, liveness, unfit) else None
 
 
-def raised(stored: VersionedState, standing: IsrLiveness, above: int) -> Decision:
+def raised(stored: VersionedState, liveness: IsrLiveness, above: int) -> Decision:
     """Return the state of a partition whose epochs up to ``above`` were assigned before.
 
     A live leader stays the leader.
     """
-    leader = stored.state.leader if stands(stored, standing, ()) else NO_LEADER
+    leader = stored.state.leader if stands(stored, liveness, ()) else NO_LEADER
     epoch = above + EPOCH_STRIDE
     state = msgspec.structs.replace(
         stored.state,
         leader=leader,
         leader_epoch=epoch,
-        controller_epoch=standing.controller_epoch,
+        controller_epoch=liveness.controller_epoch,
     )
-    return Decision(state, standing.live.get(leader, NO_EPOCH), RAISED)
+    return Decision(state, liveness.live.get(leader, NO_EPOCH), RAISED)
 
 
-def recover(stored: VersionedState, standing: IsrLiveness, ends: Mapping[int, tuple[int, int]]) -> Decision:
+def recover(stored: VersionedState, liveness: IsrLiveness, ends: Mapping[int, tuple[int, int]]) -> Decision:
     """Return the election of the longest log, after every member of the ISR lost its tail.
 
     The replica with the greatest (last epoch, log end offset) leads alone. ``ends`` may have other replicas as well,
@@ -172,32 +172,32 @@ def recover(stored: VersionedState, standing: IsrLiveness, ends: Mapping[int, tu
     """
     isr = stored.state.isr
     best = max(ends, key=lambda broker_id: (ends[broker_id], broker_id in isr, -broker_id))
-    return _next(stored, standing, best, (best,), RECOVERED)
+    return _next(stored, liveness, best, (best,), RECOVERED)
 
 
-def settle(stored: VersionedState, standing: IsrLiveness, refuser: int, *, sound: bool) -> Decision:
+def settle(stored: VersionedState, liveness: IsrLiveness, refuser: int, *, sound: bool) -> Decision:
     """Return the decision after a replica refuses to truncate committed records that its leader lacks.
 
     The replica leads alone if its log is ``sound``. Otherwise no replica leads before an operator decides.
     """
     if sound:
-        return _next(stored, standing, refuser, (refuser,), RESTORED)
-    decision = _next(stored, standing, NO_LEADER, stored.state.isr, DISPUTED)
+        return _next(stored, liveness, refuser, (refuser,), RESTORED)
+    decision = _next(stored, liveness, NO_LEADER, stored.state.isr, DISPUTED)
     return decision._replace(state=msgspec.structs.replace(decision.state, disputed=True))
 
 
-def _first(replicas: tuple[int, ...], standing: IsrLiveness) -> Decision | None:
-    live = standing.live
-    chosen = [r for r in replicas if r in live and r not in standing.stopping] or [r for r in replicas if r in live]
+def _first(replicas: tuple[int, ...], liveness: IsrLiveness) -> Decision | None:
+    live = liveness.live
+    chosen = [r for r in replicas if r in live and r not in liveness.stopping] or [r for r in replicas if r in live]
     if not chosen:
         return None
-    state = LeaderAndIsr(chosen[0], 0, tuple(chosen), standing.controller_epoch, lossy_epoch=NO_LOSS)
+    state = LeaderAndIsr(chosen[0], 0, tuple(chosen), liveness.controller_epoch, lossy_epoch=NO_LOSS)
     return Decision(state, live[chosen[0]], CREATED)
 
 
-def _next(stored: VersionedState, standing: IsrLiveness, leader: int, isr: tuple[int, ...], reason: str) -> Decision:
+def _next(stored: VersionedState, liveness: IsrLiveness, leader: int, isr: tuple[int, ...], reason: str) -> Decision:
     epoch = stored.state.leader_epoch + 1
     # The loss that an earlier release did not record may have been in an epoch up to this one.
     lossy = epoch if reason in LOSSY or stored.state.lossy_epoch == UNKNOWN_LOSS else stored.state.lossy_epoch
-    state = LeaderAndIsr(leader, epoch, isr, standing.controller_epoch, lossy_epoch=lossy)
-    return Decision(state, standing.live.get(leader, NO_EPOCH), reason)
+    state = LeaderAndIsr(leader, epoch, isr, liveness.controller_epoch, lossy_epoch=lossy)
+    return Decision(state, liveness.live.get(leader, NO_EPOCH), reason)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from sparklog.controller.cluster_state import Partition
-from sparklog.controller.events import ElectionAsked
+from sparklog.controller.events import ElectionRequested
 
 
 class ElectionRequests:
@@ -30,8 +30,8 @@ class ElectionRequests:
 
     def read(
         self,
-        asked: Mapping[str, ElectionAsked],
-        find: Callable[[ElectionAsked], Iterable[Partition]],
+        asked: Mapping[str, ElectionRequested],
+        find: Callable[[ElectionRequested], Iterable[Partition]],
     ) -> list[Partition]:
         """Replace the known requests by ``asked``, which has all of them.
 

@@ -22,13 +22,13 @@ class TopicSnapshot:
     version: int = 0
 
 
-#: A value of ``ElectionAsked.kind``.
+#: A value of ``ElectionRequested.kind``.
 PREFERRED = "preferred"
 UNCLEAN = "unclean"
 
 
 @dataclass(frozen=True, slots=True)
-class ElectionAsked:
+class ElectionRequested:
     """A request to elect leaders.
 
     The kind PREFERRED elects the first replica if it is in sync. UNCLEAN elects any live replica, once, if no member of
@@ -55,10 +55,10 @@ class Loaded:
     deletions: Mapping[str, str]
     cautious: bool = False
     retired: frozenset[int] = frozenset()
-    elections: Mapping[str, ElectionAsked] = field(default_factory=dict)
+    elections: Mapping[str, ElectionRequested] = field(default_factory=dict)
     absent: tuple[BrokerRegistration, ...] = ()
     unreadable: frozenset[str] = frozenset()
-    refusals: tuple[CutRefused, ...] = ()
+    refusals: tuple[TruncationRefused, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class DeletionsRead:
 class ElectionsRead:
     """All requests for elections, by the name of their node."""
 
-    requests: Mapping[str, ElectionAsked]
+    requests: Mapping[str, ElectionRequested]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class TopicDeleted:
 
 
 @dataclass(frozen=True, slots=True)
-class CutRefused:
+class TruncationRefused:
     """A replica's refusal to truncate committed records.
 
     The replica holds committed records up to ``high_watermark``. Its leader of ``leader_epoch`` lacks those from
@@ -159,11 +159,11 @@ class CutRefused:
 class RefusalsRead:
     """All truncations that replicas refuse now."""
 
-    refusals: tuple[CutRefused, ...]
+    refusals: tuple[TruncationRefused, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class StatesTold:
+class StatesReported:
     """The states that leaders report as written. Nodes may hold newer states by now, and topics may be gone."""
 
     topics: tuple[TopicStates, ...]
@@ -203,7 +203,7 @@ class StatesUnknown:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateAnswered:
+class UpdateReplied:
     """A broker's response to an update.
 
     ``code`` is for the whole update; ``failed`` (topic, partition, code, detail) is for parts of it.
@@ -271,11 +271,11 @@ Event = (
     | TopicDeleted
     | StatesRead
     | RefusalsRead
-    | StatesTold
+    | StatesReported
     | StatesWritten
     | StatesRefused
     | StatesUnknown
-    | UpdateAnswered
+    | UpdateReplied
     | UpdateLost
     | LogEndsRead
     | Disconnected

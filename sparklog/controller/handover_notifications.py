@@ -83,26 +83,26 @@ class HandoverNotifications:
             self._end_ms = min((move.end_ms for move in moves), default=0)
 
     def _notify_others(self, partitions: Iterable[Partition], now_ms: int) -> None:
-        told: defaultdict[tuple[int, int], list[Partition]] = defaultdict(list)
+        announced: defaultdict[tuple[int, int], list[Partition]] = defaultdict(list)
         for partition in partitions:
             move, leader = self._first[partition], _leader(partition)
             if now_ms >= move.end_ms or not self._has_news(partition, [leader]):
                 self._others[partition] = self._first.pop(partition)
-                told[leader, move.old_leader].append(partition)
-        for they_know, changed in told.items():
+                announced[leader, move.old_leader].append(partition)
+        for they_know, changed in announced.items():
             for broker_id, link in self._links.items():
                 if broker_id not in they_know:
                     link.partitions_changed(changed)
 
     def _notify_old_leaders(self, partitions: Iterable[Partition], now_ms: int) -> None:
-        told: defaultdict[int, list[Partition]] = defaultdict(list)
+        announced: defaultdict[int, list[Partition]] = defaultdict(list)
         for partition in partitions:
             old_leader, end_ms = self._others[partition]
             others = [broker_id for broker_id in _stored(partition).isr if broker_id != old_leader]
             if now_ms >= end_ms or not self._has_news(partition, others):
                 del self._others[partition]
-                told[old_leader].append(partition)
-        for old_leader, changed in told.items():
+                announced[old_leader].append(partition)
+        for old_leader, changed in announced.items():
             link = self._links.get(old_leader)
             if link is not None:
                 link.partitions_changed(changed)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from sparklog.controller import election, reassignments
 from sparklog.controller.cluster_state import ClusterState, Partition
 from sparklog.controller.election_requests import ElectionRequests
-from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionAsked, ElectionsRead, Loaded
+from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionRequested, ElectionsRead, Loaded
 
 #: Leaderships moved in one round, and the pause before the next round if there are more.
 MAX_MOVED = 500
@@ -45,7 +45,7 @@ class LeaderRebalance:
         return self._requests.read(requests, _finder(state))
 
     def due_returns(
-        self, partitions: Iterable[Partition], standing: election.IsrLiveness, now_ms: int
+        self, partitions: Iterable[Partition], liveness: election.IsrLiveness, now_ms: int
     ) -> list[Partition]:
         """Return, once per interval, the partitions whose leadership should return, at most one round's share."""
         if not self._schedule.due(now_ms):
@@ -53,7 +53,7 @@ class LeaderRebalance:
         for partition in partitions:
             if partition.busy or partition.stored is None:
                 continue
-            if election.prefer(partition.replicas, partition.stored, standing, partition.unfit) is not None:
+            if election.prefer(partition.replicas, partition.stored, liveness, partition.unfit) is not None:
                 self._to_return[partition] = None
                 if len(self._to_return) >= MAX_MOVED:
                     break
@@ -63,7 +63,7 @@ class LeaderRebalance:
     def may_be_unclean(self, partition: Partition) -> bool:
         return partition.topic.unclean or self._requests.wants(partition, UNCLEAN)
 
-    def better_leader(self, partition: Partition, standing: election.IsrLiveness) -> election.Decision | None:
+    def better_leader(self, partition: Partition, liveness: election.IsrLiveness) -> election.Decision | None:
         """Return another leader for a partition with a live leader, for its reassignment or for a request."""
         stored, move = partition.stored, partition.move
         to_return = partition in self._to_return
@@ -71,13 +71,13 @@ class LeaderRebalance:
         decision = None
         if stored is not None and move is not None:
             decision = reassignments.next_leader(
-                move, stored, standing, unfit=partition.unfit, min_isr=partition.topic.min_isr
+                move, stored, liveness, unfit=partition.unfit, min_isr=partition.topic.min_isr
             )
         if stored is not None and decision is None and (to_return or self._requests.wants(partition, PREFERRED)):
-            decision = election.prefer(partition.replicas, stored, standing, partition.unfit)
+            decision = election.prefer(partition.replicas, stored, liveness, partition.unfit)
         if decision is None:
             # An unclean election waits until it is known whether a member of the ISR returns to lead.
-            held = stored is not None and election.held_up(stored, standing, partition.unfit)
+            held = stored is not None and election.held_up(stored, liveness, partition.unfit)
             self._requests.satisfied(partition, but=UNCLEAN if held else "")
         return decision
 
@@ -94,8 +94,8 @@ class LeaderRebalance:
         return self._requests.settled()
 
 
-def _finder(state: ClusterState) -> Callable[[ElectionAsked], Iterable[Partition]]:
-    def find(request: ElectionAsked) -> Iterable[Partition]:
+def _finder(state: ClusterState) -> Callable[[ElectionRequested], Iterable[Partition]]:
+    def find(request: ElectionRequested) -> Iterable[Partition]:
         if request.partitions is None:
             return state.partitions()
         return (p for p in map(state.partition, request.partitions) if p is not None)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sparklog.controller.broker_link import BrokerLink
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
 from sparklog.controller.effects import Report, SendUpdate
-from sparklog.controller.events import UpdateAnswered
+from sparklog.controller.events import UpdateReplied
 from sparklog.controller.handover_notifications import HandoverNotifications
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, BrokerRegistration, TopicPartition
@@ -112,10 +112,10 @@ class Outbox:
             link.topic_gone(topic, deleted=deleted)
 
     def partitions_changed(self, partitions: Iterable[Partition]) -> None:
-        told = [partition for partition in partitions if partition.topic.announced]
-        if told:
+        announced = [partition for partition in partitions if partition.topic.announced]
+        if announced:
             for link in self._links.values():
-                link.partitions_changed(told)
+                link.partitions_changed(announced)
 
     def set_leaving(self, leaving: Mapping[int, bool]) -> None:
         """Set the brokers that request a controlled shutdown and lead nothing, and whether leaders still need them."""
@@ -142,10 +142,10 @@ class Outbox:
         if by_leader and self._leaving and self._deferred_until_ms is None:
             self._deferred_until_ms = now_ms + _DEFER_MS
         for link in self._links.values():
-            tell = link.defer if self._leaving else link.partitions_changed
+            notify = link.defer if self._leaving else link.partitions_changed
             for leader, led in by_leader.items():
                 if leader != (link.registration.broker_id, link.registration.incarnation):
-                    tell(led)
+                    notify(led)
 
     def _send_deferred(self, now_ms: int) -> None:
         if self._deferred_until_ms is None:
@@ -236,13 +236,13 @@ class Outbox:
 
     # --- responses -------------------------------------------------------------------------------------------------
 
-    def lost(self, broker_id: int, update_id: int, now_ms: int) -> None:
+    def on_lost(self, broker_id: int, update_id: int, now_ms: int) -> None:
         """Note that an update got no response. It is sent again later."""
         link = self._links.get(broker_id)
         if link is not None:
-            link.lost(update_id, now_ms)
+            link.on_lost(update_id, now_ms)
 
-    def answered(self, event: UpdateAnswered, state: ClusterState, now_ms: int) -> BrokerReplies:
+    def on_reply(self, event: UpdateReplied, state: ClusterState, now_ms: int) -> BrokerReplies:
         link = self._links.get(event.broker_id)
         if link is None or link.in_flight != event.update_id:
             return BrokerReplies()
@@ -256,20 +256,20 @@ class Outbox:
                 if again:
                     link.on_partial_response(again, now_ms)
                 else:
-                    link.answered()
+                    link.on_accepted()
                 return BrokerReplies(tuple(reports), tuple(broken), tuple(outdated))
             case ErrorCode.STALE_CONTROLLER_EPOCH:
                 return BrokerReplies(superseded=f"broker {event.broker_id}: {event.detail}")
             case _:
                 # The response is from an incarnation that is about to register, or a bug caused it. Retry slowly.
-                link.lost(event.update_id, now_ms, full=True)
+                link.on_lost(event.update_id, now_ms, full=True)
                 self._handovers.brokers_changed()
                 detail = f"broker {event.broker_id}: {event.code} {event.detail}"
                 return BrokerReplies((Report("controller.updates.refused", detail),))
 
 
 def _not_followed(
-    event: UpdateAnswered, state: ClusterState
+    event: UpdateReplied, state: ClusterState
 ) -> tuple[list[Report], list[Partition], list[Partition], list[Partition]]:
     """Return the parts of an update that a broker did not perform.
 

@@ -33,37 +33,37 @@ class PartitionDecisions:
         self._waiting_reported: set[tuple[TopicPartition, int]] = set()
         self._waits_ended: set[tuple[TopicPartition, int]] = set()
 
-    def decide(self, partition: Partition, standing: election.IsrLiveness, now_ms: int) -> election.Decision | None:
+    def decide(self, partition: Partition, liveness: election.IsrLiveness, now_ms: int) -> election.Decision | None:
         """Return the state that the partition needs now, or None if its leader may stay."""
         stored = partition.stored
         if stored is not None and stored.state.leader_epoch <= partition.outdated:
-            return election.raised(stored, standing, partition.outdated)
-        settled = self._refused_truncations.settle(partition, standing)
+            return election.raised(stored, liveness, partition.outdated)
+        settled = self._refused_truncations.settle(partition, liveness)
         if settled is not None:
             self._effects.append(settled.report)
             return settled.decision
         if stored is not None and partition.suspects and not stored.state.disputed:
             isr = stored.state.isr
-            if isr and all(m in standing.live and m in partition.suspects for m in isr):
-                if _may_lack_longest_log(partition, standing) and self._must_wait(partition, standing):
+            if isr and all(m in liveness.live and m in partition.suspects for m in isr):
+                if _may_lack_longest_log(partition, liveness) and self._must_wait(partition, liveness):
                     return None
                 self._unclean_recovery.search(
-                    partition, (*isr, *_possibly_longer_replicas(partition, standing)), now_ms
+                    partition, (*isr, *_possibly_longer_replicas(partition, liveness)), now_ms
                 )
                 ends = self._unclean_recovery.decided(partition, now_ms)
-                return election.recover(stored, standing, ends) if ends else None
+                return election.recover(stored, liveness, ends) if ends else None
         self._unclean_recovery.give_up(partition)
         return election.decide(
             partition.replicas,
             stored,
-            standing,
+            liveness,
             suspects=partition.suspects,
             broken=partition.broken,
             copying=[r for r in partition.replicas if partition.move and r not in partition.move.original],
             unclean=self._leader_rebalance.may_be_unclean(partition),
         )
 
-    def _must_wait(self, partition: Partition, standing: election.IsrLiveness) -> bool:
+    def _must_wait(self, partition: Partition, liveness: election.IsrLiveness) -> bool:
         """Return whether a partition waits for an absent replica, and report that once for each leader epoch.
 
         An unclean election ends the wait. The controller remembers that, because the election follows the request for
@@ -76,7 +76,7 @@ class PartitionDecisions:
         if waiting in self._waits_ended or waiting in self._waiting_reported:
             return waiting not in self._waits_ended
         self._waiting_reported.add(waiting)
-        away = [r for r in partition.replicas if r not in standing.live]
+        away = [r for r in partition.replicas if r not in liveness.live]
         detail = (
             f"{partition.tp}: the in-sync replicas have lost the log, and brokers {away} may have records of it: start"
             " these brokers, or accept the loss of the records with"
@@ -86,7 +86,7 @@ class PartitionDecisions:
         return True
 
 
-def _possibly_longer_replicas(partition: Partition, standing: election.IsrLiveness) -> tuple[int, ...]:
+def _possibly_longer_replicas(partition: Partition, liveness: election.IsrLiveness) -> tuple[int, ...]:
     """Return the live replicas outside the ISR if every member has lost this log, and not only its tail.
 
     A replica that lags may have more records than a member that has none.
@@ -95,13 +95,13 @@ def _possibly_longer_replicas(partition: Partition, standing: election.IsrLivene
     isr = partition.stored.state.isr
     if not partition.void.issuperset(isr):
         return ()
-    return tuple(r for r in partition.replicas if r not in isr and r in standing.live and r not in partition.broken)
+    return tuple(r for r in partition.replicas if r not in isr and r in liveness.live and r not in partition.broken)
 
 
-def _may_lack_longest_log(partition: Partition, standing: election.IsrLiveness) -> bool:
+def _may_lack_longest_log(partition: Partition, liveness: election.IsrLiveness) -> bool:
     """Return whether every member has lost the log itself, which did hold records, and a replica is absent."""
     assert partition.stored is not None
-    away = any(r not in standing.live for r in partition.replicas)
+    away = any(r not in liveness.live for r in partition.replicas)
     return away and partition.void.issuperset(partition.stored.state.isr)
 
 
@@ -111,7 +111,7 @@ class ReassignmentCompletion:
     def __init__(self) -> None:
         self._found: dict[Topic, dict[Partition, StateWrite | None]] = {}
 
-    def check(self, partition: Partition, standing: election.IsrLiveness) -> None:
+    def check(self, partition: Partition, liveness: election.IsrLiveness) -> None:
         """Note the partition if its reassignment is finished, with its final state; None: the state stays as it is.
 
         A partition whose topic is being written is skipped. It is evaluated again after that.
@@ -122,7 +122,7 @@ class ReassignmentCompletion:
         if reassignments.only_reorders(partition.replicas, move):
             self._found.setdefault(topic, {})[partition] = None
         elif partition.stored is not None:
-            end = reassignments.finish(move, partition.stored, standing, unfit=partition.unfit, min_isr=topic.min_isr)
+            end = reassignments.finish(move, partition.stored, liveness, unfit=partition.unfit, min_isr=topic.min_isr)
             if end is not None:
                 self._found.setdefault(topic, {})[partition] = state_write(partition, end)
 

@@ -15,7 +15,7 @@ from sparklog.controller import election
 from sparklog.controller.broker_table import BrokerTable
 from sparklog.controller.cluster_state import ClusterState, Partition, Topic
 from sparklog.controller.effects import Effect, ReadStates, ReadTopic, Report, StateWrite
-from sparklog.controller.events import StatesRefused, StatesTold, StatesUnknown, StatesWritten
+from sparklog.controller.events import StatesRefused, StatesReported, StatesUnknown, StatesWritten
 from sparklog.controller.leader_rebalance import LeaderRebalance
 from sparklog.controller.outbox import Outbox
 from sparklog.controller.untrusted_replicas import UntrustedReplicas
@@ -156,7 +156,7 @@ class PartitionStates:
             self.mark((partition,))
         self._outbox.partitions_changed(changed)
 
-    def told(self, event: StatesTold, now_ms: int) -> None:
+    def on_reported(self, event: StatesReported, now_ms: int) -> None:
         """Adopt the reported states that are newer than the known ones.
 
         A report proves nothing about later writes, so the controller still waits for a read in flight.
@@ -164,11 +164,11 @@ class PartitionStates:
         changed = []
         isrs = []
         uncertain = []
-        for told in event.topics:
-            topic = self._state.topics.get(told.topic)
-            if topic is None or topic.record.topic_id != told.topic_id:
+        for reported in event.topics:
+            topic = self._state.topics.get(reported.topic)
+            if topic is None or topic.record.topic_id != reported.topic_id:
                 continue
-            for number, stored in told.states.items():
+            for number, stored in reported.states.items():
                 partition = topic.partitions[number] if 0 <= number < len(topic.partitions) else None
                 if partition is None or (partition.stored is not None and stored.version <= partition.stored.version):
                     continue

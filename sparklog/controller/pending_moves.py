@@ -33,7 +33,7 @@ class PendingMoves:
     def deadline_ms(self) -> int | None:
         return self._started_at_ms + _PATIENCE_MS if self._queued else None
 
-    def hold(self, partitions: Iterable[Partition]) -> None:
+    def queue(self, partitions: Iterable[Partition]) -> None:
         """Queue partitions to be moved; ``next_ready`` returns them later."""
         self._queued.update(dict.fromkeys(partitions))
 
@@ -51,15 +51,15 @@ class PendingMoves:
         self._started.pop(partition, None)
         self._queued.pop(partition, None)
 
-    def next_ready(self, now_ms: int, told: Callable[[Partition], bool]) -> list[Partition]:
+    def next_ready(self, now_ms: int, has_sent: Callable[[Partition], bool]) -> list[Partition]:
         """Return the queued partitions that may start now.
 
-        They start after most of the earlier ones are written and ``told``, or have timed out.
+        They start after most of the earlier ones are written and ``has_sent``, or have timed out.
         """
         if not self._queued or now_ms >= self._started_at_ms + _PATIENCE_MS:
             self._started.clear()
         else:
-            self._drop_sent(told)
+            self._drop_sent(has_sent)
         if len(self._started) > _AT_ONCE // 2:
             return []
         chosen = list(islice(self._queued, _AT_ONCE - len(self._started)))
@@ -67,11 +67,11 @@ class PendingMoves:
             del self._queued[partition]
         return chosen
 
-    def _drop_sent(self, told: Callable[[Partition], bool]) -> None:
+    def _drop_sent(self, has_sent: Callable[[Partition], bool]) -> None:
         """Drop the started moves that brokers have received, up to the first that they have not."""
         done = []
         for partition in self._started:
-            if partition.pending is not None or not told(partition):
+            if partition.pending is not None or not has_sent(partition):
                 break
             done.append(partition)
         for partition in done:

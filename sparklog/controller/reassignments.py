@@ -51,20 +51,20 @@ def leaving(
 def next_leader(
     move: Reassignment,
     stored: VersionedState,
-    standing: election.IsrLiveness,
+    liveness: election.IsrLiveness,
     *,
     unfit: Collection[int],
     min_isr: int,
 ) -> election.Decision | None:
     """Return the move of the leadership to a live, sound member of the target, after the others may leave."""
     state = stored.state
-    if state.leader in move.target or not election.stands(stored, standing, unfit):
+    if state.leader in move.target or not election.stands(stored, liveness, unfit):
         return None
     if not may_leave(move, state.isr, min_isr):
         return None
-    fit = election.fit(stored, standing, unfit)
+    fit = election.fit(stored, liveness, unfit)
     leader = next((r for r in move.target if r in fit), None)
-    return None if leader is None else election.move(stored, standing, leader)
+    return None if leader is None else election.move(stored, liveness, leader)
 
 
 def only_reorders(replicas: tuple[int, ...], move: Reassignment) -> bool:
@@ -75,7 +75,7 @@ def only_reorders(replicas: tuple[int, ...], move: Reassignment) -> bool:
 def finish(
     move: Reassignment,
     stored: VersionedState,
-    standing: election.IsrLiveness,
+    liveness: election.IsrLiveness,
     *,
     unfit: Collection[int],
     min_isr: int,
@@ -84,9 +84,9 @@ def finish(
     state = stored.state
     if state.leader not in move.target or not set(state.isr).issubset(move.target):
         return None
-    if not may_leave(move, state.isr, min_isr) or not election.stands(stored, standing, unfit):
+    if not may_leave(move, state.isr, min_isr) or not election.stands(stored, liveness, unfit):
         return None
-    return election.move(stored, standing, state.leader)._replace(reason=REASSIGNED)
+    return election.move(stored, liveness, state.leader)._replace(reason=REASSIGNED)
 
 
 def finished_record(record: TopicRecord, partitions: Iterable[int]) -> TopicRecord:

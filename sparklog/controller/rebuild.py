@@ -123,11 +123,11 @@ def rebuild_topics(
     rebuilt = []
     for name, topic_ids in sorted(ids_by_name.items()):
 
-        def standing(topic_id: str) -> tuple[int, int]:
+        def liveness(topic_id: str) -> tuple[int, int]:
             known = newest.get(topic_id)
             return (known.order if known is not None else -1, len(by_id[topic_id]))
 
-        chosen = max(topic_ids, key=standing)
+        chosen = max(topic_ids, key=liveness)
         for other in topic_ids:
             if other != chosen and by_id[other]:
                 brokers = sorted({log.broker_id for log in by_id[other]})

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sparklog.controller import election
 from sparklog.controller.cluster_state import ClusterState, Partition
 from sparklog.controller.effects import Report
-from sparklog.controller.events import CutRefused
+from sparklog.controller.events import TruncationRefused
 from sparklog.model import NO_LEADER, VersionedState
 
 
@@ -30,9 +30,9 @@ class RefusedTruncations:
     """The current refusals by partition. They are a level: a replica withdraws its own."""
 
     def __init__(self) -> None:
-        self._by_partition: dict[Partition, list[CutRefused]] = {}
+        self._by_partition: dict[Partition, list[TruncationRefused]] = {}
 
-    def read(self, refusals: Iterable[CutRefused], state: ClusterState) -> list[Partition]:
+    def read(self, refusals: Iterable[TruncationRefused], state: ClusterState) -> list[Partition]:
         """Replace the known refusals; return the partitions that they concern."""
         self._by_partition = {}
         for refusal in refusals:
@@ -45,7 +45,7 @@ class RefusedTruncations:
         """Drop the refusals of a partition whose topic is gone."""
         self._by_partition.pop(partition, None)
 
-    def settle(self, partition: Partition, standing: election.IsrLiveness) -> Settled | None:
+    def settle(self, partition: Partition, liveness: election.IsrLiveness) -> Settled | None:
         """Return the result of the refusals of the current leader's truncations, or None if there are none."""
         stored, refusals = partition.stored, self._by_partition.get(partition)
         if stored is None or not refusals or stored.state.leader == NO_LEADER:
@@ -55,7 +55,7 @@ class RefusedTruncations:
             refusal
             for refusal in refusals
             if refusal.leader_epoch == state.leader_epoch
-            and standing.live.get(refusal.broker_id) == refusal.incarnation
+            and liveness.live.get(refusal.broker_id) == refusal.incarnation
             and refusal.broker_id in partition.replicas
         ]
         if not counted:
@@ -64,13 +64,13 @@ class RefusedTruncations:
         epoch, mark = partition.restored
         contradicts = epoch == state.leader_epoch and refusal.high_watermark <= mark
         sound = refusal.broker_id not in partition.unfit and not contradicts
-        decision = election.settle(stored, standing, refusal.broker_id, sound=sound)
+        decision = election.settle(stored, liveness, refusal.broker_id, sound=sound)
         if sound:
             partition.restored = (decision.state.leader_epoch, refusal.high_watermark)
         return Settled(decision, Report("controller.cuts.refused", _words(stored, refusal, sound=sound), 1, grave=True))
 
 
-def _words(stored: VersionedState, refusal: CutRefused, *, sound: bool) -> str:
+def _words(stored: VersionedState, refusal: TruncationRefused, *, sound: bool) -> str:
     leader, tp = stored.state.leader, refusal.tp
     found = (
         f"{tp}: broker {leader} leads and lacks committed records from offset {refusal.offset} to "

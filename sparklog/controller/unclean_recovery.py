@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from sparklog.controller.cluster_state import Partition
 
-_ASK_EVERY_MS = 500
+_REQUEST_EVERY_MS = 500
 
 
 @dataclass(slots=True)
@@ -30,22 +30,22 @@ class UncleanRecovery:
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self._searches: dict[Partition, _Search] = {}
-        self._ask_at_ms: int | None = None
+        self._request_at_ms: int | None = None
 
     @property
     def deadline_ms(self) -> int | None:
-        return self._ask_at_ms
+        return self._request_at_ms
 
     def search(self, partition: Partition, members: tuple[int, ...], now_ms: int) -> None:
         """Start or continue the search for the longest log among ``members``."""
         found = self._searches.get(partition)
         if found is None:
             self._searches[partition] = _Search(members, now_ms + self._timeout_ms)
-            self._ask_at_ms = now_ms
+            self._request_at_ms = now_ms
         elif found.members != members:
             found.members = members
             found.ends = {member: end for member, end in found.ends.items() if member in members}
-            self._ask_at_ms = now_ms
+            self._request_at_ms = now_ms
 
     def give_up(self, partition: Partition) -> None:
         """End the search for a partition that needs no recovery (any more)."""
@@ -57,7 +57,7 @@ class UncleanRecovery:
         for search in self._searches.values():
             search.ends.pop(broker_id, None)
 
-    def told(self, broker_id: int, partition: Partition, end: tuple[int, int]) -> None:
+    def on_log_end(self, broker_id: int, partition: Partition, end: tuple[int, int]) -> None:
         search = self._searches.get(partition)
         if search is not None and broker_id in search.members:
             search.ends[broker_id] = end
@@ -75,12 +75,12 @@ class UncleanRecovery:
 
     def due_requests(self, live: Collection[int], now_ms: int) -> dict[int, list[Partition]]:
         """Return the brokers to send requests to now, with the partitions of each."""
-        if self._ask_at_ms is None or now_ms < self._ask_at_ms:
+        if self._request_at_ms is None or now_ms < self._request_at_ms:
             return {}
         questions: dict[int, list[Partition]] = {}
         for partition, search in self._searches.items():
             for member in search.members:
                 if member in live and member not in search.ends:
                     questions.setdefault(member, []).append(partition)
-        self._ask_at_ms = now_ms + _ASK_EVERY_MS if self._searches else None
+        self._request_at_ms = now_ms + _REQUEST_EVERY_MS if self._searches else None
         return questions

@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import structs
 
 from sparklog.broker.requests.reassignments import Draft
-from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionAsked
+from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionRequested
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition, TopicRecord
 from sparklog.protocol.messages import ReplicaMove
@@ -197,7 +197,7 @@ class AdminActions:
     def _elect(self, chance: Random) -> None:
         self._elections += 1
         self._did("elect preferred")
-        self.zk.elections[f"e{self._elections}"] = ElectionAsked(PREFERRED)
+        self.zk.elections[f"e{self._elections}"] = ElectionRequested(PREFERRED)
 
     def _elect_uncleanly(self, chance: Random) -> None:
         """Ask for unclean elections in a temporary topic; the permanent topic must keep its promises."""
@@ -209,7 +209,7 @@ class AdminActions:
         tps = tuple(TopicPartition(record.name, number) for number in range(len(record.assignment)))
         for tp in tps:
             self.cluster.checkers[tp].unclean_allowed = True
-        self.zk.elections[f"e{self._elections}"] = ElectionAsked(UNCLEAN, tps)
+        self.zk.elections[f"e{self._elections}"] = ElectionRequested(UNCLEAN, tps)
 
     def lift_limits(self) -> None:
         """Remove the limits of all moves."""

@@ -247,7 +247,7 @@ class CoreController(SimProcess):
 
         def read(found: dict[TopicPartition, VersionedState | None]) -> None:
             if told:
-                self._step(core, ev.StatesTold(told))
+                self._step(core, ev.StatesReported(told))
             if found:
                 self._step(core, ev.StatesRead(found))
             self._ask(core, lambda: self.zk.delete_notifications(changes, epoch), lambda _: None, lambda: None)
@@ -276,7 +276,7 @@ class CoreController(SimProcess):
                 self._send(core, effect)
             case fx.TrustBroker(broker_id, incarnation):
                 self._until_done(core, lambda: self.zk.trust(broker_id, incarnation))
-            case fx.AskLogEnds(broker, partitions):
+            case fx.RequestLogEnds(broker, partitions):
                 self._ask_log_ends(core, broker.broker_id, broker.incarnation, partitions)
             case fx.DeleteTopic(name, topic_id):
                 self._delete_topic(core, name, topic_id)
@@ -309,7 +309,7 @@ class CoreController(SimProcess):
         live = self._shown.registered.keys() if self._shown is not None else set()
         isr = partition.stored.state.isr
         able = {member for member in isr if member in live and member not in partition.suspects}
-        able |= set(isr) & set(core.brokers.standing.held)
+        able |= set(isr) & set(core.brokers.liveness.held)
         if able:
             checker.fail("unclean elections at last", f"{write.state} with {sorted(able)} of ISR {isr} there")
 
@@ -435,7 +435,7 @@ class CoreController(SimProcess):
                 self._step(core, event)
 
         def answer(code: ErrorCode) -> None:
-            event = ev.UpdateAnswered(broker.broker_id, order.update_id, code)
+            event = ev.UpdateReplied(broker.broker_id, order.update_id, code)
             broker.reply(self, process, lambda: settle(event))
 
         self.send(broker, lambda: broker.updated(order.update, answer))

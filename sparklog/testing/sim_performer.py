@@ -16,7 +16,7 @@ from msgspec import structs
 
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.replication.throttle import TokenBucket, limit_of
-from sparklog.controller.events import CutRefused
+from sparklog.controller.events import TruncationRefused
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.replica import effects as fx
@@ -174,7 +174,7 @@ class ReplicaPerformer(PeerBroker):
         session = self.session
         if hosted.refused is not effect or session is None:
             return
-        refusal = CutRefused(
+        refusal = TruncationRefused(
             tp,
             hosted.topic_id,
             self.broker_id,

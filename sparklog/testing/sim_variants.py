@@ -229,11 +229,11 @@ class SmallFactorReplica(Replica):
 class Resuming(Controller):
     """A controller that lets a new incarnation continue in the epoch of an earlier one."""
 
-    def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
+    def _decide(self, partition: Partition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
         stored = partition.stored
-        if stored is not None and stored.state.leader in standing.live:
-            partition.stored = structs.replace(stored, leader_incarnation=standing.live[stored.state.leader])
-        return super()._decide(partition, standing, now_ms)
+        if stored is not None and stored.state.leader in liveness.live:
+            partition.stored = structs.replace(stored, leader_incarnation=liveness.live[stored.state.leader])
+        return super()._decide(partition, liveness, now_ms)
 
 
 class ResumingController(CoreController):
@@ -254,11 +254,11 @@ class TrustingController(CoreController):
 class Unclean(Controller):
     """A controller that elects any live replica, though the topic does not allow it."""
 
-    def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
-        decision = super()._decide(partition, standing, now_ms)
+    def _decide(self, partition: Partition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
+        decision = super()._decide(partition, liveness, now_ms)
         if partition.stored is None or (decision is not None and decision.state.leader != NO_LEADER):
             return decision
-        unclean = decide(partition.replicas, partition.stored, standing, suspects=partition.suspects, unclean=True)
+        unclean = decide(partition.replicas, partition.stored, liveness, suspects=partition.suspects, unclean=True)
         return unclean or decision
 
 
@@ -269,10 +269,10 @@ class UncleanController(CoreController):
 class Hurried(Controller):
     """A controller that elects uncleanly without a wait for ISR members that have just vanished."""
 
-    def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
+    def _decide(self, partition: Partition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
         if self._leader_rebalance.may_be_unclean(partition):
-            standing = standing._replace(held=frozenset())
-        return super()._decide(partition, standing, now_ms)
+            liveness = liveness._replace(held=frozenset())
+        return super()._decide(partition, liveness, now_ms)
 
 
 class HurriedController(CoreController):
@@ -315,11 +315,11 @@ class CredulousBroker(SimBroker):
 class VotingOut(Controller):
     """A controller that removes dead and stopping members from the ISR when it elects."""
 
-    def _decide(self, partition: Partition, standing: IsrLiveness, now_ms: int) -> Decision | None:
-        decision = super()._decide(partition, standing, now_ms)
+    def _decide(self, partition: Partition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
+        decision = super()._decide(partition, liveness, now_ms)
         if decision is None or decision.reason not in {ELECTED, MOVED}:
             return decision
-        able = standing.live.keys() - standing.stopping
+        able = liveness.live.keys() - liveness.stopping
         isr = tuple(member for member in decision.state.isr if member in able or member == decision.state.leader)
         return decision._replace(state=structs.replace(decision.state, isr=isr))
 
@@ -362,13 +362,13 @@ def never(*_: Any) -> bool:
 
 
 def with_the_removed(
-    move: Reassignment, stored: VersionedState, standing: IsrLiveness, *, unfit: Collection[int], min_isr: int
+    move: Reassignment, stored: VersionedState, liveness: IsrLiveness, *, unfit: Collection[int], min_isr: int
 ) -> Decision | None:
     """End a move while replicas that it removes are still in the ISR."""
-    ready = reassignments.may_leave(move, stored.state.isr, min_isr) and stands(stored, standing, unfit)
+    ready = reassignments.may_leave(move, stored.state.isr, min_isr) and stands(stored, liveness, unfit)
     if stored.state.leader not in move.target or not ready:
         return None
-    return elect(stored, standing, stored.state.leader)._replace(reason=reassignments.REASSIGNED)
+    return elect(stored, liveness, stored.state.leader)._replace(reason=reassignments.REASSIGNED)
 
 
 _finish = reassignments.finish

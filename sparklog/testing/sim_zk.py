@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sparklog.controller.effects import StateWrite
-from sparklog.controller.events import CutRefused, ElectionAsked
+from sparklog.controller.events import ElectionRequested, TruncationRefused
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicStates, VersionedState
 from sparklog.testing.sim_network import ZK, SimNetwork
 from sparklog.testing.sim_process import SimProcess
@@ -60,10 +60,10 @@ class Levels(NamedTuple):
     #: with the version of the topic's node
     topics: dict[str, tuple[TopicRecord, int]]
     deletions: dict[str, str]
-    elections: dict[str, ElectionAsked]
+    elections: dict[str, ElectionRequested]
     #: the states that leaders report as written, by notification; empty: any partition may have changed
     isr_changes: dict[int, tuple[TopicStates, ...]]
-    refusals: tuple[CutRefused, ...]
+    refusals: tuple[TruncationRefused, ...]
 
 
 Written = Callable[[TopicPartition, VersionedState | None, VersionedState], None]
@@ -81,7 +81,7 @@ class SimZk(SimProcess):
         self.topics: dict[str, TopicRecord] = {}
         self.topic_versions: dict[str, int] = {}
         self.deletions: dict[str, str] = {}
-        self.elections: dict[str, ElectionAsked] = {}
+        self.elections: dict[str, ElectionRequested] = {}
         self.registered: dict[int, Registration] = {}
         #: untrusted brokers that no controller has recorded yet, with the logs that they doubt; an empty set means all
         #: logs
@@ -92,7 +92,7 @@ class SimZk(SimProcess):
         self.stopping: dict[int, int] = {}
         self.isr_changes: dict[int, tuple[TopicStates, ...]] = {}
         #: by broker and partition: whose session it is, and what is refused
-        self.refusals: dict[tuple[int, TopicPartition], tuple[int, CutRefused]] = {}
+        self.refusals: dict[tuple[int, TopicPartition], tuple[int, TruncationRefused]] = {}
         self.controller_epoch = 0
         self.controller_session = -1
         #: name of the controller whose term began last
@@ -262,10 +262,10 @@ class SimZk(SimProcess):
         live = self.registered
         return frozenset(b for b, last in self.retired.items() if b not in live and self.incarnation(b) == last)
 
-    def _refusals(self) -> tuple[CutRefused, ...]:
+    def _refusals(self) -> tuple[TruncationRefused, ...]:
         return tuple(refusal for _, refusal in self.refusals.values())
 
-    def refuse_cut(self, session_id: int, refusal: CutRefused) -> None:
+    def refuse_cut(self, session_id: int, refusal: TruncationRefused) -> None:
         """Record that a replica holds committed records that its leader lacks; the node ends with the session."""
         self.refusals[refusal.broker_id, refusal.tp] = session_id, refusal
 

@@ -174,7 +174,7 @@ class ElectionRequest(msgspec.Struct, frozen=True):
     version: int = VERSION
 
 
-class CutRefusal(msgspec.Struct, frozen=True):
+class TruncationRefusal(msgspec.Struct, frozen=True):
     """The value of ``/admin/cut_refusals/<name>``: a replica's refusal to truncate committed records.
 
     The replica, of the broker's ``incarnation``, holds committed records up to ``high_watermark``. Its leader of

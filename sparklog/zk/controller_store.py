@@ -371,13 +371,13 @@ class ControllerStore:
         """Return the requests for elections, by the name of their node."""
         return await self._read_values(paths.ELECTIONS, codecs.ElectionRequest)
 
-    async def read_refusals(self) -> tuple[codecs.CutRefusal, ...]:
+    async def read_refusals(self) -> tuple[codecs.TruncationRefusal, ...]:
         """Return the truncations that replicas refuse.
 
         The parent node is created if it is missing, as in a cluster of an earlier release.
         """
         await self.session.ensure(paths.CUT_REFUSALS)
-        return tuple((await self._read_values(paths.CUT_REFUSALS, codecs.CutRefusal)).values())
+        return tuple((await self._read_values(paths.CUT_REFUSALS, codecs.TruncationRefusal)).values())
 
     async def read_states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
         """Return these partitions' states, None for those without one; omit those whose state is unreadable.

@@ -14,7 +14,6 @@ from msgspec import structs
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.controller.effects import (
     CREATE,
-    AskLogEnds,
     DeleteTopic,
     DropDeletionRequest,
     DropElection,
@@ -22,6 +21,7 @@ from sparklog.controller.effects import (
     ReadStates,
     ReadTopic,
     Report,
+    RequestLogEnds,
     Resign,
     SendUpdate,
     StateWrite,
@@ -31,15 +31,14 @@ from sparklog.controller.effects import (
 )
 from sparklog.controller.events import (
     BrokersRead,
-    CutRefused,
     DeletionsRead,
-    ElectionAsked,
+    ElectionRequested,
     ElectionsRead,
     Event,
     Loaded,
     StatesRead,
     StatesRefused,
-    StatesTold,
+    StatesReported,
     StatesWritten,
     StoppingRead,
     Ticked,
@@ -48,7 +47,8 @@ from sparklog.controller.events import (
     TopicRead,
     TopicSnapshot,
     TopicWritten,
-    UpdateAnswered,
+    TruncationRefused,
+    UpdateReplied,
 )
 from sparklog.controller.reassignments import moving_record
 from sparklog.model import (
@@ -82,7 +82,7 @@ class World:
         self.nodes: dict[TopicPartition, VersionedState] = {}
         self.topics = {record.name: record for record in records}
         self.topic_versions = dict.fromkeys(self.topics, 0)
-        self.elections: dict[str, ElectionAsked] = {}
+        self.elections: dict[str, ElectionRequested] = {}
         self.settings = settings
         self.deletions: dict[str, str] = {}
         self.brokers = {i: registration(i) for i in range(1, brokers + 1)}
@@ -92,7 +92,7 @@ class World:
         #: last registrations of those that have none
         self.absent: dict[int, BrokerRegistration] = {}
         #: cuts that replicas refuse, as the next controller reads them
-        self.refusals: tuple[CutRefused, ...] = ()
+        self.refusals: tuple[TruncationRefused, ...] = ()
         self.effects: list[Effect] = []
         self.told: list[tuple[int, ControlUpdate]] = []
         self.counters: Counter[str] = Counter()
@@ -103,7 +103,7 @@ class World:
         self.hold_writes = False
         self.hold_reads = False
         self.hold_updates = False
-        self.asked: list[AskLogEnds] = []
+        self.asked: list[RequestLogEnds] = []
         self.resigned = ""
         self._highest: dict[tuple[str, TopicPartition], int] = {}
         self.take_over(epoch)
@@ -187,7 +187,7 @@ class World:
         self.reassign(*original, partition=partition, name=name, tell=tell)
 
     def ask_election(self, name: str, kind: str, *tps: TopicPartition) -> list[Effect]:
-        self.elections[name] = ElectionAsked(kind, tps or None)
+        self.elections[name] = ElectionRequested(kind, tps or None)
         return self.feed(ElectionsRead(dict(self.elections)))
 
     def delete(self, name: str) -> None:
@@ -224,7 +224,7 @@ class World:
         self.nodes[tp] = VersionedState(state, node.version + 1, node.leader_incarnation)
         if notify:
             told = TopicStates(tp.topic, self.topics[tp.topic].topic_id, {tp.partition: self.nodes[tp]})
-            self.feed(StatesTold((told,)))
+            self.feed(StatesReported((told,)))
 
     def write_held(self) -> None:
         """Carry out the writes held back so far."""
@@ -255,7 +255,7 @@ class World:
         self.hold_updates, updates, self.held_updates = False, self.held_updates, []
         for update in updates:
             self.told.append((update.broker.broker_id, update.update))
-            self.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+            self.feed(UpdateReplied(update.broker.broker_id, update.update_id, 0))
 
     def answer_held_but(self, silent: int) -> None:
         """All brokers take in what they are told, and what follows, but for one that hangs."""
@@ -263,7 +263,7 @@ class World:
             self.held_updates = [held for held in self.held_updates if held.broker.broker_id == silent]
             for held in heard:
                 self.told.append((held.broker.broker_id, held.update))
-                self.feed(UpdateAnswered(held.broker.broker_id, held.update_id, 0))
+                self.feed(UpdateReplied(held.broker.broker_id, held.update_id, 0))
 
     # --- what was ordered ------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class World:
                     self.held_updates.append(effect)
                     return []
                 self.told.append((effect.broker.broker_id, effect.update))
-                return [UpdateAnswered(effect.broker.broker_id, effect.update_id, 0)]
+                return [UpdateReplied(effect.broker.broker_id, effect.update_id, 0)]
             case DeleteTopic():
                 del self.topics[effect.name]
                 del self.deletions[effect.name]
@@ -300,7 +300,7 @@ class World:
                 return [TopicDeleted(effect.name, effect.topic_id)]
             case DropDeletionRequest():
                 assert self.deletions.pop(effect.name) == effect.topic_id
-            case AskLogEnds():
+            case RequestLogEnds():
                 self.asked.append(effect)
             case Report():
                 self.counters[effect.kind] += effect.count

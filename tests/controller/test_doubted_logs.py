@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparklog.controller.effects import AskLogEnds, TrustBroker
+from sparklog.controller.effects import RequestLogEnds, TrustBroker
 from sparklog.controller.events import UNCLEAN, BrokersRead, LogEndsRead, TopicGone
 from sparklog.model import BrokerRegistration, TopicPartition
 from tests.controller.support import SESSION_TIMEOUT_MS, World, topic
@@ -98,7 +98,7 @@ def test_replicas_outside_the_isr_are_asked_if_all_members_lost_logs() -> None:
     world.leader_writes_isr(LOST, 1)
     register(world, 1, 2, LOST)
     assert {question.broker.broker_id for question in world.asked} == {1, 2, 3}
-    assert all(isinstance(question, AskLogEnds) for question in world.asked)
+    assert all(isinstance(question, RequestLogEnds) for question in world.asked)
     world.feed(LogEndsRead(1, 2, {LOST: (-1, 0)}))
     world.feed(LogEndsRead(2, 1, {LOST: (0, 90)}))
     assert world.trace() == ["1/0[1]"], "one has not answered yet"

@@ -11,13 +11,13 @@ from sparklog.controller.events import (
     PREFERRED,
     UNCLEAN,
     Disconnected,
-    ElectionAsked,
+    ElectionRequested,
     ElectionsRead,
     Reconnected,
     StatesRead,
     StatesUnknown,
     TopicGone,
-    UpdateAnswered,
+    UpdateReplied,
 )
 from sparklog.controller.leader_rebalance import MAX_MOVED
 from sparklog.errors import ErrorCode
@@ -88,7 +88,7 @@ def test_a_preferred_leader_with_an_offline_log_is_not_elected() -> None:
     world.leader_writes_isr(TP, 2, 1)
     [order] = [update for update in world.held_updates if update.broker.broker_id == 1]
     failure = ("t", 0, int(ErrorCode.KAFKA_STORAGE_ERROR), "disk")
-    world.feed(UpdateAnswered(1, order.update_id, 0, (failure,)))
+    world.feed(UpdateReplied(1, order.update_id, 0, (failure,)))
     world.advance(INTERVAL_MS)
     assert world.state().leader == 2
 
@@ -159,7 +159,7 @@ def test_a_needless_or_impossible_request_is_dropped_at_once() -> None:
 def test_a_request_is_carried_out_once_although_its_deletion_is_unseen() -> None:
     world = wandered()
     world.ask_election("n_1", PREFERRED)
-    asked = {"n_1": ElectionAsked(PREFERRED)}
+    asked = {"n_1": ElectionRequested(PREFERRED)}
     assert world.feed(ElectionsRead(asked)) == []
     world.feed(ElectionsRead({}))
     world.elections = asked

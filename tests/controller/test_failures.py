@@ -9,8 +9,8 @@ from sparklog.controller.events import (
     StoppingRead,
     TopicRead,
     TopicSnapshot,
-    UpdateAnswered,
     UpdateLost,
+    UpdateReplied,
 )
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_LOSS, LeaderAndIsr, TopicPartition
@@ -107,7 +107,7 @@ def test_a_replica_that_cannot_be_opened_does_not_lead() -> None:
     world.register(4, 1)
     update = next(u for u in world.held_updates if u.broker.broker_id == 1)
     failed = (("t", 0, int(ErrorCode.KAFKA_STORAGE_ERROR), "disk offline"),)
-    world.feed(UpdateAnswered(1, update.update_id, 0, failed))
+    world.feed(UpdateReplied(1, update.update_id, 0, failed))
     assert world.trace()[0] == "2/1[2, 3]"
     assert world.counters["controller.replicas.failed"] == 1
 
@@ -122,7 +122,7 @@ def test_a_decision_that_failed_is_sent_again_with_growing_pauses() -> None:
         update = next(u for u in world.held_updates if u.broker.broker_id == 3)
         assert [decision.partition for decision in update.update.partitions] == [0]
         world.held_updates.clear()
-        world.feed(UpdateAnswered(3, update.update_id, 0, failed))
+        world.feed(UpdateReplied(3, update.update_id, 0, failed))
         deadline = world.controller.deadline_ms
         assert deadline is not None
         pauses.append(deadline - world.now_ms)

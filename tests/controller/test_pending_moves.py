@@ -10,7 +10,7 @@ import pytest
 from sparklog.controller import handover_notifications, pending_moves
 from sparklog.controller.cluster_state import Partition
 from sparklog.controller.effects import Effect, WriteStates
-from sparklog.controller.events import StoppingRead, UpdateAnswered, UpdateLost
+from sparklog.controller.events import StoppingRead, UpdateLost, UpdateReplied
 from sparklog.model import TopicPartition
 
 from .support import World, topic
@@ -127,7 +127,7 @@ def told_of_moves(world: World) -> list[int]:
 def answer_next(world: World) -> None:
     """The one update that is under way is taken in."""
     [update], world.held_updates = world.held_updates, []
-    world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+    world.feed(UpdateReplied(update.broker.broker_id, update.update_id, 0))
 
 
 def test_the_successor_is_notified_first_then_followers_then_the_old_leader() -> None:
@@ -181,7 +181,7 @@ def test_the_old_leader_does_not_wait_for_an_out_of_sync_replica() -> None:
             if update.update.partitions:
                 told.append(update.broker.broker_id)
             if update.broker.broker_id != 3:  # which hangs
-                world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+                world.feed(UpdateReplied(update.broker.broker_id, update.update_id, 0))
     assert told == [2, 1]
 
 
@@ -202,7 +202,7 @@ def test_a_successor_with_a_full_update_knows_of_the_move() -> None:
         world.hold_updates = True
         held, world.held_updates = world.held_updates, []
         for update in held:
-            world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, 0))
+            world.feed(UpdateReplied(update.broker.broker_id, update.update_id, 0))
 
 
 def test_all_learn_of_another_successor_when_the_first_is_gone() -> None:

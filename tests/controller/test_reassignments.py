@@ -14,7 +14,7 @@ from sparklog.controller.events import (
     TopicNotWritten,
     TopicRead,
     TopicSnapshot,
-    UpdateAnswered,
+    UpdateReplied,
 )
 from sparklog.controller.reassignments import MAX_FINISHED, moving_record
 from sparklog.errors import ErrorCode
@@ -300,7 +300,7 @@ def test_a_target_member_with_an_offline_log_does_not_lead() -> None:
     [order] = [update for update in world.held_updates if update.broker.broker_id == 4]
     world.held_updates.remove(order)
     failure = ("t", 0, int(ErrorCode.KAFKA_STORAGE_ERROR), "disk")
-    world.feed(UpdateAnswered(4, order.update_id, 0, (failure,)))
+    world.feed(UpdateReplied(4, order.update_id, 0, (failure,)))
     world.answer_held()
     world.lose(1)
     assert world.state().leader == 2
@@ -477,7 +477,7 @@ def test_an_epoch_that_ends_a_move_is_sent_with_new_replicas() -> None:
     step = world.controller.step
     for effect in step(TopicNotWritten("t", "id-t", "answer lost"), world.now_ms):
         if isinstance(effect, SendUpdate):
-            step(UpdateAnswered(effect.broker.broker_id, effect.update_id, ErrorCode.NONE, (), ""), world.now_ms)
+            step(UpdateReplied(effect.broker.broker_id, effect.update_id, ErrorCode.NONE, (), ""), world.now_ms)
     effects = step(StatesRead({TP: world.nodes[TP]}), world.now_ms)
     told = [one for effect in effects if isinstance(effect, SendUpdate) for one in effect.update.partitions]
     assert all(one.replicas == (4, 5, 1) for one in told if one.state.leader_epoch == 1), told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparklog.controller.effects import Report
-from sparklog.controller.events import UNCLEAN, CutRefused, LogEndsRead, RefusalsRead
+from sparklog.controller.events import UNCLEAN, LogEndsRead, RefusalsRead, TruncationRefused
 from sparklog.model import NO_LOSS, UNKNOWN_LOSS, LeaderAndIsr, TopicPartition, VersionedState
 from tests.controller.support import SESSION_TIMEOUT_MS, World, topic
 
@@ -14,7 +14,7 @@ THREE = topic("t", (1, 2, 3))
 def refuse(world: World, *refusals: tuple[int, int], epoch: int | None = None, incarnation: int = 1) -> None:
     """Have these brokers, each with its high watermark, refuse what the present leader wants cut."""
     present = world.state().leader_epoch if epoch is None else epoch
-    told = [CutRefused(TP, "id-t", broker, incarnation, present, 10, mark) for broker, mark in refusals]
+    told = [TruncationRefused(TP, "id-t", broker, incarnation, present, 10, mark) for broker, mark in refusals]
     world.feed(RefusalsRead(tuple(told)))
 
 
@@ -83,14 +83,14 @@ def test_refusals_about_an_earlier_leader_or_process_are_ignored() -> None:
     assert world.trace() == ["2/1[1, 2, 3]"]
     refuse(world, (3, 30), epoch=0)
     refuse(world, (3, 30), incarnation=7)
-    world.feed(RefusalsRead((CutRefused(TP, "another", 3, 1, 1, 10, 30),)))
-    world.feed(RefusalsRead((CutRefused(TopicPartition("gone", 3), "id-t", 3, 1, 1, 10, 30),)))
+    world.feed(RefusalsRead((TruncationRefused(TP, "another", 3, 1, 1, 10, 30),)))
+    world.feed(RefusalsRead((TruncationRefused(TopicPartition("gone", 3), "id-t", 3, 1, 1, 10, 30),)))
     assert world.trace() == ["2/1[1, 2, 3]"]
 
 
 def test_a_new_controller_finds_the_refusals() -> None:
     world = World(THREE)
-    world.refusals = (CutRefused(TP, "id-t", 2, 1, 0, 10, 30),)
+    world.refusals = (TruncationRefused(TP, "id-t", 2, 1, 0, 10, 30),)
     world.take_over(2)
     assert world.trace() == ["2/1[2]"]
 

@@ -9,11 +9,11 @@ from sparklog.controller.events import (
     Fenced,
     Reconnected,
     StatesRead,
-    StatesTold,
+    StatesReported,
     StatesUnknown,
     TopicRead,
     TopicSnapshot,
-    UpdateAnswered,
+    UpdateReplied,
 )
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_LOSS, LeaderAndIsr, TopicPartition, TopicStates, VersionedState
@@ -85,7 +85,7 @@ def test_a_leader_of_another_incarnation_learns_of_its_own_write() -> None:
     world.told.clear()
     shrunk = LeaderAndIsr(1, node.state.leader_epoch, (1, 2), node.state.controller_epoch)
     world.nodes[TP] = VersionedState(shrunk, node.version + 1, 2)
-    world.feed(StatesTold((TopicStates(TP.topic, THREE.topic_id, {TP.partition: world.nodes[TP]}),)))
+    world.feed(StatesReported((TopicStates(TP.topic, THREE.topic_id, {TP.partition: world.nodes[TP]}),)))
     world.advance(10)
     assert world.knows(1)[TP] == shrunk
 
@@ -98,7 +98,7 @@ def test_a_leaders_report_counts_only_if_newer_and_of_this_topic() -> None:
     def tell(version: int, *, topic_id: str = "", partition: int = 0) -> list[Effect]:
         states = {partition: VersionedState(shrunk, version, node.leader_incarnation)}
         world.told.clear()
-        return world.feed(StatesTold((TopicStates(TP.topic, topic_id or THREE.topic_id, states),)))
+        return world.feed(StatesReported((TopicStates(TP.topic, topic_id or THREE.topic_id, states),)))
 
     assert tell(node.version) == []
     assert tell(node.version + 1, topic_id="of a topic that was deleted") == []
@@ -119,7 +119,7 @@ def test_a_leaders_report_does_not_end_the_wait_for_a_read() -> None:
     node = world.nodes[TP]
     grown = VersionedState(node.state, node.version + 1, node.leader_incarnation)
     world.nodes[TP] = grown
-    effects = world.feed(StatesTold((TopicStates(TP.topic, THREE.topic_id, {TP.partition: grown}),)))
+    effects = world.feed(StatesReported((TopicStates(TP.topic, THREE.topic_id, {TP.partition: grown}),)))
     assert not [effect for effect in effects if isinstance(effect, WriteStates)]
     world.feed(StatesRead({TP: grown}))
     assert [write.expected_version for write in world.held_writes if write.tp == TP][-1] == grown.version
@@ -333,7 +333,7 @@ def test_a_broker_that_knows_a_newer_controller_ends_the_term() -> None:
     world.leader_writes_isr(TP, 1, 2)
     update = world.held_updates[0]
     code = int(ErrorCode.STALE_CONTROLLER_EPOCH)
-    world.feed(UpdateAnswered(update.broker.broker_id, update.update_id, code, (), "epoch 3 seen"))
+    world.feed(UpdateReplied(update.broker.broker_id, update.update_id, code, (), "epoch 3 seen"))
     assert "epoch 3 seen" in world.resigned
 
 

@@ -16,8 +16,8 @@ from sparklog.controller.events import (
     Ticked,
     TopicRead,
     TopicSnapshot,
-    UpdateAnswered,
     UpdateLost,
+    UpdateReplied,
 )
 from sparklog.controller.placement import MAX_NEW_PARTITIONS
 from sparklog.controller.reassignments import moving_record
@@ -107,7 +107,7 @@ def test_an_update_refused_by_another_incarnation_is_repeated_in_full() -> None:
     world.hold_updates = True
     world.leader_writes_isr(TP, 1, 2)
     update = next(u for u in world.held_updates if u.broker.broker_id == 3)
-    world.feed(UpdateAnswered(3, update.update_id, int(ErrorCode.STALE_BROKER_EPOCH)))
+    world.feed(UpdateReplied(3, update.update_id, int(ErrorCode.STALE_BROKER_EPOCH)))
     world.hold_updates = False
     world.told.clear()
     world.advance(100)
@@ -120,7 +120,7 @@ def test_an_answer_to_an_earlier_incarnations_update_is_ignored() -> None:
     world.leader_writes_isr(TP, 1, 2)
     old = next(u for u in world.held_updates if u.broker.broker_id == 3)
     world.register(3, 2)
-    assert world.feed(UpdateAnswered(3, old.update_id, int(ErrorCode.STALE_BROKER_EPOCH))) == []
+    assert world.feed(UpdateReplied(3, old.update_id, int(ErrorCode.STALE_BROKER_EPOCH))) == []
     assert world.feed(UpdateLost(3, old.update_id)) == []
 
 
@@ -161,7 +161,7 @@ def test_waiting_for_others_full_updates_sets_no_timer(monkeypatch: pytest.Monke
     world.hold_updates = True
     world.take_over(2)
     [first] = world.held_updates
-    world.feed(UpdateAnswered(first.broker.broker_id, first.update_id, int(ErrorCode.STALE_BROKER_EPOCH)))
+    world.feed(UpdateReplied(first.broker.broker_id, first.update_id, int(ErrorCode.STALE_BROKER_EPOCH)))
     assert len(world.held_updates) == 2, "the next one's turn"
     world.advance(100)
     assert len(world.held_updates) == 2
@@ -221,7 +221,7 @@ def test_ten_thousand_elections_take_well_below_a_second(partitions: int) -> Non
     world = World(brokers=4)
     for effect in steps(world, TopicRead(TopicSnapshot(record, states)))[0]:
         assert isinstance(effect, SendUpdate)
-        world.controller.step(UpdateAnswered(effect.broker.broker_id, effect.update_id, 0), world.now_ms)
+        world.controller.step(UpdateReplied(effect.broker.broker_id, effect.update_id, 0), world.now_ms)
     survivors = tuple(world.brokers[i] for i in (2, 3, 4))
     begun = time.thread_time()
     effects, _ = steps(world, BrokersRead(survivors))
@@ -244,7 +244,7 @@ def longest_step_s(event: str, assignment: tuple[tuple[int, ...], ...]) -> float
     if event == "created":
         return longest_s
     for effect in updates:
-        steps(world, UpdateAnswered(effect.broker.broker_id, effect.update_id, 0))
+        steps(world, UpdateReplied(effect.broker.broker_id, effect.update_id, 0))
     moved = moving_record(record, dict.fromkeys(range(len(assignment)), (4, 2, 3)))
     return steps(world, TopicRead(TopicSnapshot(moved, {}, 1)))[1]
 

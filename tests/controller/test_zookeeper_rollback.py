@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.controller.effects import Effect, RaiseCounters, Report, SendUpdate, WriteStates
 from sparklog.controller.election import EPOCH_STRIDE
-from sparklog.controller.events import BrokersRead, Loaded, StatesWritten, TopicSnapshot, UpdateAnswered
+from sparklog.controller.events import BrokersRead, Loaded, StatesWritten, TopicSnapshot, UpdateReplied
 from sparklog.controller.zookeeper_rollback import MOST_RAISED
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerRegistration, LeaderAndIsr, SeenNumbers, TopicPartition, VersionedState
@@ -71,7 +71,7 @@ def refused(core: Controller, effects: list[Effect], broker_id: int) -> list[Eff
     """Let the broker refuse the leader epoch that it is told."""
     [sent] = [e for e in effects if isinstance(e, SendUpdate) and e.broker.broker_id == broker_id]
     failed = (("t", 0, int(ErrorCode.FENCED_LEADER_EPOCH), "given before"),)
-    return core.step(UpdateAnswered(broker_id, sent.update_id, 0, failed), 20)
+    return core.step(UpdateReplied(broker_id, sent.update_id, 0, failed), 20)
 
 
 def test_a_reused_leader_epoch_is_raised_above_all_known_ones() -> None:

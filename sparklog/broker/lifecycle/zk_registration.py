@@ -32,7 +32,7 @@ from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, Refused
-from sparklog.zk.codecs import CutRefusal, ElectionRequest, ZkFormatError, encode
+from sparklog.zk.codecs import ElectionRequest, TruncationRefusal, ZkFormatError, encode
 from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import PAUSE_S, ZkSession
 
@@ -267,7 +267,7 @@ class ZkRegistration:
 
     async def _refuse_cut(self, partition: Partition, path: str, effect: RefuseCut) -> None:
         await self._session.patiently(lambda: self._session.ensure(paths.CUT_REFUSALS))
-        refusal = CutRefusal(
+        refusal = TruncationRefusal(
             partition.tp.topic,
             partition.tp.partition,
             partition.topic_id,
