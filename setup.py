@@ -18,10 +18,10 @@ from pathlib import Path
 from setuptools import setup
 
 COMPILED = {
-    "broker": "state",
-    "broker/replication": "fetcher log_maintenance partition partition_effects partitions",
+    "broker": "context",
+    "broker/replication": "fetcher log_maintenance partition partition_effects partitions replica_hosting",
     "broker/requests": "dispatch fetch fetch_read open_fetch produce",
-    "broker/transactions": "coordinator_registry",
+    "broker/transactions": "coordinator_registry hosted_coordinators",
     "client/cluster": "loop_cluster metadata",
     "client/producer": "caller_io delivery direct_send inflight_requests loop_handoff partition_queues partitioning "
     "producer_metadata record_buffer record_chunk sender spin_policy",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sparklog.broker.state import BrokerState
+from sparklog.broker.context import BrokerContext
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 from sparklog.net.async_client import AsyncConnection
@@ -34,13 +34,13 @@ class InterBrokerClient:
     ``purpose`` appears in the other broker's log.
     """
 
-    def __init__(self, broker: BrokerState, purpose: str) -> None:
-        self._broker = broker
-        self._client_id = f"broker {broker.broker_id} {purpose}"
+    def __init__(self, context: BrokerContext, purpose: str) -> None:
+        self._context = context
+        self._client_id = f"broker {context.broker_id} {purpose}"
         self._open: dict[int, tuple[BrokerEndpoint, AsyncConnection]] = {}
         self._opening: dict[int, asyncio.Lock] = {}
         self._asking: set[_Asking] = set()
-        broker.metadata_listeners.append(self._metadata_changed)
+        context.metadata_listeners.append(self._metadata_changed)
 
     async def ask(self, broker_id: int, message: Request, *, timeout_s: float, still: Callable[[], bool]) -> Reply:
         """Return the broker's reply.
@@ -51,7 +51,7 @@ class InterBrokerClient:
             BrokerError: the broker's error, or NETWORK_EXCEPTION if it was not reached, gave no response in time, or
                 is no longer the broker to ask.
         """
-        endpoint = self._broker.cache.endpoint(broker_id)
+        endpoint = self._context.cache.endpoint(broker_id)
         if endpoint is None:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} is not known to be live")
         asking = _Asking(endpoint, still, asyncio.get_running_loop().create_future())
@@ -96,9 +96,9 @@ class InterBrokerClient:
                 endpoint.host,
                 endpoint.port,
                 client_id=self._client_id,
-                cluster_id=self._broker.cluster_id,
+                cluster_id=self._context.cluster_id,
                 connect_timeout_s=_CONNECT_TIMEOUT_S,
-                credentials=self._broker.credentials,
+                credentials=self._context.credentials,
                 broker_id=broker_id,
                 proof_required=endpoint.proves,
             )
@@ -112,7 +112,7 @@ class InterBrokerClient:
 
     def _metadata_changed(self) -> None:
         for asking in list(self._asking):
-            gone = self._broker.cache.endpoint(asking.endpoint.broker_id) != asking.endpoint
+            gone = self._context.cache.endpoint(asking.endpoint.broker_id) != asking.endpoint
             if (gone or not asking.still()) and not asking.given_up.done():
                 asking.given_up.set_result(None)
 

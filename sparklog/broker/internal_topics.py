@@ -6,13 +6,16 @@ are reserved: clients cannot create, delete or write such a topic, and lists lea
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from functools import lru_cache
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.lifecycle.broker_load import load
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.requests.delayed_replies import reply_later, wait_for_metadata
-from sparklog.broker.state import BrokerState
 from sparklog.config import MIB
 from sparklog.controller.placement import place
 from sparklog.errors import BrokerError, ErrorCode
@@ -51,9 +54,9 @@ def refuse_internal(name: str, what: str) -> None:
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, detail)
 
 
-def partition_of(broker: BrokerState, topic: str, key: str) -> TopicPartition | None:
+def partition_of(cache: MetadataCache, topic: str, key: str) -> TopicPartition | None:
     """Return the partition that coordinates ``key``; None while this broker does not know the topic."""
-    known = broker.cache.topic(topic)
+    known = cache.topic(topic)
     if known is None or not known.partitions:
         return None
     return TopicPartition(topic, _number(key, len(known.partitions)))
@@ -64,89 +67,102 @@ def _number(key: str, partitions: int) -> int:
     return partition_for_key(key.encode(), partitions)
 
 
-def coordinator_of(broker: BrokerState, topic: str, key: str) -> int | None:
+def coordinator_of(cache: MetadataCache, topic: str, key: str) -> int | None:
     """Return the broker that coordinates ``key``; None if this broker knows none."""
-    tp = partition_of(broker, topic, key)
-    known = broker.cache.partition(tp) if tp is not None else None
-    if known is None or known.state.leader not in broker.cache.incarnations:
+    tp = partition_of(cache, topic, key)
+    known = cache.partition(tp) if tp is not None else None
+    if known is None or known.state.leader not in cache.incarnations:
         return None
     return known.state.leader
 
 
-def handle_find_coordinator(
-    broker: BrokerState, connection: ServerConnection, request: FindCoordinator, body: memoryview
-) -> None:
-    topic = TOPIC_OF_KIND.get(request.kind)
-    if topic is None:
-        detail = f"coordinator of a {request.kind[:80]!r} requested, expected one of {', '.join(TOPIC_OF_KIND)}"
-        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
-    if not request.key:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{request.kind}: the name is empty")
-    reply_later(broker, connection, request, _find(broker, request, topic))
+class InternalTopics:
+    """The internal topics of the cluster, which this broker may create. Owner: the broker's event loop."""
 
+    def __init__(self, context: BrokerContext, registry: ZkRegistration) -> None:
+        self._context = context
+        self._registry = registry
+        #: Held while a topic is created.
+        self._turn = asyncio.Lock()
 
-async def _find(broker: BrokerState, request: FindCoordinator, topic: str) -> Reply:
-    await make_topic(broker, topic)
-    await wait_for_metadata(broker, lambda: coordinator_of(broker, topic, request.key) is not None, _WAIT_MS)
-    leader, tp = coordinator_of(broker, topic, request.key), partition_of(broker, topic, request.key)
-    endpoint = broker.cache.endpoint(leader) if leader is not None else None
-    if endpoint is None or tp is None:
-        detail = f"{request.kind} {request.key!r}: {tp or topic} has no leader now"
-        raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
-    return FindCoordinatorReply(request.cid, endpoint, tp.partition)
+    def find_coordinator(self, connection: ServerConnection, request: FindCoordinator, body: memoryview) -> None:
+        topic = TOPIC_OF_KIND.get(request.kind)
+        if topic is None:
+            detail = f"coordinator of a {request.kind[:80]!r} requested, expected one of {', '.join(TOPIC_OF_KIND)}"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        if not request.key:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{request.kind}: the name is empty")
+        reply_later(self._context, connection, request, self._find(request, topic))
 
-
-async def make_topic(broker: BrokerState, name: str) -> None:
-    """Create the topic unless it exists; several brokers may try at the same time.
-
-    It waits until enough brokers are live for ``internal.topic.replication.factor``: with permanently fewer replicas,
-    the loss of one broker would lose committed records. Source: Kafka, offsets.topic.replication.factor.
-
-    Raises:
-        BrokerError: COORDINATOR_NOT_AVAILABLE if too few brokers are live or this broker does not know the topic in
-            time.
-        ClusterError: ZooKeeper is unreachable.
-    """
-    if broker.cache.topic(name) is not None:
-        return
-    async with broker.internal_topics_turn:
-        # A broker that has just started knows neither topics nor brokers.
-        if not await wait_for_metadata(broker, lambda: bool(broker.cache.brokers), _WAIT_MS):
-            detail = f"broker {broker.broker_id} waits for its first update from the controller"
+    async def _find(self, request: FindCoordinator, topic: str) -> Reply:
+        await self.create(topic)
+        await wait_for_metadata(
+            self._context, lambda: coordinator_of(self._context.cache, topic, request.key) is not None, _WAIT_MS
+        )
+        leader, tp = (
+            coordinator_of(self._context.cache, topic, request.key),
+            partition_of(self._context.cache, topic, request.key),
+        )
+        endpoint = self._context.cache.endpoint(leader) if leader is not None else None
+        if endpoint is None or tp is None:
+            detail = f"{request.kind} {request.key!r}: {tp or topic} has no leader now"
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
-        if broker.cache.topic(name) is not None:
+        return FindCoordinatorReply(request.cid, endpoint, tp.partition)
+
+    async def create(self, name: str) -> None:
+        """Create the topic unless it exists; several brokers may try at the same time.
+
+        It waits until enough brokers are live for ``internal.topic.replication.factor``: with permanently fewer
+        replicas, the loss of one broker would lose committed records. Source: Kafka, offsets.topic.replication.factor.
+
+        Raises:
+            BrokerError: COORDINATOR_NOT_AVAILABLE if too few brokers are live or this broker does not know the topic in
+                time.
+            ClusterError: ZooKeeper is unreachable.
+        """
+        if self._context.cache.topic(name) is not None:
             return
-        factor, live = broker.config.internal_replication_factor, len(broker.cache.brokers)
-        if live < factor:
-            detail = (
-                f"{name}: {live} brokers are live, {factor} (internal.topic.replication.factor) needed to create it"
-            )
-            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
-        try:
-            await broker.registry.create_topic(_record(broker, name))
-            _log.info("topic %s created", name)
-        except BrokerError as error:
-            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise
-        if not await wait_for_metadata(broker, lambda: broker.cache.topic(name) is not None, _WAIT_MS):
-            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"topic {name} was created, but is not ready yet")
+        async with self._turn:
+            # A broker that has just started knows neither topics nor brokers.
+            if not await wait_for_metadata(self._context, lambda: bool(self._context.cache.brokers), _WAIT_MS):
+                detail = f"broker {self._context.broker_id} waits for its first update from the controller"
+                raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
+            if self._context.cache.topic(name) is not None:
+                return
+            factor, live = self._context.config.internal_replication_factor, len(self._context.cache.brokers)
+            if live < factor:
+                detail = (
+                    f"{name}: {live} brokers are live, {factor} (internal.topic.replication.factor) needed to create it"
+                )
+                raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
+            try:
+                await self._registry.create_topic(self._record(name))
+                _log.info("topic %s created", name)
+            except BrokerError as error:
+                if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    raise
+            if not await wait_for_metadata(
+                self._context, lambda: self._context.cache.topic(name) is not None, _WAIT_MS
+            ):
+                raise BrokerError(
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE, f"topic {name} was created, but is not ready yet"
+                )
 
-
-def _record(broker: BrokerState, name: str) -> TopicRecord:
-    live = broker.cache.brokers
-    config = broker.config
-    placement = place(
-        live,
-        partitions=config.transaction_partitions if name == TRANSACTIONS else config.offsets_partitions,
-        replication_factor=config.internal_replication_factor,
-        load=load(broker),
-    )
-    return TopicRecord(
-        name=name,
-        topic_id=uuid.uuid4().hex,
-        assignment=placement.assignment,
-        schemas=(TopicSchema(0, schema_message(DEFAULT_SCHEMA)),),
-        key_columns=DEFAULT_KEY_COLUMNS,
-        event_time=DEFAULT_EVENT_TIME,
-        config={"cleanup.policy": _POLICY[name], **_CONFIG},
-    )
+    def _record(self, name: str) -> TopicRecord:
+        live = self._context.cache.brokers
+        config = self._context.config
+        placement = place(
+            live,
+            partitions=config.transaction_partitions if name == TRANSACTIONS else config.offsets_partitions,
+            replication_factor=config.internal_replication_factor,
+            load=load(self._context.cache),
+        )
+        return TopicRecord(
+            name=name,
+            topic_id=uuid.uuid4().hex,
+            assignment=placement.assignment,
+            schemas=(TopicSchema(0, schema_message(DEFAULT_SCHEMA)),),
+            key_columns=DEFAULT_KEY_COLUMNS,
+            event_time=DEFAULT_EVENT_TIME,
+            config={"cleanup.policy": _POLICY[name], **_CONFIG},
+        )

@@ -7,16 +7,15 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.groups.group_host import GroupHost
 from sparklog.broker.internal_topics import TRANSACTIONS
+from sparklog.broker.lifecycle.broker import Broker
+from sparklog.broker.lifecycle.request_table import request_handlers
 from sparklog.broker.replication.partition import Answer, AppendRules, PendingProduce
-from sparklog.broker.state import BrokerState
-from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
-from sparklog.broker.transactions.hanging_transactions import HangingTransactions
-from sparklog.broker.transactions.marker_append import MarkerAppend
-from sparklog.broker.transactions.marker_sender import MarkerSender
-from sparklog.broker.transactions.verification import TransactionVerification
 from sparklog.config import broker_config
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
@@ -81,6 +80,8 @@ class Hosting(dict[TopicPartition, Hosted]):
             raise BrokerError(ErrorCode.INCONSISTENT_TOPIC_ID, str(tp))
         return self[tp]
 
+    directory: Any = SimpleNamespace(topic_notes=dict)
+
     def __iter__(self) -> Any:
         return iter(self.values())
 
@@ -105,29 +106,36 @@ class InterBrokerClient:
         """Nothing is open."""
 
 
+class Registry:
+    """The registry, which ``answers`` plays; without it the broker is not registered yet."""
+
+    def __init__(self) -> None:
+        self.answers: object = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self.answers is None:
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "broker 0 is still starting")
+        return getattr(self.answers, name)
+
+
 class Stage:
     """Broker 0, which leads ``TP``. Made and used in a running loop."""
 
     def __init__(self, ask: Ask | None = None, *, coordinator: int = 1, settings: dict[str, str] | None = None) -> None:
-        self.broker = BrokerState(
-            0,
-            "c",
-            log_dir="",
-            config=broker_config(settings or {}),
-            on_log_failed=_unexpected,
-            on_id_taken=_unexpected,
+        self.context = BrokerContext(0, "c", log_dir="", config=broker_config(settings or {}))
+        self.hosted = Hosted()
+        self.partitions = Hosting({TP: self.hosted})
+        self.registry = Registry()
+        self.told = 0
+        self.broker = Broker(
+            self.context,
+            cast(Any, self.partitions),
+            cast(Any, self.registry),
+            log_failed=_unexpected,
             restart=_unexpected,
         )
-        self.hosted = Hosted()
-        self.told = 0
-        broker = self.broker
-        broker.partitions = cast(Any, Hosting({TP: self.hosted}))
-        broker.coordinator_epochs = CoordinatorEpochs(broker.cache)
-        broker.markers = MarkerAppend(broker)
-        broker.verifications = TransactionVerification(broker)
-        broker.marker_sender = MarkerSender(broker)
-        broker.hanging = HangingTransactions(broker)
-        for part in (broker.verifications, broker.marker_sender, broker.hanging):
+        self.handlers = request_handlers(self.broker)
+        for part in (self.broker.verifications, self.broker.marker_sender, self.broker.hanging):
             part._peers = cast(Any, InterBrokerClient(ask or _nobody))
         self.tell(coordinator=coordinator)
 
@@ -150,8 +158,22 @@ class Stage:
             ),
             sequence=self.told,
         )
-        self.broker.cache.apply(update)
-        self.broker.metadata_changed()
+        self.context.cache.apply(update)
+        self.context.metadata_changed()
+
+    def handle(self, connection: object, request: Request) -> None:
+        """Give the request to its handler, as the connection would."""
+        self.handlers[type(request)](cast(Any, connection), request, memoryview(b""))
+
+    def group_host(self) -> GroupHost:
+        """A coordinator of groups, on a replica of its own."""
+        return GroupHost(
+            self.context,
+            cast(Any, Hosted()),
+            registry=cast(Any, self.registry),
+            takes_part=self.broker.hanging.takes_part,
+            log_start_moved=self.broker.fetches.log_start_moved,
+        )
 
 
 async def until(true: Callable[[], object]) -> None:

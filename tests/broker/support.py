@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pyarrow as pa
 
-from sparklog.broker.state import BrokerState
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.groups.group_host import GroupHost
+from sparklog.broker.groups.retention_holds import RetentionHolds
+from sparklog.broker.internal_topics import OFFSETS
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.replication.leader_and_isr import ControlUpdates
+from sparklog.broker.replication.log_maintenance import LogMaintenance
+from sparklog.broker.replication.partition import OnLogFailed, Partition, PartitionHost
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.replication.replica_hosting import ReplicaHosting
+from sparklog.broker.requests.access import Access
+from sparklog.broker.requests.fetch import Fetches
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.config import broker_config
 from sparklog.net.blocking import BlockingConnection
+from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     ACKS_ALL,
     CONSUMER,
+    ControlUpdate,
     Fetch,
     FetchedPartition,
     FetchPartition,
@@ -29,18 +44,72 @@ from sparklog.protocol.messages import (
 from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
 from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
 from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.replica.fetch_session import SessionCache
+from sparklog.storage.log_directory import LogDirectory
 
 
-def broker_state(broker_id: int, log_dir: Path, kind: type[BrokerState] = BrokerState) -> BrokerState:
-    """What the parts of a broker share, of one that is told nothing yet and whose disk never fails."""
-    return kind(
-        broker_id,
-        "cluster",
-        log_dir=str(log_dir),
-        config=broker_config({}),
-        on_log_failed=lambda *_: None,
-        on_id_taken=lambda *_: None,
-        restart=lambda: None,
+def broker_context(
+    broker_id: int = 1, kind: type[BrokerContext] = BrokerContext, *, settings: Mapping[str, str] | None = None
+) -> BrokerContext:
+    """The context of a broker that has no metadata yet."""
+    return kind(broker_id, "cluster", log_dir="", config=broker_config(settings or {}))
+
+
+class LocalReplicas:
+    """The replicas of one broker without its process: its partitions, its fetches, and updates of the controller.
+
+    ``effects`` returns what performs the effects of the replicas.
+    """
+
+    def __init__(
+        self, context: BrokerContext, directory: LogDirectory, effects: Callable[[LocalReplicas], object]
+    ) -> None:
+        self.context = context
+        self.partitions = Partitions(context, directory)
+        self.access = Access(context.keys, context.cache, context.counters)
+        self.fetches = Fetches(context, self.access, self.partitions, SessionCache(slots=10))
+        self.replicas = ReplicaHosting(
+            context,
+            self.partitions,
+            effects=cast(PartitionHost, effects(self)),
+            on_log_set_aside=lambda: None,
+            log_failed=lambda partition, error: None,
+        )
+        self.control = control_updates(context, self.partitions, self.replicas)
+
+    def update(self, connection: object, update: ControlUpdate) -> None:
+        self.control.handle(cast(ServerConnection, connection), update, memoryview(b""))
+
+
+def control_updates(context: BrokerContext, partitions: object, hosting: object) -> ControlUpdates:
+    """The application of updates to these replicas, by a broker whose registration is trusted."""
+    return ControlUpdates(
+        context,
+        Access(context.keys, context.cache, context.counters),
+        cast(Partitions, partitions),
+        hosting=cast(ReplicaHosting, hosting),
+        registry=cast(ZkRegistration, SimpleNamespace(vouch=lambda: None)),
+        on_update=lambda update: None,
+    )
+
+
+def log_maintenance(
+    context: BrokerContext,
+    partitions: object,
+    directory: LogDirectory,
+    *,
+    log_failed: OnLogFailed = lambda partition, error: None,
+    log_start_moved: Callable[[Partition], None] = lambda partition: None,
+) -> LogMaintenance:
+    """The maintenance of these partitions' logs, by a broker that coordinates no group."""
+    groups: HostedCoordinators[GroupHost] = HostedCoordinators(context, OFFSETS)
+    return LogMaintenance(
+        context,
+        cast(Partitions, partitions),
+        directory=directory,
+        holds=RetentionHolds(context, groups),
+        log_start_moved=log_start_moved,
+        log_failed=log_failed,
     )
 
 

@@ -35,8 +35,14 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.led = Led()
-        self.broker = Stage().broker
-        self.host = TransactionHost(self.broker, cast(Any, self.led))
+        broker = Stage().broker
+        self.context = broker.context
+        self.host = TransactionHost(
+            broker.context,
+            cast(Any, self.led),
+            decisions=broker.marker_sender,
+            log_start_moved=broker.fetches.log_start_moved,
+        )
         self.host.unready = ""
         self.failed = 0
         self.host.on_failed = self._on_failed

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication import leader_and_isr
-from sparklog.broker.replication.leader_and_isr import handle_control_update
-from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, TopicChange
-from tests.broker.support import broker_state
+from tests.broker.support import broker_context, control_updates
 
 
 class Answers:
@@ -30,8 +27,8 @@ class Answers:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> BrokerState:
-    broker = broker_state(1, tmp_path)
+def broker() -> BrokerContext:
+    broker = broker_context()
     broker.incarnation = 4
     return broker
 
@@ -50,13 +47,13 @@ def update(*, epoch: int, sequence: int, incarnation: int = 4) -> ControlUpdate:
     ids=["of an earlier controller", "overtaken within its epoch", "meant for an earlier incarnation"],
 )
 def test_an_update_of_an_earlier_term_is_never_acknowledged(
-    broker: BrokerState, late: ControlUpdate, code: ErrorCode
+    broker: BrokerContext, late: ControlUpdate, code: ErrorCode
 ) -> None:
     """A controller that begins to count anew under an epoch that had a term before would tell its brokers nothing,
     and believe that it did."""
     broker.cache.apply(update(epoch=7, sequence=3))
     answers = Answers()
-    handle_control_update(broker, answers, late, memoryview(b""))  # type: ignore[arg-type]
+    control_updates(broker, [], []).handle(cast(Any, answers), late, memoryview(b""))
     assert [answer.code for answer in answers.given] == [code]
     assert broker.counters["control.updates"] == 0
 
@@ -81,17 +78,16 @@ class Hosted(list[Replica]):
         return self[-10:]
 
 
-def test_thousands_of_replicas_learn_of_brokers_in_several_turns(broker: BrokerState) -> None:
+def test_thousands_of_replicas_learn_of_brokers_in_several_turns(broker: BrokerContext) -> None:
     """A broker that stops leaves as many in-sync sets: who shrinks them in one turn answers nobody meanwhile."""
     hosted = Hosted(Replica() for _ in range(350))
-    broker.partitions = cast(Any, hosted)
-    broker.registry = cast(Any, SimpleNamespace(vouch=lambda: None))
+    control = control_updates(broker, hosted, hosted)
     endpoints = (BrokerEndpoint(1, "host", 9092, 4), BrokerEndpoint(2, "host", 9093, 1))
     answers = Answers()
 
     async def test() -> list[int]:
         request = ControlUpdate(0, "c", 7, 4, False, endpoints, (), (), sequence=1)
-        handle_control_update(broker, answers, request, memoryview(b""))  # type: ignore[arg-type]
+        control.handle(cast(Any, answers), request, memoryview(b""))
         turns = []
         while not answers.given:
             turns.append(sum(len(replica.told) for replica in hosted))
@@ -130,18 +126,17 @@ class Topic(Hosted):
 
 @pytest.mark.parametrize("full", [False, True])
 def test_replicas_that_are_dropped_do_not_take_a_turn_each(
-    broker: BrokerState, full: bool, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerContext, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next update waits until the last one is dropped, and clients can make each turn long."""
     monkeypatch.setattr(leader_and_isr, "_DROPS_S", 60.0)
     hosted = Topic(350)
-    broker.partitions = cast(Any, hosted)
-    broker.registry = cast(Any, SimpleNamespace(vouch=lambda: None))
+    control = control_updates(broker, hosted, hosted)
     answers = Answers()
 
     async def test() -> int:
         request = ControlUpdate(0, "c", 7, 4, full, None, (), (), () if full else (("t", "t-id"),), sequence=1)
-        handle_control_update(broker, answers, request, memoryview(b""))  # type: ignore[arg-type]
+        control.handle(cast(Any, answers), request, memoryview(b""))
         turns = 0
         while not answers.given:
             turns += 1
@@ -154,17 +149,16 @@ def test_replicas_that_are_dropped_do_not_take_a_turn_each(
 
 
 @pytest.mark.parametrize("what", ["deleted", "changed"])
-def test_thousands_of_replicas_of_one_topic_change_in_several_turns(broker: BrokerState, what: str) -> None:
+def test_thousands_of_replicas_of_one_topic_change_in_several_turns(broker: BrokerContext, what: str) -> None:
     hosted = Topic(350)
-    broker.partitions = cast(Any, hosted)
-    broker.registry = cast(Any, SimpleNamespace(vouch=lambda: None))
+    control = control_updates(broker, hosted, hosted)
     answers = Answers()
     topic = TopicChange("t", "t-id", (), (), None, {})
     topics, deleted = ((topic,), ()) if what == "changed" else ((), (("t", "t-id"),))
 
     async def test() -> list[int]:
         request = ControlUpdate(0, "c", 7, 4, False, None, topics, (), deleted, sequence=1)
-        handle_control_update(broker, answers, request, memoryview(b""))  # type: ignore[arg-type]
+        control.handle(cast(Any, answers), request, memoryview(b""))
         done = []
         while not answers.given:
             done.append(len(hosted.dropped) + len(hosted.tuned))
@@ -177,7 +171,7 @@ def test_thousands_of_replicas_of_one_topic_change_in_several_turns(broker: Brok
     assert max(after - before for before, after in pairwise(done)) <= 100
 
 
-def test_relief_of_an_earlier_incarnation_does_not_relieve_a_later_one(broker: BrokerState) -> None:
+def test_relief_of_an_earlier_incarnation_does_not_relieve_a_later_one(broker: BrokerContext) -> None:
     """Under a new registration leaders may take it in again: it must not end on the strength of the old word."""
     broker.cache.apply(ControlUpdate(0, "c", 7, 4, False, None, (), (), sequence=1, relieved=True))
     assert broker.cache.relieved

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from sparklog.broker.transactions import coordinator_registry
-from sparklog.broker.transactions.coordinator_registry import HostedCoordinators
+from sparklog.broker.transactions.coordinator_registry import CoordinatorHosting
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.model import TopicPartition
 
 TOPIC = "__transaction_state"
@@ -53,16 +54,17 @@ class Stage:
         self.made: list[Host] = []
         self.tasks: list[asyncio.Task[None]] = []
         broker = SimpleNamespace(spawn=lambda work, name: self.tasks.append(asyncio.ensure_future(work)))
-        self.hosted: Any = HostedCoordinators(cast(Any, broker), TOPIC, cast(Any, self.make))
+        self.hosted: Any = HostedCoordinators(cast(Any, broker), TOPIC)
+        self.hosting = CoordinatorHosting(cast(Any, broker), self.hosted, cast(Any, self.make))
         self.partition = Partition()
 
-    def make(self, broker: object, partition: Partition) -> Host:
+    def make(self, partition: Partition) -> Host:
         self.made.append(Host(partition))
         return self.made[-1]
 
     async def changed(self) -> list[Host]:
         """The partition's role may have changed; who coordinates it now."""
-        self.hosted.role_changed(self.partition)
+        self.hosting.role_changed(cast(Any, self.partition))
         await asyncio.sleep(0)
         await asyncio.gather(*self.tasks)
         return list(self.hosted)

@@ -12,11 +12,10 @@ from typing import cast
 
 import pytest
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication import log_maintenance
 from sparklog.broker.replication.log_maintenance import LogMaintenance
 from sparklog.broker.replication.partition import AppendRules, Partition, PartitionHost
-from sparklog.broker.replication.partitions import Partitions
-from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode, StorageError
 from sparklog.model import LeaderAndIsr
 from sparklog.replica.events import Decided, LeaderAnswered
@@ -25,7 +24,8 @@ from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.truncation_job import TruncationJob
 from sparklog.testing.sim_disk import SimDisk
 from tests.broker.staged import until
-from tests.broker.support import broker_state
+from tests.broker.support import broker_context
+from tests.broker.support import log_maintenance as log_maintenance_of
 from tests.storage.batches import SCHEMA, SCHEMAS, TOPIC_ID, TP, config, create_log, fill, open_directory, read_numbers
 
 LEADER = 2
@@ -273,7 +273,7 @@ def test_the_loop_keeps_running_while_a_truncation_is_prepared(tmp_path: Path) -
         def cut_prepared(self, job: object) -> None:
             cut.append(job)
 
-    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
+    async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
         job = cast(TruncationJob, Slow())
         at_work.prepare_cut(cast(Partition, Cut()), job)
         await until(began.is_set)
@@ -301,7 +301,7 @@ def test_a_copy_that_fails_unexpectedly_is_retried(
         if failures:
             raise failures.pop()
 
-    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
+    async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
         follower.work(at_work, follower.parted)
         await until(lambda: partition.log.log_end_offset == PARTED)
         assert broker.counters["cuts.failed"] == 1
@@ -329,7 +329,7 @@ def test_a_truncation_waits_for_disk_space_for_its_copy(tmp_path: Path, monkeypa
     follower, _ = _without_room()
     partition, disk = follower.partition, follower.disk
 
-    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
+    async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
         follower.work(at_work, follower.parted)
         await until(lambda: broker.counters["cuts.without.room"] > 2)
         assert len(follower.around.jobs) > 2 and partition.offline is None
@@ -354,7 +354,7 @@ def test_a_truncation_without_space_ends_when_nothing_is_left_to_truncate(
     follower, _ = _without_room()
     partition = follower.partition
 
-    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
+    async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
         follower.work(at_work, partial(follower.out_of_range, 1000))
         await until(lambda: partition.log.log_end_offset == 1000 or partition.offline)
 
@@ -400,7 +400,7 @@ def test_pauses_between_cuts_without_room_grow_to_their_bound(tmp_path: Path, mo
         def __getattr__(self, name: str) -> object:
             return getattr(asyncio, name)
 
-    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
+    async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
         follower.work(at_work, follower.parted)
         await until(lambda: len(pauses) == 8)
         follower.decided(leader=3, epoch=3)
@@ -414,7 +414,7 @@ def test_pauses_between_cuts_without_room_grow_to_their_bound(tmp_path: Path, mo
 
 
 def test_a_truncation_ordered_just_before_a_stop_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
+    async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
         at_work.prepare_cut(follower.partition, job)
         at_work.close()
         await until(lambda: not broker._tasks)
@@ -431,7 +431,7 @@ def test_a_truncation_without_space_is_cancelled_when_the_role_changes(
     follower, job = _without_room()
     partition = follower.partition
 
-    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
+    async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
         at_work.prepare_cut(partition, job)
         await until(lambda: broker.counters["cuts.without.room"])
         follower.decided(leader=1, epoch=3)
@@ -465,8 +465,7 @@ def test_checkpoints_do_not_wait_for_copies(tmp_path: Path) -> None:
             begun.release()
             let_go.wait()
 
-    async def scenario(broker: BrokerState, at_work: LogMaintenance) -> None:
-        broker.partitions = cast(Partitions, {})
+    async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
         followers = [_Follower() for _ in range(4)]
         try:
             for follower in followers:
@@ -483,10 +482,10 @@ def test_checkpoints_do_not_wait_for_copies(tmp_path: Path) -> None:
     _kept_up(tmp_path, scenario)
 
 
-def _kept_up(tmp_path: Path, scenario: Callable[[BrokerState, LogMaintenance], Coroutine[None, None, None]]) -> None:
+def _kept_up(tmp_path: Path, scenario: Callable[[BrokerContext, LogMaintenance], Coroutine[None, None, None]]) -> None:
     async def run() -> None:
-        broker = broker_state(1, tmp_path)
-        at_work = LogMaintenance(broker, directory)
+        broker = broker_context()
+        at_work = log_maintenance_of(broker, {}, directory)
         try:
             await scenario(broker, at_work)
         finally:

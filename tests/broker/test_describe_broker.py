@@ -6,10 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from sparklog.broker.requests.describe import _describe_broker
+from sparklog.broker.requests.describe import DescribeBrokerRequests
 from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.protocol.messages import DescribeBrokerReply
-from tests.broker.support import broker_state
+from tests.broker.support import broker_context
 
 
 class Replicas(list[Any]):
@@ -28,8 +28,8 @@ class Replicas(list[Any]):
 def test_log_ends_are_of_the_incarnation_that_the_description_names(tmp_path: Path) -> None:
     """A controller elects a leader by log ends of the incarnation that it knows. Here the broker registers again and
     claims a log between two parts of its description."""
-    broker = broker_state(1, tmp_path)
-    broker.incarnation = 4
+    context = broker_context()
+    context.incarnation = 4
     log = SimpleNamespace(
         tp=TopicPartition("t", 0),
         log_start_offset=0,
@@ -40,12 +40,12 @@ def test_log_ends_are_of_the_incarnation_that_the_description_names(tmp_path: Pa
         last_epoch=NO_EPOCH,
     )
     logs = [log, SimpleNamespace(**{**vars(log), "tp": TopicPartition("t", 1)})]
-    broker.partitions = cast(Any, Replicas(logs))
-    broker.slices = cast(Any, SimpleNamespace(over=lambda: True))
-    steps = _describe_broker(broker, cast(Any, SimpleNamespace(server_queue=(0, 0))), 7)
+    always = cast(Any, SimpleNamespace(over=lambda: True))
+    requests = DescribeBrokerRequests(context, cast(Any, Replicas(logs)), always)
+    steps = requests._describe_broker(cast(Any, SimpleNamespace(server_queue=(0, 0))), 7)
     next(steps)
     next(steps)
-    broker.incarnation = 5
+    context.incarnation = 5
     logs.clear()
     try:
         while True:

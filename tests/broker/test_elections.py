@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from sparklog.broker.requests.elections import PREFERRED, UNCLEAN, _carried_out, _outcome
+from sparklog.broker.requests.elections import PREFERRED, UNCLEAN, ElectionRequests, _outcome
+from sparklog.broker.requests.slices import Slices
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, VersionedState
 from sparklog.protocol.messages import ControlUpdate, ElectLeaders, PartitionDecision
 from sparklog.zk import codecs
 from sparklog.zk.cluster_store import MAX_TOPIC_BYTES
-from tests.broker.support import broker_state
+from tests.broker.support import broker_context
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ from tests.broker.support import broker_state
 def test_an_election_is_refused_for_the_right_reason(
     tmp_path: Path, kind: str, *, live: tuple[int, ...], leader: int, isr: tuple[int, ...], code: ErrorCode, said: str
 ) -> None:
-    broker = broker_state(3, tmp_path)
+    cache = broker_context(3).cache
     endpoints = tuple(BrokerEndpoint(number, "host", 1, 1) for number in live)
-    broker.cache.apply(ControlUpdate(0, "c", 1, 1, False, endpoints, (), (), sequence=1))
+    cache.apply(ControlUpdate(0, "c", 1, 1, False, endpoints, (), (), sequence=1))
     state = LeaderAndIsr(leader, 4, isr, 1)
     known = PartitionDecision("t", "id", 0, state, 7, (1, 2))
-    result = _outcome(broker, kind, known, VersionedState(state, 7))
+    result = _outcome(cache, kind, known, VersionedState(state, 7))
     assert result.code == code
     assert said in result.detail
 
@@ -65,10 +65,10 @@ class _Registry:
 
 
 def _carry_out(registry: _Registry, kind: str, *, timeout_ms: int) -> None:
-    broker: Any = SimpleNamespace(registry=registry)
+    requests = ElectionRequests(broker_context(3), Slices(), cast(Any, registry))
     state = LeaderAndIsr(2, 4, (1, 2), 1)
     wanting = [PartitionDecision("t" * 249, "id", number, state, 7, (1, 2)) for number in range(10_000)]
-    asyncio.run(_carried_out(broker, ElectLeaders(0, kind, timeout_ms=timeout_ms), wanting))
+    asyncio.run(requests._carried_out(ElectLeaders(0, kind, timeout_ms=timeout_ms), wanting))
 
 
 def test_an_election_of_thousands_is_split_into_small_zookeeper_nodes() -> None:

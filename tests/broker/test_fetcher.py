@@ -10,13 +10,13 @@ from typing import cast
 
 import pytest
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.fetcher import Fetchers
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.state import BrokerState
 from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.net.server import ServerConnection, serve
 from sparklog.protocol.messages import ControlUpdate, Fetch, FetchedPartition, FetchReply, HelloReply, Request
-from tests.broker.support import broker_state
+from tests.broker.support import broker_context
 
 LEADER = 1
 
@@ -62,7 +62,7 @@ def run(
     tmp_path: Path,
     answers: tuple[FetchedPartition, ...],
     followed: SimpleNamespace,
-    scenario: Callable[[BrokerState, FakeLeader], Awaitable[None]],
+    scenario: Callable[[BrokerContext, FakeLeader], Awaitable[None]],
 ) -> None:
     """A broker that follows a partition at a leader with these answers, in leader epoch 0."""
 
@@ -77,7 +77,7 @@ def run(
             max_in_flight=10,
             queued_max_bytes=2**20,
         )
-        broker = broker_state(2, tmp_path)
+        broker = broker_context(2)
         endpoint = BrokerEndpoint(LEADER, "127.0.0.1", server.port, 1)
         broker.cache.apply(ControlUpdate(0, "c", 1, 1, False, (endpoint,), (), ()))
         fetchers = Fetchers(broker)
@@ -119,7 +119,7 @@ def test_an_unreadable_response_closes_its_connection_but_not_the_fetcher(
     """It announces a batch, and no bytes of it come."""
     taken: list[object] = []
 
-    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+    async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
         await until(lambda: len(leader.connections) > 2)
         assert broker.counters["fetcher.connections.failed"] >= 2
         assert not taken
@@ -137,7 +137,7 @@ def test_a_late_response_of_a_deposed_leader_moves_no_log_start(
     replica = _replica(leader_epoch=1, lagging=False)
     followed = partition(replica=replica, on_leader_response=lambda *_: None, advance_log_start=moved.append)
 
-    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+    async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
         await until(lambda: leader.requests > 2)
         assert not moved
         replica.leader_epoch = 0
@@ -152,7 +152,7 @@ def test_the_fetcher_drops_a_partition_it_no_longer_follows(tmp_path: Path) -> N
     replica = _replica()
     followed = partition(replica=replica, on_leader_response=lambda *_: None)
 
-    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+    async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
         fetcher = followed.fetchers._by_leader[LEADER]
         await until(lambda: bool(fetcher._positions))
         followed.fetchers.unfollow(followed)
@@ -166,7 +166,7 @@ def test_a_response_for_an_unfollowed_partition_leaves_no_state(
 ) -> None:
     followed = partition(replica=_replica(), on_leader_response=lambda *_: None)
 
-    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+    async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
         leader.hold = True
         fetcher = followed.fetchers._by_leader[LEADER]
         await until(lambda: bool(leader.held))
@@ -198,7 +198,7 @@ def test_a_response_for_an_earlier_topic_of_that_name_is_ignored(
         parted = None if mark else (0, 0)  # after which the partition is named again
         return (*beside, FetchedPartition("t", 0, 0, mark, mark, 0, mark, diverging=parted))
 
-    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+    async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
         await until(lambda: bool(applied))
         leader.hold = True
         await until(lambda: len(leader.held) == 1)
@@ -226,7 +226,7 @@ def test_a_partition_is_not_fetched_while_its_log_is_truncated(
     def ordered(*_: object) -> None:
         followed.is_cutting = True
 
-    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+    async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
         fetcher = followed.fetchers._by_leader[LEADER]
         leader.hold = True
         await until(lambda: len(leader.held) == 1)
@@ -247,7 +247,7 @@ def test_a_partition_is_not_fetched_while_its_log_is_truncated(
 def test_a_follower_registered_again_does_not_wait_for_its_long_poll(tmp_path: Path) -> None:
     """Its leaders count on nothing that the incarnation before held, and commit nothing until this one has fetched."""
 
-    async def scenario(broker: BrokerState, leader: FakeLeader) -> None:
+    async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
         broker.incarnation = 4
         await until(lambda: leader.requests > 2)
         leader.hold = True

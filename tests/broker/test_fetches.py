@@ -11,15 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.broker.lifecycle.zk_registration import ZkRegistration
-from sparklog.broker.replication.leader_and_isr import handle_control_update
 from sparklog.broker.replication.partition import Answer, Partition, PendingProduce
-from sparklog.broker.replication.partition_effects import PartitionEffects
-from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests import fetch
-from sparklog.broker.requests.fetch import Fetches, handle_fetch
+from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.requests.fetch_read import follower_has_all, read_for_follower
-from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.net.server import ServerConnection
@@ -39,7 +34,7 @@ from sparklog.replica.fetch_session import FULL, SESSIONLESS, SessionCache
 from sparklog.storage.log import Log
 from sparklog.storage.log_directory import LogDirectory
 from tests.broker.staged import until
-from tests.broker.support import broker_state, rows
+from tests.broker.support import LocalReplicas, broker_context, rows
 
 FOLLOWER = 0
 INCARNATION = 1
@@ -48,8 +43,8 @@ INCARNATION = 1
 class Served:
     """Surroundings that only tell fetches what moves."""
 
-    def __init__(self, broker: BrokerState) -> None:
-        self.now_ms = broker.now_ms
+    def __init__(self, broker: LocalReplicas) -> None:
+        self.now_ms = broker.context.now_ms
         self.log_end_moved = broker.fetches.log_end_moved
         self.high_watermark_moved = broker.fetches.high_watermark_moved
 
@@ -77,21 +72,17 @@ class Line:
 
 def led(
     tmp_path: Path,
-    scenario: Callable[[BrokerState, Partition], Awaitable[None]],
+    scenario: Callable[[LocalReplicas, Partition], Awaitable[None]],
     *,
     replicas: tuple[int, ...] = (FOLLOWER, 1),
     count: int = 1,
 ) -> None:
     """Broker 1 leads so many partitions in epoch 1, with the other replicas in sync. The scenario gets the first."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
-    broker = broker_state(1, tmp_path)
-    broker.partitions = Partitions(broker, directory)
-    broker.fetches = Fetches(broker, SessionCache(slots=10))
-    broker.partitions.effects = cast(PartitionEffects, Served(broker))
-    broker.registry = cast(ZkRegistration, SimpleNamespace(vouch=lambda: None))
+    broker = LocalReplicas(broker_context(), directory, Served)
 
     async def go() -> None:
-        broker.incarnation = 1
+        broker.context.incarnation = 1
         topic = TopicChange("t", "id", (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),), (), "timestamp", {})
         live = tuple(BrokerEndpoint(number, "host", 9092, INCARNATION) for number in replicas)
         decided = LeaderAndIsr(1, 1, replicas, 1)
@@ -102,7 +93,7 @@ def led(
         assert len(list(broker.partitions)) == count and partition.replica.is_leader
         await scenario(broker, partition)
         broker.partitions.stop_timer()
-        await broker.end_tasks()
+        await broker.context.end_tasks()
 
     try:
         asyncio.run(asyncio.wait_for(go(), 60))
@@ -110,11 +101,11 @@ def led(
         directory.close()
 
 
-async def tell(broker: BrokerState, update: ControlUpdate) -> None:
+async def tell(broker: LocalReplicas, update: ControlUpdate) -> None:
     """The controller's word, until it is taken in."""
     told: list[object] = []
     line = SimpleNamespace(reply=told.append)
-    handle_control_update(broker, cast(ServerConnection, line), update, memoryview(b""))
+    broker.update(line, update)
     await until(lambda: bool(told))
 
 
@@ -127,7 +118,7 @@ def produce(partition: Partition, count: int = 1) -> None:
 
 
 def ask(
-    broker: BrokerState,
+    broker: LocalReplicas,
     line: Line,
     cid: int,
     *,
@@ -141,10 +132,10 @@ def ask(
     wanted = FetchPartition("t", 0, "id", 1, offset, 1 << 20, 1 if offset else -1)
     request = Fetch(cid, FOLLOWER, incarnation, wait_ms, 1, 1 << 20, 0, session, epoch, (wanted,))
     line.asked(cid)
-    handle_fetch(broker, cast(ServerConnection, line), request, memoryview(b""))
+    broker.fetches.handle(cast(ServerConnection, line), request, memoryview(b""))
 
 
-def opened(broker: BrokerState, line: Line) -> int:
+def opened(broker: LocalReplicas, line: Line) -> int:
     """A session that was told all there is; its id."""
     ask(broker, line, 1, session=0, epoch=FULL, offset=0, wait_ms=1000)
     return line.answers[1][0].session_id
@@ -154,7 +145,7 @@ def opened(broker: BrokerState, line: Line) -> int:
 def test_each_request_of_a_session_waits_for_its_own_time(tmp_path: Path, first_ms: int, then_ms: int) -> None:
     """Whether the timer was set for the request before it sooner or later."""
 
-    async def scenario(broker: BrokerState, partition: Partition) -> None:
+    async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         line = Line()
         session = opened(broker, line)
         ask(broker, line, 2, session=session, epoch=1, offset=0, wait_ms=first_ms)
@@ -173,7 +164,7 @@ def test_a_timer_that_fires_slightly_early_is_not_set_again(tmp_path: Path, monk
     now_s = 1000.0
     monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=lambda: now_s))
 
-    async def scenario(broker: BrokerState, partition: Partition) -> None:
+    async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         nonlocal now_s
         line = Line()
         ask(broker, line, 1, session=0, epoch=FULL, offset=0, wait_ms=500)
@@ -190,7 +181,7 @@ def test_a_timer_that_fires_slightly_early_is_not_set_again(tmp_path: Path, monk
 
 
 def test_records_end_the_wait_and_marks_follow(tmp_path: Path) -> None:
-    async def scenario(broker: BrokerState, partition: Partition) -> None:
+    async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         line = Line()
         session = opened(broker, line)
         for number in range(5):
@@ -210,7 +201,7 @@ def test_records_end_the_wait_and_marks_follow(tmp_path: Path) -> None:
 
 
 def test_a_lost_connection_ends_its_waiting_fetches(tmp_path: Path) -> None:
-    async def scenario(broker: BrokerState, partition: Partition) -> None:
+    async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         line, again = Line(), Line()
         session = opened(broker, line)
         ask(broker, line, 2, session=session, epoch=1, offset=0, wait_ms=1)
@@ -224,7 +215,7 @@ def test_a_lost_connection_ends_its_waiting_fetches(tmp_path: Path) -> None:
 
 
 def test_no_waiting_fetch_outlives_its_lost_connection(tmp_path: Path) -> None:
-    async def scenario(broker: BrokerState, partition: Partition) -> None:
+    async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         line, other = Line(), Line()
         session = opened(broker, line)
         ask(broker, line, 2, session=session, epoch=1, offset=0, wait_ms=30_000)
@@ -245,15 +236,15 @@ def test_no_waiting_fetch_outlives_its_lost_connection(tmp_path: Path) -> None:
 def test_an_evicted_session_answers_its_waiting_fetch(tmp_path: Path) -> None:
     """Nothing would wake it any more, nor would the end of its connection be told to it."""
 
-    async def scenario(broker: BrokerState, partition: Partition) -> None:
-        broker.fetches = Fetches(broker, SessionCache(slots=1))
+    async def scenario(broker: LocalReplicas, partition: Partition) -> None:
+        broker.fetches = Fetches(broker.context, broker.access, broker.partitions, SessionCache(slots=1))
         consumer, follower = Line(), Line()
         wanted = FetchPartition("t", 0, "id", 1, 0, 1 << 20)
 
         def consume(cid: int, session: int, epoch: int, wait_ms: int) -> None:
             request = Fetch(cid, CONSUMER, 0, wait_ms, 1, 1 << 20, 0, session, epoch, (wanted,))
             consumer.asked(cid)
-            handle_fetch(broker, cast(ServerConnection, consumer), request, memoryview(b""))
+            broker.fetches.handle(cast(ServerConnection, consumer), request, memoryview(b""))
 
         consume(1, 0, FULL, 0)
         consume(2, consumer.answers[1][0].session_id, 1, 30_000)
@@ -270,8 +261,8 @@ def test_the_time_of_each_event_is_measured_separately(tmp_path: Path, monkeypat
     """A produce that arrives while another one is answered is stepped behind it: what its append took is not time in
     which a follower was late."""
 
-    async def scenario(broker: BrokerState, partition: Partition) -> None:
-        line, now, appended = Line(), [broker.now_ms()], []
+    async def scenario(broker: LocalReplicas, partition: Partition) -> None:
+        line, now, appended = Line(), [broker.context.now_ms()], []
         monkeypatch.setattr(partition._host, "now_ms", lambda: now[0])
         session = opened(broker, line)
         append = Log.append_as_leader
@@ -300,7 +291,7 @@ def test_the_time_of_each_event_is_measured_separately(tmp_path: Path, monkeypat
 def test_a_caught_up_follower_would_find_nothing_to_send(tmp_path: Path) -> None:
     """What is known without a look is what a look would find."""
 
-    async def scenario(broker: BrokerState, partition: Partition) -> None:
+    async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         seen = set()
         for _ in range(3):
             end = partition.log.log_end_offset
@@ -322,7 +313,7 @@ def test_a_caught_up_follower_would_find_nothing_to_send(tmp_path: Path) -> None
 def test_a_follower_registered_again_counts_from_its_first_fetch(
     tmp_path: Path,
 ) -> None:
-    async def scenario(broker: BrokerState, partition: Partition) -> None:
+    async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         line = Line()
         produce(partition)
         session = opened(broker, line)

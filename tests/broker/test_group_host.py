@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from sparklog.broker.groups.group_host import GroupHost
-from sparklog.broker.groups.group_requests import handle_fetch_offsets
+from sparklog.broker.groups.group_requests import GroupRequests
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
     About,
@@ -37,7 +37,7 @@ from sparklog.protocol.messages import (
     Reply,
     Request,
 )
-from tests.broker.staged import TOPIC_ID, Hosted, Stage, until
+from tests.broker.staged import TOPIC_ID, Stage, until
 
 
 class Zookeeper:
@@ -75,8 +75,8 @@ def test_offsets_of_a_deleted_topic_are_dropped_but_not_of_unknown() -> None:
 
     async def story() -> None:
         stage, zookeeper = Stage(), Zookeeper(("new", "new-id"), ("no-id", ""))
-        stage.broker.registry = cast(Any, zookeeper)
-        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        stage.registry.answers = zookeeper
+        host = stage.group_host()
         named = [("t", TOPIC_ID), ("new", "new-id"), ("gone", "gone-id"), ("t2", "before"), ("no-id", "")]
         load_offsets(host, *named)
         zookeeper.away = True
@@ -107,8 +107,8 @@ def test_offsets_of_an_unknown_topic_id_are_dropped_on_zookeepers_word() -> None
                 await answer.wait()
             return False
 
-        stage.broker.registry = cast(Any, SimpleNamespace(topic_lives=lives))
-        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        stage.registry.answers = SimpleNamespace(topic_lives=lives)
+        host = stage.group_host()
         load_offsets(host, ("t9", ""), ("slow", "slow-id"))
         host._drop_deleted()
         await until(lambda: "slow" in asked)
@@ -128,8 +128,8 @@ def test_topics_are_asked_about_until_zookeeper_answers() -> None:
 
     async def story() -> None:
         stage, zookeeper = Stage(), Zookeeper(("new", "new-id"))
-        stage.broker.registry = cast(Any, zookeeper)
-        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        stage.registry.answers = zookeeper
+        host = stage.group_host()
         load_offsets(host, ("new", "new-id"), ("gone", "gone-id"))
         zookeeper.away = True
         host._drop_deleted()
@@ -147,8 +147,8 @@ def test_an_unanswered_topic_does_not_delay_other_topics() -> None:
     async def story() -> None:
         stage, zookeeper = Stage(), Zookeeper()
         zookeeper.refused = ("odd", "odd-id")
-        stage.broker.registry = cast(Any, zookeeper)
-        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        stage.registry.answers = zookeeper
+        host = stage.group_host()
         load_offsets(host, ("odd", "odd-id"), *((f"gone{number}", "gone-id") for number in range(3)))
         host._drop_deleted()
         await until(lambda: {topic for topic, _ in host.groups.offsets("g")} == {"odd"})
@@ -160,19 +160,19 @@ def test_an_unanswered_topic_does_not_delay_other_topics() -> None:
 def test_a_topic_deleted_during_its_lookup_is_looked_up_again() -> None:
     async def story() -> None:
         stage, zookeeper = Stage(), Zookeeper(("t9", "t9-id"))
-        stage.broker.registry = cast(Any, zookeeper)
-        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        stage.registry.answers = zookeeper
+        host = stage.group_host()
         load_offsets(host, ("t9", "t9-id"))
 
         async def deleted_then_told(name: str, topic_id: str) -> bool:
-            stage.broker.registry = cast(Any, zookeeper)
+            stage.registry.answers = zookeeper
             zookeeper.lives = ()
             host._drop_deleted()
             await asyncio.sleep(0)
             return True  # as it was when it was asked
 
         zookeeper_first = SimpleNamespace(topic_lives=deleted_then_told)
-        stage.broker.registry = cast(Any, zookeeper_first)
+        stage.registry.answers = zookeeper_first
         host._drop_deleted()
         await until(lambda: not host.groups.offsets("g"))
         host.end()
@@ -212,7 +212,7 @@ def test_a_waiting_group_learns_that_a_transaction_is_over(known: dict[int, str]
             return ListParticipantsReply(0, ((0, 5),), tuple(known.items()))
 
         stage = Stage(ask)
-        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        host = stage.group_host()
         now_ms = time.time_ns() // 1_000_000
         value = Hold(FORMAT_VERSION, "m1", 1, 7, knew, (("t", 0),), now_ms)
         host.groups.load([group_record(HoldKey(FORMAT_VERSION, "g", "tx"), value)])
@@ -234,7 +234,7 @@ def test_a_member_learns_of_offsets_that_no_transaction_holds() -> None:
             return ListParticipantsReply(0, ((0, 5),), ((7, "tx"),))
 
         stage = Stage(ask)
-        host = GroupHost(stage.broker, cast(Any, Hosted()))
+        host = stage.group_host()
         now_ms = time.time_ns() // 1_000_000
         owned = (OwnedTopic("t", TOPIC_ID, (0, 1, 2), (4, 4, 4)),)
         state: dict[GroupKey, GroupValue] = {
@@ -248,12 +248,19 @@ def test_a_member_learns_of_offsets_that_no_transaction_holds() -> None:
         host.groups.load([group_record(*found) for found in state.items()])
         host.unready = ""
         replies: list[Reply] = []
-        broker = SimpleNamespace(coordinators=SimpleNamespace(groups=SimpleNamespace(of=lambda _: host)))
+        groups = SimpleNamespace(of=lambda _: host)
+        requests = GroupRequests(
+            stage.context,
+            stage.broker.access,
+            stage.broker.slices,
+            groups=cast(Any, groups),
+            takes_part=stage.broker.hanging.takes_part,
+        )
         connection = SimpleNamespace(reply=replies.append)
 
         def fetch(*numbers: int) -> None:
             request = FetchOffsets(0, "g", tuple(("t", number) for number in numbers), "m2", 4)
-            handle_fetch_offsets(cast(Any, broker), cast(Any, connection), request, memoryview(b""))
+            requests.fetch_offsets(cast(Any, connection), request, memoryview(b""))
 
         fetch(0, 1, 2)
         assert replies == [FetchOffsetsReply(0, (offsets[1],), (("t", 0),))]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from sparklog.broker.groups.group_requests import _refusal, _unknown
 from sparklog.broker.metadata_cache import MetadataCache
-from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import LeaderAndIsr, TopicSchema
 from sparklog.protocol.messages import (
@@ -179,11 +176,10 @@ def test_an_oversized_heartbeat_is_refused_without_effect(cluster: ProcessCluste
 def test_a_broker_with_old_metadata_accepts_a_members_commit() -> None:
     cache = MetadataCache("cluster", {})
     cache.forgotten["gone"] = None
-    broker = cast(BrokerState, SimpleNamespace(cache=cache))
-    found = [_unknown(broker, GroupOffset("t", 0, 5, topic_id), member=True) for topic_id in ("new", "gone", "")]
+    found = [_unknown(cache, GroupOffset("t", 0, 5, topic_id), member=True) for topic_id in ("new", "gone", "")]
     assert found == ["", *["this broker does not know partition t-0"] * 2]
-    assert _unknown(broker, GroupOffset("t", 0, 5, "new"), member=False)
-    below_zero = _refusal(broker, GroupOffset("t", 0, -1, "new"), member=True)
+    assert _unknown(cache, GroupOffset("t", 0, 5, "new"), member=False)
+    below_zero = _refusal(cache, GroupOffset("t", 0, -1, "new"), member=True)
     assert below_zero is not None and below_zero.code == ErrorCode.INVALID_REQUEST
 
 
@@ -194,14 +190,13 @@ def test_a_late_offset_of_a_deleted_topic_is_dropped(member: bool) -> None:
         change = TopicChange("t", topic_id, (TopicSchema(0, b"schema"),), ("key",), None, {})
         known = PartitionDecision("t", topic_id, 0, LeaderAndIsr(0, 1, (0,), 1), 1, (0,))
         cache.apply(ControlUpdate(0, "c", 1, 1, True, (), (change,), (known,), sequence=number))
-    broker = cast(BrokerState, SimpleNamespace(cache=cache))
-    late = _refusal(broker, GroupOffset("t", 0, 5, "old"), member=member)
+    late = _refusal(cache, GroupOffset("t", 0, 5, "old"), member=member)
     assert late is not None
     assert (late.code, late.detail) == (
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         "t-0: topic id old found, new expected",
     )
-    assert [_refusal(broker, GroupOffset("t", 0, 5, topic_id), member=member) for topic_id in ("new", "")] == [None] * 2
+    assert [_refusal(cache, GroupOffset("t", 0, 5, topic_id), member=member) for topic_id in ("new", "")] == [None] * 2
 
 
 def partition_of_group(cluster: ProcessCluster, name: str) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from sparklog.broker.transactions.hanging_transactions import handle_abort_hanging, handle_find_hanging
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import (
     AbortHanging,
@@ -62,9 +61,9 @@ def ended(stage: Stage) -> list[int]:
     return found
 
 
-def ask(stage: Stage, handle: Any, request: Request) -> list[Any]:
+def ask(stage: Stage, request: Request) -> list[Any]:
     replies: list[Any] = []
-    handle(stage.broker, cast(Any, SimpleNamespace(reply=replies.append, peer="test")), request, memoryview(b""))
+    stage.handle(SimpleNamespace(reply=replies.append, peer="test"), request)
     return replies
 
 
@@ -72,10 +71,10 @@ def test_only_transactions_unknown_to_every_coordinator_are_ended() -> None:
     async def story() -> None:
         stage = staged(Coordinators({7: "id:live"}), transaction_hanging_after_ms="1000")
         stage.broker.hanging.start()
-        await until(lambda: stage.broker.counters["transactions.hanging.aborted"])
+        await until(lambda: stage.context.counters["transactions.hanging.aborted"])
         assert ended(stage) == [8]
-        assert stage.broker.markers.fenced(TP, 8) and not stage.broker.markers.fenced(TP, 7)
-        await stage.broker.end_tasks()
+        assert stage.broker.fences.has(TP, 8) and not stage.broker.fences.has(TP, 7)
+        await stage.context.end_tasks()
 
     asyncio.run(story())
 
@@ -91,7 +90,7 @@ def test_nothing_is_ended_until_every_coordinator_answers_in_its_newest_epoch(la
             coordinators.meanwhile = _away
         with pytest.raises(BrokerError):
             await stage.broker.hanging.find(0)
-        replies = ask(stage, handle_abort_hanging, AbortHanging(0, *TP, 8))
+        replies = ask(stage, AbortHanging(0, *TP, 8))
         await until(lambda: replies)
         assert isinstance(replies[0], ErrorReply) and not ended(stage)
 
@@ -118,7 +117,7 @@ def test_a_transaction_that_ends_during_the_search_is_not_hanging() -> None:
         coordinators = Coordinators({})
         stage = staged(coordinators)
         coordinators.meanwhile = lambda: stage.hosted.log.open.pop(7, None)
-        replies = ask(stage, handle_find_hanging, FindHanging(0, 0))
+        replies = ask(stage, FindHanging(0, 0))
         await until(lambda: replies)
         assert isinstance(replies[0], FindHangingReply)
         assert [(one.producer_id, one.first_offset) for one in replies[0].transactions] == [(8, 4)]
@@ -130,10 +129,10 @@ def test_an_operator_cannot_abort_a_transaction_known_to_a_coordinator() -> None
     async def story() -> None:
         stage = staged(Coordinators({7: "id:live"}))
         for producer_id, told in ((7, "id:live"), (9, "no open transaction")):
-            replies = ask(stage, handle_abort_hanging, AbortHanging(0, *TP, producer_id))
+            replies = ask(stage, AbortHanging(0, *TP, producer_id))
             await until(lambda: replies)  # noqa: B023
             assert replies[0].code == ErrorCode.INVALID_TXN_STATE and told in replies[0].detail
-        replies = ask(stage, handle_abort_hanging, AbortHanging(5, *TP, 8))
+        replies = ask(stage, AbortHanging(5, *TP, 8))
         await until(lambda: replies)
         assert (replies, ended(stage)) == ([Ack(5)], [8])
 

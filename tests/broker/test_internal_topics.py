@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
-from sparklog.broker.internal_topics import OFFSETS, TRANSACTIONS, _record, make_topic
+from sparklog.broker.internal_topics import OFFSETS, TRANSACTIONS
 from sparklog.broker.transactions.coordinator_runtime import _decoded, _encoded
 from sparklog.cluster.options import ClusterOptions
 from sparklog.config import topic_config
@@ -38,10 +38,10 @@ class ZkRegistration:
 def make(live: int, factor: str) -> tuple[BrokerError, list[TopicRecord]]:
     async def story() -> tuple[BrokerError, list[TopicRecord]]:
         stage, registry = Stage(settings={"internal.topic.replication.factor": factor}), ZkRegistration()
-        stage.broker.registry = cast(Any, registry)
-        stage.broker.cache.brokers = stage.broker.cache.brokers[:live]
+        stage.registry.answers = registry
+        stage.context.cache.brokers = stage.context.cache.brokers[:live]
         with pytest.raises(BrokerError) as refused:
-            await make_topic(stage.broker, OFFSETS)
+            await stage.broker.internal_topics.create(OFFSETS)
         return refused.value, registry.made
 
     return asyncio.run(story())
@@ -171,7 +171,8 @@ def read(log: Log) -> list[Record]:
 
 def made_record(topic: str) -> TopicRecord:
     async def story() -> TopicRecord:
-        return _record(Stage(settings={"internal.topic.replication.factor": "1"}).broker, topic)
+        stage = Stage(settings={"internal.topic.replication.factor": "1"})
+        return stage.broker.internal_topics._record(topic)
 
     return asyncio.run(story())
 

@@ -12,7 +12,6 @@ import pytest
 
 from sparklog.broker.requests import slices
 from sparklog.broker.requests.dispatch import ConnectionHandler
-from sparklog.broker.requests.fetch import Fetches
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.async_client import AsyncConnection
@@ -27,8 +26,7 @@ from sparklog.protocol.messages import (
     ProduceReply,
 )
 from sparklog.record.codec import encode_batch
-from sparklog.replica.fetch_session import SessionCache
-from tests.broker.staged import TOPIC_ID, Hosted, Hosting, Stage
+from tests.broker.staged import TOPIC_ID, Hosted, Stage
 from tests.broker.support import rows
 
 COUNT = 40
@@ -49,13 +47,12 @@ def one_partition_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def served() -> AsyncIterator[Scene]:
     stage = Stage()
-    broker = stage.broker
     hosted = [Hosted(TopicPartition("t", number)) for number in range(COUNT)]
-    partitions: Any = Hosting({one.tp: one for one in hosted})
-    broker.partitions = partitions
-    broker.fetches = Fetches(broker, SessionCache(slots=10, first_id=1))
+    stage.partitions.clear()
+    stage.partitions.update({one.tp: one for one in hosted})
+    on_lost = stage.broker.fetches.connection_lost
     server = await serve(
-        lambda connection: ConnectionHandler(broker, connection),
+        lambda connection: ConnectionHandler(stage.handlers, stage.context.counters, connection, on_lost),
         host="127.0.0.1",
         port=0,
         describe=lambda cid, version: HelloReply(cid, version, 0, 1, "c", 1 << 20),
@@ -76,7 +73,7 @@ async def served() -> AsyncIterator[Scene]:
         for connection in opened:
             connection.close()
         await server.close()
-        await broker.end_tasks()
+        await stage.context.end_tasks()
 
 
 def request(count: int) -> tuple[Produce, list[bytes]]:
@@ -142,7 +139,7 @@ def test_a_stopping_cluster_accepts_no_more_of_a_request() -> None:
             writer = await scene.connect()
             answer = writer.request(*request(3))
             await until_turned(lambda: scene.hosted[0].appended)
-            scene.stage.broker.quiesced = True
+            scene.stage.context.quiesced = True
             reply, _ = await answer
             assert isinstance(reply, ProduceReply)
             codes = [result.code for result in reply.results]

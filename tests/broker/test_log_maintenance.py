@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import pytest
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication import log_maintenance
 from sparklog.broker.replication.log_maintenance import LogMaintenance
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.state import BrokerState
 from sparklog.config import broker_config
 from sparklog.errors import StorageError
 from sparklog.model import TopicPartition
@@ -25,6 +25,7 @@ from sparklog.storage.checkpoints import RESERVE_FILE
 from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.partition_file import read_partition_file
 from sparklog.testing.sim_disk import SimDisk
+from tests.broker.support import log_maintenance as log_maintenance_of
 from tests.storage.batches import (
     LOG_DIR,
     SCHEMAS,
@@ -80,6 +81,11 @@ class _Broker:
         self.failures.append(error)
 
 
+def maintenance(broker: _Broker, directory: LogDirectory) -> LogMaintenance:
+    context = cast(BrokerContext, broker)
+    return log_maintenance_of(context, broker.partitions, directory, log_failed=broker.log_failed)
+
+
 def _name(directory: LogDirectory) -> None:
     """Have a checkpoint name all logs, so that none is written for that."""
     directory.checkpoint()
@@ -94,7 +100,7 @@ def _keep_up(directory: LogDirectory, until: Callable[[_Broker], object], *hoste
     async def run() -> _Broker:
         broker = _Broker()
         broker.partitions.extend(hosted)
-        log_maintenance = LogMaintenance(cast(BrokerState, broker), directory)
+        log_maintenance = maintenance(broker, directory)
         log_maintenance.start()
         try:
             await asyncio.wait_for(met(broker), 60)
@@ -173,7 +179,7 @@ def test_a_new_schema_is_stored_outside_the_event_loop() -> None:
 
     async def run() -> None:
         broker = _Broker()
-        log_maintenance = LogMaintenance(cast(BrokerState, broker), directory)
+        log_maintenance = maintenance(broker, directory)
         log_maintenance.committed(partition)
         log_maintenance.committed(partition)
         (work,) = broker.tasks
@@ -199,7 +205,7 @@ def test_long_lived_objects_are_frozen_for_the_garbage_collector(
     monkeypatch.setattr(gc, "unfreeze", lambda: done.append("unfreeze"))
     directory = open_directory(tmp_path)
     broker = _Broker()
-    subject = LogMaintenance(cast(BrokerState, broker), directory)
+    subject = maintenance(broker, directory)
 
     def look(partitions: int, on_disk: int) -> list[str]:
         broker.partitions[:] = [cast(Partition, None)] * partitions
@@ -237,7 +243,7 @@ def test_the_failure_of_an_abandoned_flush_is_reported_at_the_end(broken: bool) 
         broker = _Broker()
         broker.config = broker_config({"log.checkpoint.interval.ms": "600000"})
         broker.partitions.append(partition)
-        log_maintenance = LogMaintenance(cast(BrokerState, broker), directory)
+        log_maintenance = maintenance(broker, directory)
         log_maintenance.start()
         assert await asyncio.to_thread(disk.syncing.wait, 60)
         log_maintenance.close()

@@ -13,17 +13,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.internal_topics import TRANSACTIONS
 from sparklog.broker.replication.cleaner import Cleaner
-from sparklog.broker.replication.leader_and_isr import handle_control_update
 from sparklog.broker.replication.log_maintenance import LogMaintenance
 from sparklog.broker.replication.partition import Answer, Partition, PendingProduce
-from sparklog.broker.replication.partition_effects import PartitionEffects
-from sparklog.broker.replication.partitions import Partitions
-from sparklog.broker.requests.fetch import Fetches
-from sparklog.broker.state import BrokerState
+from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
 from sparklog.broker.transactions.hanging_transactions import HangingTransactions
-from sparklog.config import broker_config
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
+from sparklog.broker.transactions.marker_append import MarkerAppend
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.net.server import ServerConnection
@@ -31,12 +28,11 @@ from sparklog.protocol.messages import ControlUpdate, PartitionDecision, TopicCh
 from sparklog.record.codec import encode_batch
 from sparklog.record.marker import Marker, encode_marker
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
-from sparklog.replica.fetch_session import SessionCache
 from sparklog.replica.purgatory import NEVER
 from sparklog.storage.log import Log
 from sparklog.storage.log_directory import LogDirectory
 from tests.broker.staged import until
-from tests.broker.support import broker_state, rows
+from tests.broker.support import LocalReplicas, broker_context, log_maintenance, rows
 
 _MANY = 300
 _INTERVALS = {
@@ -49,8 +45,8 @@ _INTERVALS = {
 class _Around:
     """Surroundings that tell of roles, and of what is committed."""
 
-    def __init__(self, broker: BrokerState, log_maintenance: LogMaintenance) -> None:
-        self.now_ms = broker.now_ms
+    def __init__(self, broker: LocalReplicas, log_maintenance: LogMaintenance) -> None:
+        self.now_ms = broker.context.now_ms
         self.role_changed = broker.partitions.role_changed
         self.high_watermark_moved = log_maintenance.committed
 
@@ -74,17 +70,28 @@ class _Stage:
     """Broker 1, alone with what it leads; upkeep and the cleaner are at work. Made and used in a running loop."""
 
     def __init__(self, directory: LogDirectory, path: Path) -> None:
-        self.broker = broker_state(1, path)
-        self.broker.config = broker_config(_INTERVALS)
-        self.broker.registry = cast(ZkRegistration, SimpleNamespace(vouch=lambda: None))
-        self.broker.incarnation = 1
-        self.broker.partitions = self.partitions = Partitions(self.broker, directory)
-        self.broker.fetches = Fetches(self.broker, SessionCache(slots=10))
-        self.broker.hanging = HangingTransactions(self.broker)
-        self.log_maintenance = LogMaintenance(self.broker, directory)
-        self.cleaner = Cleaner(self.broker)
-        self.partitions.effects = cast(PartitionEffects, _Around(self.broker, self.log_maintenance))
+        self.context = broker_context(settings=_INTERVALS)
+        self.context.incarnation = 1
+        self.broker = LocalReplicas(self.context, directory, self._around)
+        self.partitions = self.broker.partitions
+        self.hanging = HangingTransactions(
+            self.context,
+            self.partitions,
+            epochs=CoordinatorEpochs(self.context.cache),
+            markers=cast(MarkerAppend, None),
+            transactions=HostedCoordinators(self.context, TRANSACTIONS),
+        )
+        self.cleaner = Cleaner(self.context, self.partitions, lambda partition, error: None)
         self._told = 0
+
+    def _around(self, broker: LocalReplicas) -> _Around:
+        self.log_maintenance = log_maintenance(
+            self.context,
+            broker.partitions,
+            broker.partitions.directory,
+            log_start_moved=broker.fetches.log_start_moved,
+        )
+        return _Around(broker, self.log_maintenance)
 
     async def tell(self, count: int, config: dict[str, str], *, leader: int = 1, with_schema: bool = True) -> None:
         """The controller's word of topic t."""
@@ -97,7 +104,7 @@ class _Stage:
         update = ControlUpdate(0, "c", 1, 1, False, live, (topic,), known, sequence=self._told)
         answers: list[Any] = []
         connection = cast(ServerConnection, SimpleNamespace(reply=answers.append))
-        handle_control_update(self.broker, connection, update, memoryview(b""))
+        self.broker.update(connection, update)
         await until(lambda: answers)
         assert not answers[0].failed
 
@@ -106,10 +113,10 @@ class _Stage:
 
     async def looked_after(self, times: int = 3) -> None:
         """All that is done again and again has been done so many times more."""
-        counters = self.broker.counters
+        counters = self.context.counters
         ends = {name: counters[name] + times for name in ("checkpoints", "retentions", "cleaner.looks")}
         await until(lambda: all(counters[name] >= end for name, end in ends.items()))
-        list(self.broker.hanging._open())
+        list(self.hanging._open())
 
 
 def _staged(tmp_path: Path, story: Callable[[_Stage], Coroutine[Any, Any, None]]) -> None:
@@ -125,7 +132,7 @@ def _staged(tmp_path: Path, story: Callable[[_Stage], Coroutine[Any, Any, None]]
             stage.cleaner.close()
             stage.log_maintenance.close()
             stage.partitions.stop_timer()
-            await stage.broker.end_tasks()
+            await stage.context.end_tasks()
 
     try:
         asyncio.run(asyncio.wait_for(go(), 60))
@@ -139,13 +146,13 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def counted(self: LogMaintenance) -> None:
         await retain(self)
-        self._broker.counters["retentions"] += 1
+        self._context.counters["retentions"] += 1
 
     dirtiest = Cleaner._dirtiest
 
     async def looked(self: Cleaner) -> Partition | None:
         found = await dirtiest(self)
-        self._broker.counters["cleaner.looks"] += 1
+        self._context.counters["cleaner.looks"] += 1
         return found
 
     monkeypatch.setattr(LogMaintenance, "_retain", counted)
@@ -333,7 +340,7 @@ def test_a_dropped_partition_leaves_the_index(tmp_path: Path) -> None:
         assert set(work.due(2**62)) == set(work.in_transaction()) == set(stage.partitions)
         gone, stays = stage.hosted(0), stage.hosted(1)
         _produce(gone)
-        stage.partitions.drop(gone)
+        stage.broker.replicas.drop(gone)
         assert work.due(2**62) == work.in_transaction() == [stays] and gone not in work._changed
 
     _staged(tmp_path, story)

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.broker.requests.add_partitions import _create_partitions
-from sparklog.broker.requests.admin import _create_topic
+from sparklog.broker.requests.add_partitions import CreatePartitionsRequests
+from sparklog.broker.requests.admin import TopicRequests
 from sparklog.controller import placement
 from sparklog.controller.assignment_spread import Spread
 from sparklog.controller.placement import FEW_PARTITIONS, MAX_NEW_PARTITIONS
@@ -45,14 +45,15 @@ def outcome(request: CreateTopic | CreatePartitions, *, before: int = 1) -> tupl
     """What the request is refused with, and how many partitions the topic would have."""
 
     async def test() -> tuple[BrokerError, int]:
-        broker = Stage().broker
+        stage = Stage()
         registry = Registry(TopicRecord("t", "t-id", ((0, 1),) * before, (), config={}))
-        broker.registry = cast(Any, registry)
+        stage.registry.answers = registry
         with pytest.raises(BrokerError) as caught:
             if isinstance(request, CreateTopic):
-                await _create_topic(broker, request)
+                await TopicRequests(stage.context, cast(Any, stage.registry))._create_topic(request)
             else:
-                await _create_partitions(broker, request)
+                requests = CreatePartitionsRequests(stage.context, cast(Any, stage.registry))
+                await requests._create_partitions(request)
         return caught.value, len(registry.written[0].assignment) if registry.written else 0
 
     return asyncio.run(test())

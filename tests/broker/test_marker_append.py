@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from sparklog.broker.transactions import marker_append
-from sparklog.broker.transactions.marker_append import handle_write_markers
+from sparklog.broker.transactions import fenced_producers
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import PartitionResult, TransactionMarker, WriteMarkers, WriteMarkersReply
@@ -27,7 +26,7 @@ def three_partitions() -> tuple[Stage, list[Hosted]]:
     found = [stage.hosted, Hosted(TopicPartition("t", 1)), Hosted(TopicPartition("t", 2))]
     for hosted in found:
         hosted.log.open[7] = OpenTransaction(0, 3)
-        stage.broker.partitions[hosted.tp] = hosted  # type: ignore[index]
+        stage.partitions[hosted.tp] = hosted
     return stage, found
 
 
@@ -39,32 +38,32 @@ def test_one_failing_marker_does_not_stop_the_others() -> None:
         nothing = lambda: None  # noqa: E731
         connection = cast(Any, SimpleNamespace(reply=replies.append, hold=nothing, release=nothing))
         request = WriteMarkers(3, tuple(marker(number) for number in range(3)))
-        handle_write_markers(stage.broker, connection, request, memoryview(b""))
+        stage.handle(connection, request)
         await until(lambda: replies)
         (reply,) = replies
         assert isinstance(reply, WriteMarkersReply)
         codes = [result.code for result in reply.results]
         assert codes == [ErrorCode.NONE, ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NONE]
-        assert stage.broker.markers.fenced(broken.tp, 7), "its producer may not write any more, all the same"
+        assert stage.broker.fences.has(broken.tp, 7), "its producer may not write any more, all the same"
 
     asyncio.run(story())
 
 
 @pytest.mark.alone
 def test_a_broker_forgets_the_oldest_fenced_producers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marker_append, "_FENCED_KEPT", 40_000)
-    found = marker_append.MarkerAppend(cast(Any, SimpleNamespace()))
+    monkeypatch.setattr(fenced_producers, "_FENCED_KEPT", 40_000)
+    found = fenced_producers.FencedProducers()
 
     def fence(first: int, count: int) -> float:
         began_s = time.thread_time()
         for producer_id in range(first, first + count):
-            found._fence(TP, producer_id)
+            found.add(TP, producer_id)
         return time.thread_time() - began_s
 
     fence(0, 40_000)
     took_s = fence(40_000, 40_000)
-    assert not found.fenced(TP, 39_999)
-    assert found.fenced(TP, 40_000) and found.fenced(TP, 79_999)
+    assert not found.has(TP, 39_999)
+    assert found.has(TP, 40_000) and found.has(TP, 79_999)
     # A search for the oldest among all that were removed takes about 10 us for each producer: 0.4 s.
     assert took_s < 0.15
 
@@ -90,7 +89,7 @@ def test_a_marker_for_an_earlier_topic_of_that_name_is_refused() -> None:
         told: list[PartitionResult] = []
         stage.broker.markers.write(marker(0, topic_id="an earlier one"), told.append)
         assert told[0].code == ErrorCode.INCONSISTENT_TOPIC_ID and not hosted.appended
-        assert not stage.broker.markers.fenced(TP, 7)
+        assert not stage.broker.fences.has(TP, 7)
         stage.broker.markers.write(marker(0, topic_id=TOPIC_ID), told.append)
         assert told[1].code == ErrorCode.NONE and len(hosted.appended) == 1
 

@@ -83,7 +83,7 @@ def test_one_failing_local_marker_does_not_stop_the_others(monkeypatch: pytest.M
         send(stage, host, marker(topic_id=TOPIC_ID), marker(topic_id=""))
         await until(lambda: len(host.written) == 2)
         assert set(host.written) == {Place("t", 0, TOPIC_ID), Place("t", 0, "")}
-        assert stage.broker.counters["transactions.markers.failed"] == 1
+        assert stage.context.counters["transactions.markers.failed"] == 1
 
     asyncio.run(story())
 
@@ -124,10 +124,10 @@ def test_an_invalid_response_of_another_broker_is_retried() -> None:
 def elsewhere(ask: Ask) -> Stage:
     """Broker 2 leads the marker's partition."""
     stage = Stage(ask)
-    known = stage.broker.cache.partition(stage.hosted.tp)
+    known = stage.context.cache.partition(stage.hosted.tp)
     assert known is not None
     state = type(known.state)(2, 2, (2,), 1)
-    stage.broker.cache.state_written(stage.hosted.tp, state, version=9, topic_id=TOPIC_ID)
+    stage.context.cache.state_written(stage.hosted.tp, state, version=9, topic_id=TOPIC_ID)
     return stage
 
 
@@ -138,13 +138,13 @@ def test_a_topic_this_broker_does_not_know_yet_gets_its_marker() -> None:
         stage, host = Stage(), Coordinator()
         stage.hosted.log.open[7] = OpenTransaction(0, 3)
         zookeeper = Zookeeper(ClusterError("away"), True)
-        stage.broker.registry = cast(Any, zookeeper)
+        stage.registry.answers = zookeeper
         stage.tell(topics=False)
         send(stage, host, marker(), marker(1))
         await until(lambda: len(zookeeper.asked) >= 3)
         assert not host.written, "a marker was given up for a topic that is there"
         other = Hosted(TopicPartition("t", 1))
-        stage.broker.partitions[other.tp] = other  # type: ignore[index]
+        stage.partitions[other.tp] = other
         stage.tell()
         await until(lambda: Place("t", 0, TOPIC_ID) in host.written)
         assert len(stage.hosted.appended) == 1
@@ -159,7 +159,7 @@ def test_markers_of_a_deleted_topic_are_not_needed(anew: bool) -> None:
     async def story() -> None:
         stage, host = Stage(), Coordinator()
         zookeeper = Zookeeper(False)
-        stage.broker.registry = cast(Any, zookeeper)
+        stage.registry.answers = zookeeper
         stage.tell(topics=anew, topic_id="anew")
         send(stage, host, marker(), marker(1))
         await until(lambda: len(host.written) == 2)
@@ -178,17 +178,17 @@ def test_offsets_are_handed_over_despite_failures(monkeypatch: pytest.MonkeyPatc
             assert isinstance(message, CommitOffsets) and message.transaction == ("k", 1)
             return replies.pop(0)
 
-        async def is_there(broker: object, name: str) -> None:
+        async def is_there(name: str) -> None:
             pass
 
-        monkeypatch.setattr(marker_sender, "make_topic", is_there)
         monkeypatch.setattr(marker_sender, "coordinator_of", lambda *_: 2)
         stage = Stage(ask)
+        monkeypatch.setattr(stage.broker.internal_topics, "create", is_there)
         host = SimpleNamespace(ended=False, step=told.append)
         offsets = SendOffsets("k", 1, "g", (GroupOffset("t", 0, 5),))
         stage.broker.marker_sender.send_offsets(cast(Any, host), offsets)
         await until(lambda: told)
         assert told == [OffsetsWritten("k", 1, "g")]
-        assert stage.broker.counters["transactions.offsets.failed"] == 1
+        assert stage.context.counters["transactions.offsets.failed"] == 1
 
     asyncio.run(story())

@@ -11,10 +11,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from sparklog.broker.lifecycle.zk_registration import ZkRegistration
-from sparklog.broker.replication.leader_and_isr import handle_control_update
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.replication.partition_effects import PartitionEffects
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
@@ -25,18 +22,18 @@ from sparklog.replica.events import Event
 from sparklog.replica.purgatory import NEVER
 from sparklog.storage.log_directory import LogDirectory
 from tests.broker.staged import until
-from tests.broker.support import broker_state
+from tests.broker.support import LocalReplicas, broker_context
 
 
 def test_a_broker_without_metadata_calls_no_topic_unknown(tmp_path: Path) -> None:
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     try:
-        broker = broker_state(1, tmp_path)
-        partitions = Partitions(broker, directory)
+        context = broker_context()
+        partitions = Partitions(context, directory)
         with pytest.raises(BrokerError) as caught:
             partitions.require(TopicPartition("t", 0))
         assert caught.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-        broker.cache.controller_epoch = 1
+        context.cache.controller_epoch = 1
         with pytest.raises(BrokerError) as caught:
             partitions.require(TopicPartition("t", 0))
         assert caught.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -64,13 +61,13 @@ def test_a_timer_that_waits_long_delays_no_other(tmp_path: Path, monkeypatch: py
     """A thousand followers are lost within two milliseconds: their leaders shrink the ISRs within two, not when the
     first of them wants to be woken again."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
-    broker = broker_state(1, tmp_path)
+    context = broker_context()
     clock_ms = 1000
-    monkeypatch.setattr(broker, "now_ms", lambda: clock_ms)
+    monkeypatch.setattr(context, "now_ms", lambda: clock_ms)
 
     async def scenario() -> None:
         nonlocal clock_ms
-        partitions = Partitions(broker, directory)
+        partitions = Partitions(context, directory)
         first, second = Waiting(partitions, 1001), Waiting(partitions, 1002)
         for partition in (first, second):
             partitions.deadline_moved(cast(Partition, partition))
@@ -109,27 +106,25 @@ def told(leader: int, isr: tuple[int, ...], version: int) -> ControlUpdate:
 def test_a_stopping_replica_counts_until_the_controller_decides(tmp_path: Path, broken: bool) -> None:
     """A replica that is offline follows no decision: it would take itself for a member of the ISR for ever."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
-    broker = broker_state(1, tmp_path)
-    broker.partitions = partitions = Partitions(broker, directory)
-    partitions.effects = cast(PartitionEffects, Still())
+    broker = LocalReplicas(broker_context(), directory, lambda _: Still())
+    partitions = broker.partitions
     answers: list[ControlUpdateReply] = []
     connection = cast(ServerConnection, SimpleNamespace(reply=answers.append))
-    broker.registry = cast(ZkRegistration, SimpleNamespace(vouch=lambda: None))
 
     async def scenario() -> None:
-        broker.incarnation = 1
-        handle_control_update(broker, connection, told(0, (0, 1), 1), memoryview(b""))
+        broker.context.incarnation = 1
+        broker.update(connection, told(0, (0, 1), 1))
         await until(lambda: len(answers) == 1)
         [partition] = partitions
         assert partition.replica.role == "follower" and partitions.counted_on(partition)
         if broken:
             partition.fail(StorageError("the disk is gone"))
         assert partitions.counted_on(partition)
-        handle_control_update(broker, connection, told(0, (0,), 2), memoryview(b""))
+        broker.update(connection, told(0, (0,), 2))
         await until(lambda: len(answers) == 2)
         assert [failure[2] for failure in answers[1].failed] == [ErrorCode.KAFKA_STORAGE_ERROR] * broken
         assert not partitions.counted_on(partition)
-        await broker.end_tasks()
+        await broker.context.end_tasks()
 
     try:
         asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -140,21 +135,19 @@ def test_a_stopping_replica_counts_until_the_controller_decides(tmp_path: Path, 
 def test_a_newly_compacted_topic_is_scheduled_for_cleaning_at_once(tmp_path: Path) -> None:
     """Nobody goes through all there are for that."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
-    broker = broker_state(1, tmp_path)
-    broker.partitions = partitions = Partitions(broker, directory)
-    partitions.effects = cast(PartitionEffects, Still())
-    broker.registry = cast(ZkRegistration, SimpleNamespace(vouch=lambda: None))
+    broker = LocalReplicas(broker_context(), directory, lambda _: Still())
+    partitions = broker.partitions
     connection = cast(ServerConnection, SimpleNamespace(reply=lambda _: None))
 
     def tell(policy: str, version: int) -> list[int]:
         update = told(0, (0, 1), version)
         topics = (msgspec.structs.replace(update.topics[0], config={"cleanup.policy": policy}),)
         update = msgspec.structs.replace(update, topics=topics)
-        handle_control_update(broker, connection, update, memoryview(b""))
+        broker.update(connection, update)
         return [partition.tp.partition for partition in partitions.maintenance_index.to_clean(0)]
 
     try:
-        broker.incarnation = 1
+        broker.context.incarnation = 1
         assert [tell(policy, n) for n, policy in enumerate(("delete", "compact", "delete", "compact"), 1)] == [
             [],
             [0],
@@ -162,7 +155,7 @@ def test_a_newly_compacted_topic_is_scheduled_for_cleaning_at_once(tmp_path: Pat
             [0],
         ]
         [partition] = partitions
-        partitions.drop(partition)
+        broker.replicas.drop(partition)
         assert partitions.maintenance_index.to_clean(2**62) == []
     finally:
         directory.close()

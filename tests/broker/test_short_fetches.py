@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 
 from sparklog.broker.replication.partition import Partition
 from sparklog.broker.requests import open_fetch
-from sparklog.broker.requests.fetch import handle_fetch
 from sparklog.broker.requests.open_fetch import OpenFetch
-from sparklog.broker.state import BrokerState
 from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import Fetch, FetchPartition
 from sparklog.replica.fetch_session import FULL, SessionCache
 from sparklog.replica.replica import Replica
+from tests.broker.support import LocalReplicas
 from tests.broker.test_fetches import INCARNATION, Line, led, produce
 
 _FOLLOWERS = (0, 2)
@@ -55,7 +54,7 @@ steps = st.one_of(
 class _Stage:
     """Two followers of two partitions, each with a session that was told all there is."""
 
-    def __init__(self, broker: BrokerState) -> None:
+    def __init__(self, broker: LocalReplicas) -> None:
         self.broker = broker
         self.partitions = [broker.partitions.require(TopicPartition("t", one)) for one in range(_PARTITIONS)]
         self.lines = {follower: Line() for follower in _FOLLOWERS}
@@ -86,7 +85,7 @@ class _Stage:
             epoch,
             tuple(named),
         )
-        handle_fetch(self.broker, cast(ServerConnection, self.lines[follower]), request, memoryview(b""))
+        self.broker.fetches.handle(cast(ServerConnection, self.lines[follower]), request, memoryview(b""))
 
     def linger(self) -> None:
         """As if so much time had passed that whoever lingers is answered, and nobody else."""
@@ -115,14 +114,14 @@ class _Stage:
             [sorted((number, reply) for number, (reply, _) in line.answers.items()) for line in self.lines.values()],
             [(dict(one.reported), list(one.due), one.epoch) for one in sessions],
             [(one.log.log_start_offset, one.log.log_end_offset, one.replica.high_watermark) for one in self.partitions],
-            dict(self.broker.counters),
+            dict(self.broker.context.counters),
         ]
 
 
 def _answers(script: list[tuple[str, Any]], taken: Counter[str], *, short: bool) -> list[object]:
     found: list[object] = []
 
-    async def scenario(broker: BrokerState, partition: Partition) -> None:
+    async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         stage = _Stage(broker)
         for kind, what in script:
             await stage.step(kind, what)

@@ -7,17 +7,19 @@ import errno
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.lifecycle.shutdown_flush import ShutdownFlush
-from sparklog.broker.state import BrokerState
-from sparklog.config import broker_config
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import BrokerError
 from sparklog.storage import clean_shutdown
 from sparklog.storage.checkpoints import read_checkpoint
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.testing.sim_disk import SimDisk
+from tests.broker.support import broker_context
 from tests.storage.batches import LOG_DIR, TP, create_log, fill, open_directory
 
 
@@ -40,21 +42,9 @@ def one_log_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
 
 
-def _broker(led: int) -> BrokerState:
-    def unexpected(*args: Any) -> None:
-        raise AssertionError(args)
-
-    broker = BrokerState(
-        0,
-        "c",
-        log_dir="",
-        config=broker_config({}),
-        on_log_failed=unexpected,
-        on_id_taken=unexpected,
-        restart=unexpected,
-    )
-    broker.partitions = cast(Any, SimpleNamespace(led=led))
-    return broker
+def _ahead(directory: LogDirectory, led: int) -> tuple[ShutdownFlush, BrokerContext, SimpleNamespace]:
+    context, partitions = broker_context(), SimpleNamespace(led=led, directory=directory)
+    return ShutdownFlush(context, cast(Partitions, partitions)), context, partitions
 
 
 async def _until(true: Callable[[], bool]) -> None:
@@ -72,16 +62,15 @@ def test_logs_are_flushed_at_once_and_after_the_leaderships_move() -> None:
     fill(log, 2)
 
     async def stop() -> None:
-        broker = _broker(led=2)
-        ahead = ShutdownFlush(broker, directory)
+        ahead, context, partitions = _ahead(directory, led=2)
         await _until(lambda: log.durability.is_clean)
         fill(log, 1)
-        broker.partitions = cast(Any, SimpleNamespace(led=1))
-        broker.roles_changed()
+        partitions.led = 1
+        context.roles_changed()
         await asyncio.sleep(0.01)
         assert not log.durability.is_clean, "one is left"
-        broker.partitions = cast(Any, SimpleNamespace(led=0))
-        broker.roles_changed()
+        partitions.led = 0
+        context.roles_changed()
         await _until(lambda: log.durability.is_clean)
         await ahead.end()
 
@@ -102,7 +91,7 @@ def test_the_running_flush_round_is_awaited_and_is_the_last() -> None:
     fill(create_log(directory), 2)
 
     async def stop() -> None:
-        ahead = ShutdownFlush(_broker(led=0), directory)
+        ahead, *_ = _ahead(directory, led=0)
         await _until(lambda: disk.rounds == 1)
         ended = asyncio.ensure_future(ahead.end())
         await asyncio.sleep(0.01)
@@ -124,7 +113,7 @@ def test_a_disk_that_lost_data_prevents_a_clean_stop_without_delay(led: int) -> 
     disk.fail_next("sync_file_system", errno.EIO)
 
     async def stop() -> None:
-        ahead = ShutdownFlush(_broker(led=led), directory)
+        ahead, *_ = _ahead(directory, led=led)
         await _until(lambda: directory.offline is not None)
         await asyncio.sleep(0.05)
         await ahead.end()
@@ -145,7 +134,7 @@ def test_no_room_for_the_checkpoint_is_the_stops_own_concern() -> None:
     disk.capacity_bytes = disk.used_bytes
 
     async def stop() -> None:
-        ahead = ShutdownFlush(_broker(led=1), directory)
+        ahead, *_ = _ahead(directory, led=1)
         await _until(lambda: log.durability.is_clean)
         await ahead.end()
 

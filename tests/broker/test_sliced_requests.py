@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from sparklog.broker.groups.group_requests import GroupRequests
 from sparklog.broker.requests import fetch, open_fetch, slices
-from sparklog.broker.requests.dispatch import HANDLERS
-from sparklog.broker.requests.fetch import Fetches
 from sparklog.coordinator.group_offsets import Groups
 from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, OffsetKey, group_record
 from sparklog.errors import ErrorCode
@@ -34,7 +33,6 @@ from sparklog.protocol.messages import (
     TransactionMarker,
     WriteMarkers,
 )
-from sparklog.replica.fetch_session import SessionCache
 from tests.broker.staged import Stage, until
 
 COUNT = 300
@@ -80,9 +78,14 @@ async def turns_until(true: Callable[[], object]) -> int:
 
 
 def staged() -> Stage:
-    stage = Stage()
-    stage.broker.fetches = Fetches(stage.broker, SessionCache(slots=10, first_id=1))
-    return stage
+    return Stage()
+
+
+def group_requests(stage: Stage, groups: object) -> GroupRequests:
+    """The handlers of requests about groups; ``groups`` returns the coordinator of each."""
+    broker = stage.broker
+    takes_part = broker.hanging.takes_part
+    return GroupRequests(stage.context, broker.access, broker.slices, groups=cast(Any, groups), takes_part=takes_part)
 
 
 def wanted(name: str) -> FetchPartition:
@@ -107,7 +110,7 @@ def consumer_fetch(cid: int, partitions: tuple[FetchPartition, ...], max_wait_ms
 def test_each_entry_of_a_request_may_be_a_separate_turn(request_: Request) -> None:
     async def test() -> None:
         stage, connection = staged(), Connection()
-        HANDLERS[type(request_)](stage.broker, cast(Any, connection), request_, memoryview(b""))
+        stage.handle(connection, request_)
         assert not connection.replies
         assert await turns_until(lambda: connection.replies) > COUNT / 2
         (reply,) = connection.replies
@@ -115,7 +118,7 @@ def test_each_entry_of_a_request_may_be_a_separate_turn(request_: Request) -> No
         results = reply.partitions if isinstance(reply, FetchReply) else reply.results
         assert [result.code for result in results] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * COUNT
         await turns_until(lambda: not connection.held)
-        await stage.broker.end_tasks()
+        await stage.context.end_tasks()
 
     asyncio.run(test())
 
@@ -133,9 +136,9 @@ def test_offsets_of_many_partitions_are_looked_at_in_turns() -> None:
             def of(self, group: str) -> Host:
                 return Host()
 
-        stage.broker.coordinators = cast(Any, type("Coordinators", (), {"groups": Groups()})())
+        requests = group_requests(stage, Groups())
         request = CommitOffsets(7, "g", tuple(GroupOffset(name, 0, 0) for name in NAMES))
-        HANDLERS[CommitOffsets](stage.broker, cast(Any, connection), request, memoryview(b""))
+        requests.commit_offsets(cast(Any, connection), request, memoryview(b""))
         assert await turns_until(lambda: committed) > COUNT / 2
         assert committed == [0]
 
@@ -150,8 +153,8 @@ def test_all_offsets_of_a_group_are_collected_in_turns() -> None:
         values = [CommittedOffset(FORMAT_VERSION, offset, 0) for offset in offsets]
         groups.load([group_record(*found) for found in zip(keys, values, strict=True)])
         host = SimpleNamespace(groups=groups)
-        stage.broker.coordinators = cast(Any, SimpleNamespace(groups=SimpleNamespace(of=lambda _: host)))
-        HANDLERS[FetchOffsets](stage.broker, cast(Any, connection), FetchOffsets(7, "g"), memoryview(b""))
+        requests = group_requests(stage, SimpleNamespace(of=lambda _: host))
+        requests.fetch_offsets(cast(Any, connection), FetchOffsets(7, "g"), memoryview(b""))
         groups.load([group_record(keys[-1], None)])  # A change in a later turn is not in the response.
         assert await turns_until(lambda: connection.replies) > COUNT / 2
         expected = tuple(sorted(offsets, key=lambda offset: offset.topic))
@@ -233,8 +236,10 @@ def test_a_connection_has_few_fetches_that_wait(monkeypatch: pytest.MonkeyPatch)
     async def test() -> None:
         stage, connection, other = staged(), Connection(), Connection()
         for cid in range(20):
-            stage.broker.fetches.handle(cast(Any, connection), consumer_fetch(cid, (wanted("t"),), 60_000))
-        stage.broker.fetches.handle(cast(Any, other), consumer_fetch(1, (wanted("t"),), 60_000))
+            stage.broker.fetches.handle(
+                cast(Any, connection), consumer_fetch(cid, (wanted("t"),), 60_000), memoryview(b"")
+            )
+        stage.handle(other, consumer_fetch(1, (wanted("t"),), 60_000))
         await asyncio.sleep(0)
         assert [reply.cid for reply in connection.replies] == [0, 1, 2, 3]
         assert not other.replies
@@ -253,13 +258,13 @@ def test_beyond_the_broker_s_bound_fetches_wait_for_time_alone(monkeypatch: pyte
         fetches = stage.broker.fetches
         connections = [Connection() for _ in range(5)]
         for one in connections:
-            fetches.handle(cast(Any, one), consumer_fetch(1, (wanted("t"),), 60_000))
+            fetches.handle(cast(Any, one), consumer_fetch(1, (wanted("t"),), 60_000), memoryview(b""))
         assert not any(one.replies for one in connections)
         assert len(fetches._sessionless[("t", 0)]) == 3, "an append looks at no more"
         await until(lambda: all(one.replies for one in connections[3:]))
         assert not any(one.replies for one in connections[:3])
         fetches.connection_lost(cast(Any, connections[0]))
-        fetches.handle(cast(Any, connections[4]), consumer_fetch(2, (wanted("t"),), 60_000))
+        fetches.handle(cast(Any, connections[4]), consumer_fetch(2, (wanted("t"),), 60_000), memoryview(b""))
         assert len(fetches._sessionless[("t", 0)]) == 3, "there is room again"
         for one in connections:
             fetches.connection_lost(cast(Any, one))

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.throttle import CopyThrottle, TokenBucket, limit_of
-from sparklog.broker.state import BrokerState
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision, TopicChange
-from tests.broker.support import broker_state
+from tests.broker.support import broker_context
 
 RATE = 1000
 
@@ -90,7 +90,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
         return self._clock.now_s
 
 
-class LoopTimed(BrokerState):
+class LoopTimed(BrokerContext):
     def now_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)
 
@@ -98,8 +98,8 @@ class LoopTimed(BrokerState):
 class Subject:
     """A throttle of broker 2 with a clock of its own."""
 
-    def __init__(self, log_dir: Path, broker_type: type[BrokerState] = BrokerState) -> None:
-        self.broker = broker_state(2, log_dir, broker_type)
+    def __init__(self, kind: type[BrokerContext] = BrokerContext) -> None:
+        self.broker = broker_context(2, kind)
         self.throttle = CopyThrottle(self.broker)
         self.broker.metadata_listeners.append(self.throttle.metadata_changed)
         self.resumed: list[int] = []
@@ -123,7 +123,7 @@ class Subject:
 
 
 def test_the_smallest_limit_counts_for_all_throttled_replicas(tmp_path: Path) -> None:
-    subject = Subject(tmp_path)
+    subject = Subject()
     subject.tell(move(0), move(1, throttle_bytes=3 * RATE), move(2, throttle_bytes=0))
     limits = [subject.throttle.limit(TopicPartition("t", number)) for number in range(4)]
     assert limits == [RATE, RATE, 0, 0]
@@ -134,7 +134,7 @@ def test_the_smallest_limit_counts_for_all_throttled_replicas(tmp_path: Path) ->
 
 def test_throttled_partitions_return_one_by_one_or_when_in_sync(tmp_path: Path) -> None:
     async def test() -> None:
-        subject = Subject(tmp_path)
+        subject = Subject()
         fast = 200_000  # bytes a second: a share of 20,000 takes 0.1 s
         subject.tell(*(move(number, throttle_bytes=fast) for number in range(4)))
         assert subject.throttle.limit(TopicPartition("t", 0)) == fast
@@ -192,7 +192,7 @@ def test_copying_keeps_to_the_limit_and_uses_it_fully(
     limit, seconds = 1_000_000, 60
 
     async def copy() -> list[tuple[float, int]]:
-        subject = Subject(tmp_path, LoopTimed)
+        subject = Subject(LoopTimed)
         subject.tell(*(move(number, throttle_bytes=limit) for number in range(partitions)))
         copier = Copier(subject, answer_s, batch_bytes)
         for number in range(partitions):

@@ -10,13 +10,11 @@ import asyncio
 import gc
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
-from sparklog.broker.requests.dispatch import HANDLERS
-from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.transactions.coordinator_runtime import _encoded
 from sparklog.coordinator.effects import Append
 from sparklog.coordinator.events import AddRequested, Appended, BeginRequested
@@ -49,7 +47,6 @@ from sparklog.protocol.messages import (
     decode_request,
     encode_message,
 )
-from sparklog.replica.fetch_session import SessionCache
 from tests.broker.staged import Stage
 from tests.broker.test_sliced_requests import Connection, turns_until
 
@@ -96,15 +93,14 @@ def longest_turn_s(request: Request) -> float:
 
     async def test() -> float:
         stage, connection = Stage(), Answered()
-        stage.broker.fetches = Fetches(stage.broker, SessionCache(slots=10, first_id=1))
         await asyncio.sleep(0)
         loop.longest_s = 0.0
         await asyncio.sleep(0)
-        HANDLERS[type(request)](stage.broker, cast(Any, connection), decode_request(header), memoryview(b""))
+        stage.handle(connection, decode_request(header))
         await turns_until(lambda: connection.replies)
         await asyncio.sleep(0)
         assert connection.replies[0].cid == 7
-        await stage.broker.end_tasks()
+        await stage.context.end_tasks()
         return loop.longest_s
 
     loop = Loop()
@@ -152,9 +148,8 @@ def test_no_header_takes_long_to_decode(tag: str) -> None:
 def refusal(request: Request) -> BrokerError:
     async def test() -> BrokerError:
         stage, connection = Stage(), Connection()
-        stage.broker.fetches = Fetches(stage.broker, SessionCache(slots=10, first_id=1))
         with pytest.raises(BrokerError) as caught:
-            HANDLERS[type(request)](stage.broker, cast(Any, connection), request, memoryview(b""))
+            stage.handle(connection, request)
         return caught.value
 
     return asyncio.run(test())

@@ -34,7 +34,7 @@ class Asked:
             [(header, memoryview(body))],
             key="id:k",
             acks=ACKS_ALL,
-            deadline_ms=stage.broker.now_ms() + timeout_ms,
+            deadline_ms=stage.context.now_ms() + timeout_ms,
             append=self._append,
             on_result=self._answered,
         )
@@ -97,11 +97,11 @@ def test_a_deposed_coordinator_is_not_believed(heard: str) -> None:
         else:
             stage.broker.coordinator_epochs.record(0, 6)
         batch = Asked(stage)
-        await until(lambda: stage.broker.counters["verifications.retried"])
+        await until(lambda: stage.context.counters["verifications.retried"])
         assert not batch.over, "a deposed coordinator was believed"
         await until(lambda: batch.over)
         assert batch.appended == 1
-        assert stage.broker.counters["verifications.retried"] == 2
+        assert stage.context.counters["verifications.retried"] == 2
 
     play(story)
 
@@ -137,7 +137,7 @@ def test_a_verification_counts_only_in_its_own_epoch(change: str) -> None:
             case "follower":
                 stage.hosted.replica.is_leader = False
             case _:
-                del stage.broker.partitions[TP]  # type: ignore[attr-defined]
+                del stage.partitions[TP]
         answered.set()
         await until(lambda: batch.over)
         assert batch.answer is not None and batch.answer.code is ErrorCode.NOT_LEADER_OR_FOLLOWER

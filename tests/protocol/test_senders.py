@@ -7,7 +7,6 @@ from typing import get_args
 import msgspec
 import pytest
 
-from sparklog.broker.requests.dispatch import HANDLERS
 from sparklog.protocol.messages import (
     CONSUMER,
     CommitOffsets,
@@ -19,6 +18,7 @@ from sparklog.protocol.messages import (
     encode_message,
 )
 from sparklog.protocol.senders import SENDERS, Sender, sender_of
+from tests.broker.staged import Stage
 
 #: Requests of the wire that a connection answers by itself.
 HANDSHAKE = {"Hello", "Prove"}
@@ -29,7 +29,8 @@ def test_every_request_is_classified() -> None:
 
 
 def test_every_classified_request_has_a_handler() -> None:
-    assert {kind for kind in SENDERS if kind.__name__ not in HANDSHAKE} == HANDLERS.keys()
+    handlers = Stage().handlers
+    assert {kind for kind in SENDERS if kind.__name__ not in HANDSHAKE} == handlers.keys()
 
 
 def test_only_these_requests_need_a_proved_sender() -> None:

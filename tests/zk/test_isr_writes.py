@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import pytest
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.lifecycle import zk_registration as registry_module
 from sparklog.broker.lifecycle.zk_registration import ZkRegistration
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.state import BrokerState
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.replica.effects import WriteIsr
 from sparklog.replica.events import Event, IsrRefused, IsrWriteFailed, IsrWritten
@@ -27,7 +27,7 @@ from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkError, ZkUnreachable
 from sparklog.zk.ops import Op
 from sparklog.zk.session import ZkSession
-from tests.broker.support import broker_state
+from tests.broker.support import broker_context
 
 from .support import STATE, TOPIC, TP, broker, opened, put_state, until
 
@@ -57,10 +57,16 @@ class Leading:
             self.write()
 
 
-def leading(store: ClusterStore, directory: Path) -> tuple[Leading, BrokerState]:
-    state = broker_state(1, directory)
-    state.partitions = cast(Any, SimpleNamespace(directory=None))
-    return Leading(ZkRegistration(state, store.session, broker(1))), state
+def leading(store: ClusterStore, directory: Path) -> tuple[Leading, BrokerContext]:
+    context = broker_context()
+    return Leading(registered(context, store)), context
+
+
+def registered(context: BrokerContext, store: ClusterStore) -> ZkRegistration:
+    """The registry on an open session, without a registration."""
+    registry = ZkRegistration(context, cast(Any, None), lambda error: None)
+    registry._opened = registry._use(store.session, broker(1))
+    return registry
 
 
 def answer_once(session: ZkSession, error: ZkError, *, carry_out: bool) -> None:
@@ -172,7 +178,7 @@ def test_isr_changes_are_gathered_while_more_are_being_written(connect: str, tmp
     async def scenario() -> None:
         async with opened(connect) as store:
             state = leading(store, tmp_path)[1]
-            registry = ZkRegistration(state, store.session, broker(1))
+            registry = registered(state, store)
             write_under_way(registry)
             begun = time.monotonic()
             for number in range(200):
@@ -201,7 +207,7 @@ def test_isr_changes_are_not_delayed_when_none_is_being_written(
     async def scenario() -> None:
         async with opened(connect) as store:
             state = leading(store, tmp_path)[1]
-            registry = ZkRegistration(state, store.session, broker(1))
+            registry = registered(state, store)
             answer = write_under_way(registry)
             changed(registry, 0)
             await asyncio.sleep(0.1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.state import BrokerState
 from sparklog.broker.transactions.coordinator_runtime import CoordinatorRuntime
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.assignor import TopicView
@@ -30,11 +32,26 @@ _SMALL_PART = 50
 _LONGEST_PAUSE_S = 10.0
 
 
+#: Returns whether a producer takes part in a transaction of a key, and the leader epoch of the coordinator that
+#: responded. Raises BrokerError if no coordinator has responded.
+TakesPart = Callable[[str, int], Coroutine[Any, Any, tuple[bool, int]]]
+
+
 class GroupHost(CoordinatorRuntime):
     """One led partition of the groups' topic."""
 
-    def __init__(self, broker: BrokerState, partition: Partition) -> None:
-        self.groups = Groups(_settings(broker.config))
+    def __init__(
+        self,
+        context: BrokerContext,
+        partition: Partition,
+        *,
+        registry: ZkRegistration,
+        takes_part: TakesPart,
+        log_start_moved: Callable[[Partition], None],
+    ) -> None:
+        self._registry = registry
+        self._takes_part = takes_part
+        self.groups = Groups(_settings(context.config))
         #: The last deleted topic at the last check.
         self._newest_deleted = ""
         self._update_timer: asyncio.TimerHandle | None = None
@@ -44,7 +61,7 @@ class GroupHost(CoordinatorRuntime):
         self._checks = 0
         #: Holds that are being checked: group, and key of the transaction.
         self._asking: set[tuple[str, str]] = set()
-        super().__init__(broker, partition, self.groups)
+        super().__init__(context, partition, self.groups, log_start_moved=log_start_moved)
 
     def perform(self, effect: Any) -> None:
         raise AssertionError(f"not an order of a group coordinator: {effect!r}")
@@ -54,15 +71,15 @@ class GroupHost(CoordinatorRuntime):
         if not self.unready:
             self._update_topics()
             self._drop_deleted()
-            self.broker.metadata_listeners.append(self._metadata_changed)
+            self.context.metadata_listeners.append(self._metadata_changed)
 
     def end(self) -> None:
         super().end()
         if self._update_timer is not None:
             self._update_timer.cancel()
             self._update_timer = None
-        if self._metadata_changed in self.broker.metadata_listeners:
-            self.broker.metadata_listeners.remove(self._metadata_changed)
+        if self._metadata_changed in self.context.metadata_listeners:
+            self.context.metadata_listeners.remove(self._metadata_changed)
 
     def check_holds(self, group: str, holds: Iterable[tuple[str, Hold]]) -> None:
         """Check whether these holds have ended without a message, for a member that waits for them.
@@ -72,11 +89,11 @@ class GroupHost(CoordinatorRuntime):
         for key, hold in holds:
             if (group, key) not in self._asking:
                 self._asking.add((group, key))
-                self.broker.spawn(self._check_hold(group, key, hold), f"transaction {key}, waited for by {group}")
+                self.context.spawn(self._check_hold(group, key, hold), f"transaction {key}, waited for by {group}")
 
     async def _check_hold(self, group: str, key: str, hold: Hold) -> None:
         try:
-            takes_part, epoch = await self.broker.hanging.takes_part(key, hold.producer_id)
+            takes_part, epoch = await self._takes_part(key, hold.producer_id)
             # A coordinator of an earlier epoch may not know the transaction; a later one has read its records.
             if not takes_part and epoch >= hold.coordinator_epoch and not self.unready:
                 self.step(HoldEnded(group, key, hold.producer_id))
@@ -86,7 +103,7 @@ class GroupHost(CoordinatorRuntime):
             self._asking.discard((group, key))
 
     def _metadata_changed(self) -> None:
-        newest = next(reversed(self.broker.cache.forgotten), "")
+        newest = next(reversed(self.context.cache.forgotten), "")
         if newest != self._newest_deleted:
             self._drop_deleted()
         if self._update_timer is None:
@@ -96,7 +113,7 @@ class GroupHost(CoordinatorRuntime):
         self._update_timer = None
         if not self.unready:
             began = time.monotonic()
-            self.step(TopicsSeen(_views(self.broker)))
+            self.step(TopicsSeen(_views(self.context.cache)))
             self._update_after_s = max(_TOGETHER_S, _SMALL_PART * (time.monotonic() - began))
 
     def _drop_deleted(self) -> None:
@@ -104,12 +121,12 @@ class GroupHost(CoordinatorRuntime):
 
         ZooKeeper is asked because this broker may be the last to learn of a new topic.
         """
-        forgotten = self.broker.cache.forgotten
+        forgotten = self.context.cache.forgotten
         self._newest_deleted = next(reversed(forgotten), "")
         unknown = []
         # In each check the topics without an id come first: while they wait, their name may come to mean another topic.
         for topic, topic_id in sorted(self.groups.topics(), key=lambda one: (one[1], one[0])):
-            known = self.broker.cache.topic(topic)
+            known = self.context.cache.topic(topic)
             if known is None or topic_id not in {"", known.change.topic_id}:
                 unknown.append((topic, topic_id))
         told = [one for one in unknown if one[1] in forgotten]
@@ -121,7 +138,7 @@ class GroupHost(CoordinatorRuntime):
             self._checks += 1
             self._in_question.update(dict.fromkeys(asked, self._checks))
             if not begun:
-                self.broker.spawn(self._drop_deleted_topics(), f"topics of {self.partition.tp}")
+                self.context.spawn(self._drop_deleted_topics(), f"topics of {self.partition.tp}")
 
     async def _drop_deleted_topics(self) -> None:
         """Ask ZooKeeper until it has responded for each topic in question, and drop the offsets of deleted ones.
@@ -148,7 +165,7 @@ class GroupHost(CoordinatorRuntime):
         gone: list[tuple[str, str]] = []
         for one, check in list(self._in_question.items()):
             try:
-                lives = await self.broker.registry.topic_lives(*one)
+                lives = await self._registry.topic_lives(*one)
             except (BrokerError, ClusterError) as error:
                 # This topic moves to the end: the error may concern it alone.
                 self._in_question[one] = self._in_question.pop(one)
@@ -164,12 +181,12 @@ class GroupHost(CoordinatorRuntime):
         return gone, None
 
 
-def _views(broker: BrokerState) -> dict[str, TopicView]:
+def _views(cache: MetadataCache) -> dict[str, TopicView]:
     """Return the topics that groups may read, as this broker knows them."""
-    racks = {one.broker_id: one.rack for one in broker.cache.brokers if one.rack}
+    racks = {one.broker_id: one.rack for one in cache.brokers if one.rack}
     views = {}
-    for name in broker.cache.topics():
-        topic = broker.cache.topic(name)
+    for name in cache.topics():
+        topic = cache.topic(name)
         if topic is None or is_internal(name) or not topic.partitions:
             continue
         count = len(topic.partitions)

@@ -10,10 +10,13 @@ from collections.abc import Callable, Generator, Iterable, Set
 
 import msgspec
 
-from sparklog.broker.groups.group_host import GroupHost
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.groups.group_host import GroupHost, TakesPart
+from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.broker.requests.access import Access
 from sparklog.broker.requests.delayed_replies import reply_later
-from sparklog.broker.requests.slices import Steps, answer_failure, answer_in_slices
-from sparklog.broker.state import BrokerState
+from sparklog.broker.requests.slices import Slices, Steps, answer_failure, answer_in_slices
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.effects import Assigned, Done, Outcome, Refused
 from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, HeartbeatRequested, HoldRequested
@@ -47,56 +50,206 @@ from sparklog.protocol.senders import Sender
 MAX_TOPICS = 10_000
 
 
-def handle_commit_offsets(
-    broker: BrokerState, connection: ServerConnection, request: CommitOffsets, body: memoryview
-) -> None:
-    """Commit offsets.
+class GroupRequests:
+    """The handlers of requests about groups. Owner: the broker's event loop."""
 
-    Those of a transaction are accepted without checks: its decision stands, even if a topic is deleted.
-    """
-    if request.transaction is not None:
-        broker.access.require(connection, Sender.BROKER, "CommitOffsets of a transaction")
-    elif len(request.offsets) > MAX_ENTRIES:
-        detail = f"{len(request.offsets)} offsets found in one request, at most {MAX_ENTRIES} expected"
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
-    work = _commit(broker, connection, request)
-    broker.slices.run(connection, work, lambda error: answer_failure(connection, request, error))
+    def __init__(
+        self,
+        context: BrokerContext,
+        access: Access,
+        slices: Slices,
+        *,
+        groups: HostedCoordinators[GroupHost],
+        takes_part: TakesPart,
+    ) -> None:
+        self._context = context
+        self._access = access
+        self._slices = slices
+        self._groups = groups
+        self._takes_part = takes_part
 
+    def commit_offsets(self, connection: ServerConnection, request: CommitOffsets, body: memoryview) -> None:
+        """Commit offsets.
 
-def _commit(broker: BrokerState, connection: ServerConnection, request: CommitOffsets) -> Steps:
-    refused: dict[int, PartitionResult] = {}
-    taken: list[GroupOffset] = []
-    for number, offset in enumerate(request.offsets):
-        if broker.slices.over():
-            yield None
-        refusal = _refusal(broker, offset, member=bool(request.member_id)) if request.transaction is None else None
-        if refusal is not None:
-            refused[number] = refusal
-        else:
-            taken.append(offset)
+        Those of a transaction are accepted without checks: its decision stands, even if a topic is deleted.
+        """
+        if request.transaction is not None:
+            self._access.require(connection, Sender.BROKER, "CommitOffsets of a transaction")
+        elif len(request.offsets) > MAX_ENTRIES:
+            detail = f"{len(request.offsets)} offsets found in one request, at most {MAX_ENTRIES} expected"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
+        work = self._commit(connection, request)
+        self._slices.run(connection, work, lambda error: answer_failure(connection, request, error))
 
-    def on_result(error: BrokerError | None) -> None:
-        if error is not None:
-            connection.reply(ErrorReply(request.cid, error.code, error.detail))
+    def _commit(self, connection: ServerConnection, request: CommitOffsets) -> Steps:
+        refused: dict[int, PartitionResult] = {}
+        taken: list[GroupOffset] = []
+        for number, offset in enumerate(request.offsets):
+            if self._slices.over():
+                yield None
+            refusal = (
+                _refusal(self._context.cache, offset, member=bool(request.member_id))
+                if request.transaction is None
+                else None
+            )
+            if refusal is not None:
+                refused[number] = refusal
+            else:
+                taken.append(offset)
+
+        def on_result(error: BrokerError | None) -> None:
+            if error is not None:
+                connection.reply(ErrorReply(request.cid, error.code, error.detail))
+                return
+            results = tuple(
+                refused.get(number) or PartitionResult(offset.topic, offset.partition, ErrorCode.NONE)
+                for number, offset in enumerate(request.offsets)
+            )
+            connection.reply(CommitOffsetsReply(request.cid, results))
+
+        commit_offsets(self._groups, self._context.cache, request, offsets=tuple(taken), on_result=on_result)
+
+    def fetch_offsets(self, connection: ServerConnection, request: FetchOffsets, body: memoryview) -> None:
+        host = self._groups.of(request.group)
+        groups = host.groups
+        if request.partitions is None and not request.member_id:
+            work = self._all_offsets(request.cid, groups.values(request.group))
+            answer_in_slices(self._slices, connection, request, work)
             return
-        results = tuple(
-            refused.get(number) or PartitionResult(offset.topic, offset.partition, ErrorCode.NONE)
-            for number, offset in enumerate(request.offsets)
-        )
-        connection.reply(CommitOffsetsReply(request.cid, results))
+        known = groups.offsets(request.group, request.partitions)
+        wanted = sorted(known) if request.partitions is None else list(dict.fromkeys(request.partitions))
+        held: Set[tuple[str, int]] = frozenset()
+        if request.member_id:
+            detail = groups.refuses_fetch(request.group, request.member_id, request.member_epoch, wanted)
+            if detail:
+                raise BrokerError(ErrorCode.STALE_MEMBER_EPOCH, detail)
+            holds = groups.holds(request.group, request.member_id, wanted)
+            host.check_holds(request.group, holds)
+            held = groups.held(request.group, request.member_id, wanted) if holds else frozenset()
+            if held and len(held) == len(wanted):
+                name = holds[0][0]
+                detail = f"group {request.group!r}: transaction {name!r}, which offsets were sent with, has not ended"
+                raise BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, detail)
+        found = tuple(known[place] for place in wanted if place in known and place not in held)
+        connection.reply(FetchOffsetsReply(request.cid, found, tuple(sorted(held))))
 
-    commit_offsets(broker, request, tuple(taken), on_result)
+    def _all_offsets(self, cid: int, values: Iterable[GroupValue]) -> Generator[None, None, Reply]:
+        """Respond with the offsets among the values of a group, which may be hundreds of thousands."""
+        found: list[GroupOffset] = []
+        for value in values:
+            if self._slices.over():
+                yield
+            if isinstance(value, CommittedOffset):
+                found.append(value.offset)
+        found.sort(key=lambda offset: (offset.topic, offset.partition))
+        return FetchOffsetsReply(cid, tuple(found))
+
+    def hold_offsets(self, connection: ServerConnection, request: HoldOffsets, body: memoryview) -> None:
+        """Hold offsets, after the transaction's coordinator has confirmed that the transaction exists."""
+        if not request.member_id:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
+        self._groups.of(request.group)
+        reply_later(self._context, connection, request, self._hold(request))
+
+    async def _hold(self, request: HoldOffsets) -> Reply:
+        takes_part, epoch = await self._takes_part(request.key, request.producer_id)
+        if not takes_part:
+            detail = f"producer {request.producer_id} takes no part in what {request.key!r} has open"
+            raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def on_result(result: Outcome) -> None:
+            if not done.done():
+                done.set_result(result)
+
+        hold = (request.group, request.key, request.producer_id, epoch)
+        member = (request.offsets, request.member_id, request.member_epoch)
+        self._groups.of(request.group).ask(lambda ticket: HoldRequested(ticket, *hold, *member), on_result)
+        result = await done
+        if isinstance(result, Refused):
+            raise BrokerError(result.code, result.detail)
+        return Ack(request.cid)
+
+    def _host_of(self, connection: ServerConnection) -> str:
+        """Return a member's host as other hosts know it; a member on this broker's host comes without an address."""
+        if not connection.within_host:
+            return connection.peer.rpartition(":")[0].strip("[]")
+        own = self._context.cache.endpoint(self._context.broker_id)
+        return "localhost" if own is None else own.host
+
+    def heartbeat(self, connection: ServerConnection, request: Heartbeat, body: memoryview) -> None:
+        """Respond when the coordinator has a new assignment for the member, or at the end of its heartbeat interval."""
+        if not request.member_id:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
+        _check_sizes(request)
+        _check_times(request, self._context.config)
+        about = About(
+            tuple(dict.fromkeys(request.topics)),
+            request.pattern,
+            request.rack,
+            request.instance_id,
+            request.session_timeout_ms,
+            request.rebalance_timeout_ms,
+            request.heartbeat_interval_ms,
+            connection.client_id,
+            self._host_of(connection),
+        )
+
+        def on_result(result: Outcome) -> None:
+            if isinstance(result, Refused):
+                connection.reply(ErrorReply(request.cid, result.code, result.detail))
+            else:
+                assert isinstance(result, Assigned)
+                connection.reply(HeartbeatReply(request.cid, result.member_epoch, result.assigned))
+
+        member = (request.group, request.member_id, request.member_epoch, request.sequence, request.owned, about)
+        self._groups.of(request.group).ask(lambda ticket: HeartbeatRequested(ticket, *member), on_result)
+
+    def describe(self, connection: ServerConnection, request: DescribeGroup, body: memoryview) -> None:
+        found = self._groups.of(request.group).groups.describe(request.group)
+        connection.reply(DescribeGroupReply(request.cid, found))
+
+    def delete(self, connection: ServerConnection, request: DeleteGroup, body: memoryview) -> None:
+        def on_result(result: Outcome) -> None:
+            if isinstance(result, Refused):
+                connection.reply(ErrorReply(request.cid, result.code, result.detail))
+            else:
+                connection.reply(Ack(request.cid))
+
+        host = self._groups.of(request.group)
+        host.ask(lambda ticket: DeleteRequested(ticket, request.group), on_result)
+
+    def list_groups(self, connection: ServerConnection, request: ListGroups, body: memoryview) -> None:
+        answer_in_slices(self._slices, connection, request, self._list_groups(request.cid))
+
+    def _list_groups(self, cid: int) -> Generator[None, None, Reply]:
+        """List the groups. There may be hundreds of thousands; each coordinator's are sorted."""
+        listings: list[Iterable[tuple[str, GroupHost]]] = []
+        for host in self._groups.all_ready():
+            if self._slices.over():
+                yield
+            listings.append(zip(host.groups.names(), itertools.repeat(host), strict=False))
+        names: list[str] = []
+        states: list[tuple[str, int]] = []
+        for name, host in heapq.merge(*listings, key=operator.itemgetter(0)):
+            if self._slices.over():
+                yield
+            names.append(name)
+            states.append(host.groups.summary(name))
+        return ListGroupsReply(cid, tuple(names), tuple(states))
 
 
 def commit_offsets(
-    broker: BrokerState,
+    groups: HostedCoordinators[GroupHost],
+    cache: MetadataCache,
     request: CommitOffsets,
+    *,
     offsets: tuple[GroupOffset, ...],
     on_result: Callable[[BrokerError | None], None],
 ) -> None:
     """Commit ``offsets`` for the request's group. Raise BrokerError if this broker does not coordinate the group."""
-    host = broker.coordinators.groups.of(request.group)
-    named = tuple(_with_topic_id(broker, offset) for offset in offsets)
+    host = groups.of(request.group)
+    named = tuple(_with_topic_id(cache, offset) for offset in offsets)
 
     def outcome(result: Outcome) -> None:
         if isinstance(result, Refused):
@@ -109,23 +262,23 @@ def commit_offsets(
     host.ask(lambda ticket: CommitRequested(ticket, request.group, named, request.transaction, *member), outcome)
 
 
-def _refusal(broker: BrokerState, offset: GroupOffset, *, member: bool) -> PartitionResult | None:
+def _refusal(cache: MetadataCache, offset: GroupOffset, *, member: bool) -> PartitionResult | None:
     code, detail = ErrorCode.INVALID_REQUEST, below_zero(offset)
     if not detail:
-        code, detail = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _unknown(broker, offset, member=member)
+        code, detail = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _unknown(cache, offset, member=member)
     return PartitionResult(offset.topic, offset.partition, code, detail) if detail else None
 
 
-def _unknown(broker: BrokerState, offset: GroupOffset, *, member: bool) -> str:
+def _unknown(cache: MetadataCache, offset: GroupOffset, *, member: bool) -> str:
     """Return why there can be no offset for this partition, or the empty string.
 
     A partition that a member owns exists unless it was deleted, although this broker may be the last to learn of it.
     Other clients' commits may be late: an offset of a deleted topic would count for a new topic of the same name.
     """
-    if member and offset.topic_id and offset.topic_id not in broker.cache.forgotten:
+    if member and offset.topic_id and offset.topic_id not in cache.forgotten:
         return ""
     tp = TopicPartition(offset.topic, offset.partition)
-    known = broker.cache.partition(tp)
+    known = cache.partition(tp)
     if known is None:
         return f"this broker does not know partition {tp}"
     if offset.topic_id not in {"", known.topic_id}:
@@ -139,117 +292,11 @@ def below_zero(offset: GroupOffset) -> str:
     return "" if offset.offset >= 0 else f"{named}: offset {offset.offset} found, 0 or more expected"
 
 
-def _with_topic_id(broker: BrokerState, offset: GroupOffset) -> GroupOffset:
-    known = broker.cache.topic(offset.topic)
+def _with_topic_id(cache: MetadataCache, offset: GroupOffset) -> GroupOffset:
+    known = cache.topic(offset.topic)
     if offset.topic_id or known is None:
         return offset
     return msgspec.structs.replace(offset, topic_id=known.change.topic_id)
-
-
-def handle_fetch_offsets(
-    broker: BrokerState, connection: ServerConnection, request: FetchOffsets, body: memoryview
-) -> None:
-    host = broker.coordinators.groups.of(request.group)
-    groups = host.groups
-    if request.partitions is None and not request.member_id:
-        work = _all_offsets(broker, request.cid, groups.values(request.group))
-        answer_in_slices(broker.slices, connection, request, work)
-        return
-    known = groups.offsets(request.group, request.partitions)
-    wanted = sorted(known) if request.partitions is None else list(dict.fromkeys(request.partitions))
-    held: Set[tuple[str, int]] = frozenset()
-    if request.member_id:
-        detail = groups.refuses_fetch(request.group, request.member_id, request.member_epoch, wanted)
-        if detail:
-            raise BrokerError(ErrorCode.STALE_MEMBER_EPOCH, detail)
-        holds = groups.holds(request.group, request.member_id, wanted)
-        host.check_holds(request.group, holds)
-        held = groups.held(request.group, request.member_id, wanted) if holds else frozenset()
-        if held and len(held) == len(wanted):
-            name = holds[0][0]
-            detail = f"group {request.group!r}: transaction {name!r}, which offsets were sent with, has not ended"
-            raise BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, detail)
-    found = tuple(known[place] for place in wanted if place in known and place not in held)
-    connection.reply(FetchOffsetsReply(request.cid, found, tuple(sorted(held))))
-
-
-def _all_offsets(broker: BrokerState, cid: int, values: Iterable[GroupValue]) -> Generator[None, None, Reply]:
-    """Respond with the offsets among the values of a group, which may be hundreds of thousands."""
-    found: list[GroupOffset] = []
-    for value in values:
-        if broker.slices.over():
-            yield
-        if isinstance(value, CommittedOffset):
-            found.append(value.offset)
-    found.sort(key=lambda offset: (offset.topic, offset.partition))
-    return FetchOffsetsReply(cid, tuple(found))
-
-
-def handle_hold_offsets(
-    broker: BrokerState, connection: ServerConnection, request: HoldOffsets, body: memoryview
-) -> None:
-    """Hold offsets, after the transaction's coordinator has confirmed that the transaction exists."""
-    if not request.member_id:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
-    broker.coordinators.groups.of(request.group)
-    reply_later(broker, connection, request, _hold(broker, request))
-
-
-async def _hold(broker: BrokerState, request: HoldOffsets) -> Reply:
-    takes_part, epoch = await broker.hanging.takes_part(request.key, request.producer_id)
-    if not takes_part:
-        detail = f"producer {request.producer_id} takes no part in what {request.key!r} has open"
-        raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
-    done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-    def on_result(result: Outcome) -> None:
-        if not done.done():
-            done.set_result(result)
-
-    hold = (request.group, request.key, request.producer_id, epoch)
-    member = (request.offsets, request.member_id, request.member_epoch)
-    broker.coordinators.groups.of(request.group).ask(lambda ticket: HoldRequested(ticket, *hold, *member), on_result)
-    result = await done
-    if isinstance(result, Refused):
-        raise BrokerError(result.code, result.detail)
-    return Ack(request.cid)
-
-
-def _host_of(broker: BrokerState, connection: ServerConnection) -> str:
-    """Return a member's host as other hosts know it; a member on this broker's host comes without an address."""
-    if not connection.within_host:
-        return connection.peer.rpartition(":")[0].strip("[]")
-    own = broker.cache.endpoint(broker.broker_id)
-    return "localhost" if own is None else own.host
-
-
-def handle_heartbeat(broker: BrokerState, connection: ServerConnection, request: Heartbeat, body: memoryview) -> None:
-    """Respond when the coordinator has a new assignment for the member, or at the end of its heartbeat interval."""
-    if not request.member_id:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
-    _check_sizes(request)
-    _check_times(request, broker.config)
-    about = About(
-        tuple(dict.fromkeys(request.topics)),
-        request.pattern,
-        request.rack,
-        request.instance_id,
-        request.session_timeout_ms,
-        request.rebalance_timeout_ms,
-        request.heartbeat_interval_ms,
-        connection.client_id,
-        _host_of(broker, connection),
-    )
-
-    def on_result(result: Outcome) -> None:
-        if isinstance(result, Refused):
-            connection.reply(ErrorReply(request.cid, result.code, result.detail))
-        else:
-            assert isinstance(result, Assigned)
-            connection.reply(HeartbeatReply(request.cid, result.member_epoch, result.assigned))
-
-    member = (request.group, request.member_id, request.member_epoch, request.sequence, request.owned, about)
-    broker.coordinators.groups.of(request.group).ask(lambda ticket: HeartbeatRequested(ticket, *member), on_result)
 
 
 def _check_sizes(request: Heartbeat) -> None:
@@ -276,46 +323,3 @@ def _check_times(request: Heartbeat, config: BrokerConfig) -> None:
     if request.rebalance_timeout_ms < 1:
         detail = f"a time of {request.rebalance_timeout_ms} ms found for giving partitions up, 1 or more expected"
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
-
-
-def handle_describe_group(
-    broker: BrokerState, connection: ServerConnection, request: DescribeGroup, body: memoryview
-) -> None:
-    found = broker.coordinators.groups.of(request.group).groups.describe(request.group)
-    connection.reply(DescribeGroupReply(request.cid, found))
-
-
-def handle_delete_group(
-    broker: BrokerState, connection: ServerConnection, request: DeleteGroup, body: memoryview
-) -> None:
-    def on_result(result: Outcome) -> None:
-        if isinstance(result, Refused):
-            connection.reply(ErrorReply(request.cid, result.code, result.detail))
-        else:
-            connection.reply(Ack(request.cid))
-
-    host = broker.coordinators.groups.of(request.group)
-    host.ask(lambda ticket: DeleteRequested(ticket, request.group), on_result)
-
-
-def handle_list_groups(
-    broker: BrokerState, connection: ServerConnection, request: ListGroups, body: memoryview
-) -> None:
-    answer_in_slices(broker.slices, connection, request, _list_groups(broker, request.cid))
-
-
-def _list_groups(broker: BrokerState, cid: int) -> Generator[None, None, Reply]:
-    """List the groups. There may be hundreds of thousands; each coordinator's are sorted."""
-    listings: list[Iterable[tuple[str, GroupHost]]] = []
-    for host in broker.coordinators.groups.all_ready():
-        if broker.slices.over():
-            yield
-        listings.append(zip(host.groups.names(), itertools.repeat(host), strict=False))
-    names: list[str] = []
-    states: list[tuple[str, int]] = []
-    for name, host in heapq.merge(*listings, key=operator.itemgetter(0)):
-        if broker.slices.over():
-            yield
-        names.append(name)
-        states.append(host.groups.summary(name))
-    return ListGroupsReply(cid, tuple(names), tuple(states))

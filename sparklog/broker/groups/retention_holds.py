@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.groups.group_host import GroupHost
 from sparklog.broker.inter_broker_client import InterBrokerClient
 from sparklog.broker.internal_topics import OFFSETS, coordinator_of
-from sparklog.broker.state import BrokerState
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import FetchOffsets, FetchOffsetsReply, GroupOffset
@@ -28,8 +30,9 @@ Committed = Mapping[TopicPartition, GroupOffset]
 class RetentionHolds:
     """The questions of retention to groups' coordinators. Owner: ``LogMaintenance``, on the broker's event loop."""
 
-    def __init__(self, broker: BrokerState) -> None:
-        self._broker = broker
+    def __init__(self, context: BrokerContext, groups: HostedCoordinators[GroupHost]) -> None:
+        self._context = context
+        self._groups = groups
         #: Created at the first question: few topics wait for groups.
         self._peers: InterBrokerClient | None = None
 
@@ -44,25 +47,25 @@ class RetentionHolds:
             try:
                 offsets = await self._offsets(group)
             except BrokerError as error:  # noqa: PERF203 - the other groups are asked too
-                self._broker.counters["retention.groups.not.asked"] += 1
+                self._context.counters["retention.groups.not.asked"] += 1
                 _log.warning("retention waits for group %s, whose coordinator does not respond: %s", group, error)
             else:
                 found[group] = {TopicPartition(one.topic, one.partition): one for one in offsets}
         return found
 
     async def _offsets(self, group: str) -> Iterable[GroupOffset]:
-        broker = self._broker
-        if broker.cache.topic(OFFSETS) is None:
+        context = self._context
+        if context.cache.topic(OFFSETS) is None:
             return ()  # no group has ever committed an offset
-        coordinator = coordinator_of(broker, OFFSETS, group)
-        if coordinator == broker.broker_id:
-            return broker.coordinators.groups.of(group).groups.offsets(group).values()
-        self._peers = self._peers or InterBrokerClient(broker, "retention")
+        coordinator = coordinator_of(context.cache, OFFSETS, group)
+        if coordinator == context.broker_id:
+            return self._groups.of(group).groups.offsets(group).values()
+        self._peers = self._peers or InterBrokerClient(context, "retention")
         reply = await self._peers.ask(
             -1 if coordinator is None else coordinator,
             FetchOffsets(0, group),
             timeout_s=_ANSWER_TIMEOUT_S,
-            still=lambda: coordinator_of(broker, OFFSETS, group) == coordinator,
+            still=lambda: coordinator_of(context.cache, OFFSETS, group) == coordinator,
         )
         assert isinstance(reply, FetchOffsetsReply)
         return reply.offsets

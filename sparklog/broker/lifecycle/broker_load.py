@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sparklog.broker.state import BrokerState
+from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.controller.placement import Load
 
 
-def load(broker: BrokerState) -> Load:
+def load(cache: MetadataCache) -> Load:
     """Return the leaderships and replicas of every broker, so that a small topic goes to a broker with room.
 
     It takes about 0.1 s for 200,000 partitions.
     """
-    topics = filter(None, map(broker.cache.topic, broker.cache.topics()))
+    topics = filter(None, map(cache.topic, cache.topics()))
     known = [partition for topic in topics for partition in topic.partitions.values()]
     leaders = Counter(partition.state.leader for partition in known)
     replicas: Counter[int] = Counter()

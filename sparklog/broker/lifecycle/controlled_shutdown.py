@@ -10,8 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.lifecycle.cached_any import CachedAny
-from sparklog.broker.state import BrokerState
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import SparklogError
 
 _log = logging.getLogger(__name__)
@@ -25,13 +27,14 @@ _LOOK_S = 0.005
 _SHARE_TO_CATCH_UP = 0.5
 
 
-async def hand_over(broker: BrokerState, *, may_continue: Callable[[], bool]) -> None:
+async def hand_over(
+    context: BrokerContext, partitions: Partitions, registry: ZkRegistration, *, may_continue: Callable[[], bool]
+) -> None:
     """Wait until no partition needs this broker, the time is up, or the process must end in another way.
 
     Leaderships move first, then the ISRs shrink: if the broker ended while leaders had it in their ISR, their writes
     would stop.
     """
-    partitions = broker.partitions
     movable = CachedAny(partitions.leading, partitions.movable)
     counted_on = CachedAny(lambda: partitions, partitions.counted_on)
 
@@ -40,18 +43,18 @@ async def hand_over(broker: BrokerState, *, may_continue: Callable[[], bool]) ->
         if partitions.led:
             return movable.any()
         # A controller of an earlier release does not send ``relieved``, but sends each ISR.
-        return not broker.cache.relieved and counted_on.any()
+        return not context.cache.relieved and counted_on.any()
 
     async def relieved() -> None:
-        await followers_caught_up(broker, timeout_s * _SHARE_TO_CATCH_UP, may_continue=may_continue)
-        await broker.registry.announce_stopping()
+        await followers_caught_up(context, partitions, timeout_s * _SHARE_TO_CATCH_UP, may_continue=may_continue)
+        await registry.announce_stopping()
         while needed() and may_continue():
-            news = {broker.next_role_change(), broker.next_metadata()}
+            news = {context.next_role_change(), context.next_metadata()}
             await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
-            if not broker.cache.relieved:
+            if not context.cache.relieved:
                 await asyncio.sleep(_NEWS_S)
 
-    timeout_s = broker.config.controlled_stop_timeout_ms / 1000
+    timeout_s = context.config.controlled_stop_timeout_ms / 1000
     try:
         await asyncio.wait_for(relieved(), timeout_s)
     except (asyncio.TimeoutError, SparklogError) as error:
@@ -60,20 +63,21 @@ async def hand_over(broker: BrokerState, *, may_continue: Callable[[], bool]) ->
         _log.warning("stopping while %s: %s", left, detail)
 
 
-async def followers_caught_up(broker: BrokerState, timeout_s: float, *, may_continue: Callable[[], bool]) -> None:
+async def followers_caught_up(
+    context: BrokerContext, partitions: Partitions, timeout_s: float, *, may_continue: Callable[[], bool]
+) -> None:
     """Wait until in-sync followers have the leaders' present records, for at most ``timeout_s``.
 
-    Records that come meanwhile wait for followers before their response: see ``BrokerState.moves_leaderships``.
+    Records that come meanwhile wait for followers before their response: see ``BrokerContext.moves_leaderships``.
     """
-    partitions = broker.partitions
     ends = {partition: partition.log.log_end_offset for partition in partitions.leading()}
     behind = CachedAny(
         lambda: ends,
         lambda partition: partition.replica.replicated_end < ends[partition] and partitions.movable(partition),
     )
-    ends_at_ms = broker.now_ms() + int(timeout_s * 1000)
+    ends_at_ms = context.now_ms() + int(timeout_s * 1000)
     while behind.any() and may_continue():
-        if broker.now_ms() >= ends_at_ms:
+        if context.now_ms() >= ends_at_ms:
             _log.warning("followers of %d partitions did not catch up within %g s", behind.count(), timeout_s)
             return
         await asyncio.sleep(_LOOK_S)

@@ -1,5 +1,7 @@
 """One broker process from start to exit: the order in which it opens everything, and how it ends.
 
+``broker`` creates and connects the parts.
+
 Start: lock the log directory, open the control socket, recover the logs, listen, register in ZooKeeper, serve.
 Registration comes last, because clients connect once they see it. A started broker leads no partition until the
 controller's update.
@@ -22,38 +24,26 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.lifecycle.broker import Broker
 from sparklog.broker.lifecycle.control_socket import ControlSocket
 from sparklog.broker.lifecycle.controlled_shutdown import hand_over
 from sparklog.broker.lifecycle.process_config import EXIT_RESTART, ProcessConfig
+from sparklog.broker.lifecycle.request_table import request_handlers
 from sparklog.broker.lifecycle.shutdown_flush import ShutdownFlush
 from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, SupervisorLease, relief
 from sparklog.broker.lifecycle.watchdog import Watchdog
 from sparklog.broker.lifecycle.zk_registration import ZkRegistration
-from sparklog.broker.replication.cleaner import Cleaner
-from sparklog.broker.replication.fetcher import Fetchers
-from sparklog.broker.replication.log_maintenance import LogMaintenance
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.replication.partition_effects import PartitionEffects
 from sparklog.broker.replication.partitions import Partitions
-from sparklog.broker.replication.set_aside import SetAsideLogs
-from sparklog.broker.replication.topic_notes import TopicNotes
 from sparklog.broker.requests.dispatch import ConnectionHandler
-from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.requests.local_reads import LocalReads, readers_socket
-from sparklog.broker.state import BrokerState
-from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
-from sparklog.broker.transactions.coordinator_registry import Coordinators
-from sparklog.broker.transactions.hanging_transactions import HangingTransactions
-from sparklog.broker.transactions.marker_append import MarkerAppend
-from sparklog.broker.transactions.marker_sender import MarkerSender
-from sparklog.broker.transactions.verification import TransactionVerification
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.model import BrokerRegistration
 from sparklog.net.descriptors import boot_id
 from sparklog.net.server import Server, serve
-from sparklog.protocol.messages import ControlUpdate, HelloReply
+from sparklog.protocol.messages import HelloReply
 from sparklog.protocol.proof import KeyRing, Secret
-from sparklog.replica.fetch_session import SessionCache
 from sparklog.storage.checkpoints import read_boot_id
 from sparklog.storage.log import Log
 from sparklog.storage.log_directory import LogDirectory
@@ -99,15 +89,8 @@ class BrokerProcess:
     def __init__(self, config: ProcessConfig, keys: KeyRing | None = None) -> None:
         self._config = config
         settings = config.broker_settings()
-        self._broker = BrokerState(
-            config.broker_id,
-            config.cluster_id,
-            log_dir=config.log_dir,
-            config=settings,
-            on_log_failed=self._log_failed,
-            on_id_taken=self._id_taken,
-            restart=self._restart,
-            keys=keys,
+        self._context = BrokerContext(
+            config.broker_id, config.cluster_id, log_dir=config.log_dir, config=settings, keys=keys
         )
         self._lease = SupervisorLease(
             LeaseName(config.driver_epoch, config.generation),
@@ -119,13 +102,9 @@ class BrokerProcess:
         self._control: ControlSocket | None = None
         self._local_reads: LocalReads | None = None
         self._directory: LogDirectory | None = None
-        self._registry: ZkRegistration | None = None
+        #: The parts, created once the logs are open.
+        self._broker: Broker | None = None
         self._server: Server | None = None
-        self._fetchers: Fetchers | None = None
-        self._log_maintenance: LogMaintenance | None = None
-        self._cleaner: Cleaner | None = None
-        self._set_aside: SetAsideLogs | None = None
-        self._topic_notes: TopicNotes | None = None
         self._ending: StopMode | None = None
         self._ending_asked = asyncio.Event()
         self._log_error: Exception | None = None
@@ -164,76 +143,46 @@ class BrokerProcess:
     # --- start ---
 
     async def _start(self) -> None:
-        config, broker, loop = self._config, self._broker, asyncio.get_running_loop()
-        self._directory = await loop.run_in_executor(None, self._open_directory)
+        config, context, loop = self._config, self._context, asyncio.get_running_loop()
+        directory = self._directory = await loop.run_in_executor(None, self._open_directory)
         if config.control_socket:
             self._control = ControlSocket(config.control_socket, self._lease, self)
             await self._control.open()
             self._check_lease()
-        for log in await self._load(self._directory):
+        for log in await self._load(directory):
             for finding in log.findings:
                 _log.warning("%s: %s", log.tp, finding)
-        broker.coordinator_epochs = CoordinatorEpochs(broker.cache)
-        broker.coordinators = Coordinators(broker)
-        broker.marker_sender = MarkerSender(broker)
-        broker.markers = MarkerAppend(broker)
-        broker.verifications = TransactionVerification(broker)
-        broker.hanging = HangingTransactions(broker)
-        self._fetchers = Fetchers(broker)
-        self._log_maintenance = LogMaintenance(broker, self._directory)
-        self._cleaner = Cleaner(broker)
-        self._set_aside = broker.set_aside = SetAsideLogs(broker, self._directory)
-        broker.partitions = Partitions(broker, self._directory)
-        self._topic_notes = TopicNotes(broker, self._directory)
-        broker.on_update = self._update_taken
-        broker.partitions.effects = PartitionEffects(
-            broker, fetchers=self._fetchers, log_maintenance=self._log_maintenance
+        registry = ZkRegistration(context, directory, self._id_taken)
+        broker = self._broker = Broker(
+            context,
+            Partitions(context, directory),
+            registry,
+            log_failed=self._log_failed,
+            restart=self._restart,
         )
-        # Session ids of an earlier process must differ from this one's.
-        first_id = int.from_bytes(os.urandom(4), "big")
-        broker.fetches = Fetches(broker, SessionCache(slots=broker.config.fetch_session_slots, first_id=first_id))
         if config.control_socket:
-            self._local_reads = LocalReads(broker, readers_socket(config.control_socket))
+            self._local_reads = LocalReads(context, broker.partitions, readers_socket(config.control_socket))
             self._local_reads.open()
-        self._server = await self._listen()
-        self._registry = broker.registry = await ZkRegistration.open(broker, config.zookeeper, self._registration())
+        self._server = await self._listen(broker)
+        await registry.open(config.zookeeper, self._registration(directory, self._server.port))
         self._watchdog.start()
-        self._log_maintenance.start()
-        self._cleaner.start()
-        self._set_aside.start()
-        self._topic_notes.start()
-        broker.hanging.start()
+        broker.start()
         gc.freeze()  # as for the logs: all objects so far live as long as the process
         _log.info(
             "broker %d serves at %s:%d as incarnation %d, %d logs in %s",
-            broker.broker_id,
+            context.broker_id,
             config.host,
             self._server.port,
-            broker.incarnation,
-            len(self._directory.logs()),
+            context.incarnation,
+            len(directory.logs()),
             config.log_dir,
         )
-        if not broker.keys:
+        if not context.keys:
             _log.warning(
                 "broker %d has no cluster secret: it accepts any connection as a broker or the controller",
-                broker.broker_id,
+                context.broker_id,
             )
         self._report_ready()
-
-    def _update_taken(self, update: ControlUpdate) -> None:
-        """Store, in a thread, a controller epoch that is higher than all before."""
-        assert self._directory is not None and self._topic_notes is not None
-        self._topic_notes.on_update(update)
-        file, epoch, controller_id = self._directory.seen_file, update.controller_epoch, update.controller_id
-
-        async def note() -> None:
-            try:
-                await asyncio.to_thread(file.note_controller, epoch, controller_id)
-            except OSError as error:  # a full disk: the next controller's epoch is stored
-                _log.warning("could not record controller epoch %d in the log directory: %s", epoch, error)
-
-        if epoch > file.seen.controller_epoch:
-            self._broker.spawn(note(), "note the controller epoch")
 
     async def _load(self, directory: LogDirectory) -> list[Log]:
         """Open all logs, and take their objects out of the garbage collector.
@@ -255,14 +204,15 @@ class BrokerProcess:
             cluster_id=config.cluster_id,
             broker_id=config.broker_id,
             port=config.port,
-            config=self._broker.config,
+            config=self._context.config,
         )
 
-    async def _listen(self) -> Server:
-        config, settings = self._config, self._broker.config
+    async def _listen(self, broker: Broker) -> Server:
+        config, settings, context = self._config, self._context.config, self._context
+        handlers, on_lost = request_handlers(broker), broker.fetches.connection_lost
         max_connections = min(settings.max_connections, descriptors_for_clients())
         return await serve(
-            lambda connection: ConnectionHandler(self._broker, connection),
+            lambda connection: ConnectionHandler(handlers, context.counters, connection, on_lost),
             host=config.bind_host or config.host,
             port=config.port,
             describe=self._describe,
@@ -273,35 +223,38 @@ class BrokerProcess:
             kept_connections=min(_MOST_KEPT, max(1, max_connections // _KEPT_PART)),
             idle_s=settings.connections_max_idle_ms / 1000,
             within_host=settings.unix_sockets,
-            credentials=self._broker.credentials,
+            credentials=context.credentials,
         )
 
     def _describe(self, cid: int, version: int) -> HelloReply:
-        broker = self._broker
+        context = self._context
         return HelloReply(
             cid,
             version,
-            broker.broker_id,
-            broker.incarnation,
-            broker.cluster_id,
-            broker.config.max_frame_bytes,
+            context.broker_id,
+            context.incarnation,
+            context.cluster_id,
+            context.config.max_frame_bytes,
             boot_id=boot_id(),
             local_socket=self._local_reads.address if self._local_reads is not None else "",
         )
 
-    def _registration(self) -> BrokerRegistration:
-        assert self._server is not None and self._directory is not None
+    def _registration(self, directory: LogDirectory, port: int) -> BrokerRegistration:
         config = self._config
         return BrokerRegistration(
             broker_id=config.broker_id,
             host=config.host,
-            port=self._server.port,
+            port=port,
             boot_id=read_boot_id(),
             cluster_id=config.cluster_id,
-            trusted=self._directory.trusted,
+            trusted=directory.trusted,
             rack=config.rack,
-            proves=bool(self._broker.keys),
+            proves=bool(self._context.keys),
         )
+
+    def _registered(self) -> Broker | None:
+        """Return the broker once it has registered."""
+        return self._broker if self._broker is not None and self._broker.registry.is_open else None
 
     def _report_ready(self) -> None:
         if self._config.ready_fd >= 0 and self._server is not None:
@@ -331,7 +284,7 @@ class BrokerProcess:
             self._ending = ending
         self._start_again = False
         self._ending_asked.set()
-        self._broker.roles_changed()
+        self._context.roles_changed()
 
     def _restart(self) -> None:
         """Begin a restart. It needs a supervisor, which starts the broker again, and a cluster that is not stopping.
@@ -339,14 +292,14 @@ class BrokerProcess:
         Raises:
             BrokerError: INVALID_REQUEST, BROKER_STOPPING.
         """
-        broker = self._broker
+        context = self._context
         if self._start_again:
             return  # a second request
-        if self._ending is not None or broker.quiesced:
-            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping")
+        if self._ending is not None or context.quiesced:
+            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {context.broker_id} is stopping")
         if not self._lease.held:
             raise BrokerError(
-                ErrorCode.INVALID_REQUEST, f"broker {broker.broker_id} has no supervisor that could restart it"
+                ErrorCode.INVALID_REQUEST, f"broker {context.broker_id} has no supervisor that could restart it"
             )
         self._end(StopMode.CONTROLLED)
         self._start_again = True
@@ -357,42 +310,42 @@ class BrokerProcess:
             partition.fail(error)
         if self._log_error is None:
             self._log_error = error
-            self._broker.counters["log.failures"] += 1
+            self._context.counters["log.failures"] += 1
             _log.critical("log directory %s is offline: %s", self._config.log_dir, error)
             if self._directory is not None:
                 self._directory.fail(str(error))
-            self._broker.state = "failed"
+            self._context.state = "failed"
             asyncio.get_running_loop().call_soon(self._fail_all, error)
 
     def _fail_all(self, error: Exception) -> None:
-        for partition in self._broker.partitions:
+        for partition in self._broker.partitions if self._broker is not None else ():
             partition.fail(error)
         self._end(StopMode.CONTROLLED)
 
     def _id_taken(self, error: Exception) -> None:
         """End because another broker is registered under this id. The supervisor, if there is one, tries again."""
         _log.critical("broker %d ends: %s", self._config.broker_id, error)
-        self._broker.state = "failed"
+        self._context.state = "failed"
         self._id_is_taken = True
         self._end(StopMode.AT_ONCE)
 
     def _check_lease(self) -> None:
-        step = self._lease.check(self._broker.now_ms())
+        step = self._lease.check(self._context.now_ms())
         if step is OrphanStep.STOP:
             _log.warning("without a supervisor for too long: stopping")
             self._end(StopMode.CONTROLLED)
-        elif self._registry is not None and self._ending is None:
+        elif (broker := self._registered()) is not None and self._ending is None:
             if step is OrphanStep.ASK_RELIEF:
-                self._broker.spawn(self._ask_relief(), "orphan")
-            elif self._registry.announced:
-                self._broker.spawn(self._registry.withdraw_stopping(), "adopted")
+                self._context.spawn(self._ask_relief(broker), "orphan")
+            elif broker.registry.announced:
+                self._context.spawn(broker.registry.withdraw_stopping(), "adopted")
         if self._ending is None:
             asyncio.get_running_loop().call_later(_ORPHAN_CHECK_S, self._check_lease)
 
-    async def _ask_relief(self) -> None:
+    async def _ask_relief(self, broker: Broker) -> None:
         """Take the next step of a broker without a supervisor: ask to move its leaderships, stop, or serve on."""
-        registry = self._broker.registry
-        self._broker.counters["orphan.looks"] += 1
+        registry = broker.registry
+        self._context.counters["orphan.looks"] += 1
         awaited, at_work = await registry.barrier_job()
         if awaited:
             self._lease.expect_supervisor()
@@ -402,7 +355,7 @@ class BrokerProcess:
             left_out=self._lease.left_out(generation),
             controller_lives=await registry.controller_lives(),
             announced=registry.announced,
-            counted_on=self._broker.partitions.in_sync,
+            counted_on=broker.partitions.in_sync,
             held=self._lease.held,
         )
         if self._ending is not None:
@@ -419,17 +372,16 @@ class BrokerProcess:
     # --- the supervisor's commands ---
 
     def status(self) -> dict[str, Any]:
-        broker = self._broker
-        serving = self._registry is not None
+        context, broker = self._context, self._registered()
         return {
-            "broker_id": broker.broker_id,
-            "incarnation": broker.incarnation,
+            "broker_id": context.broker_id,
+            "incarnation": context.incarnation,
             "pid": os.getpid(),
             "port": self._server.port if self._server is not None else -1,
-            "state": broker.state if serving else "starting",
-            "quiesced": broker.quiesced,
-            "leading": broker.partitions.led if serving else 0,
-            "lagging": broker.partitions.lagging if serving else 0,
+            "state": context.state if broker is not None else "starting",
+            "quiesced": context.quiesced,
+            "leading": broker.partitions.led if broker is not None else 0,
+            "lagging": broker.partitions.lagging if broker is not None else 0,
         }
 
     def stop(self, *, controlled: bool) -> None:
@@ -437,15 +389,17 @@ class BrokerProcess:
 
     def learn(self, secrets: tuple[Secret, ...]) -> None:
         for secret in reversed(secrets):
-            self._broker.keys.add(secret)
+            self._context.keys.add(secret)
 
     def adopted(self) -> None:
-        if self._broker.quiesced and self._ending is None:
+        if self._context.quiesced and self._ending is None:
             _log.warning("adopted by a newer supervisor before the cluster stopped: continuing to serve")
-            self._broker.resume()
+            self._context.quiesced = False
+            if self._broker is not None:
+                self._broker.effects.perform_postponed()
 
     def quiesce(self) -> None:
-        self._broker.quiesced = True
+        self._context.quiesced = True
 
     def finish(self) -> None:
         self.quiesce()
@@ -454,30 +408,32 @@ class BrokerProcess:
     # --- stop ---
 
     async def _stop(self) -> None:
-        limit_s = self._broker.config.controlled_stop_timeout_ms / 1000 + _STOP_LIMIT_S
+        limit_s = self._context.config.controlled_stop_timeout_ms / 1000 + _STOP_LIMIT_S
         guard = threading.Timer(limit_s, _give_up, [limit_s, asyncio.get_running_loop()])
         guard.daemon = True
         guard.start()
-        broker = self._broker
-        if broker.state == "running":
-            broker.state = "stopping"
-        broker.moves_leaderships = True
-        _log.info("broker %d is stopping (%s)", broker.broker_id, self._ending.value if self._ending else "?")
-        began_ms = broker.now_ms()
+        context, broker = self._context, self._registered()
+        if context.state == "running":
+            context.state = "stopping"
+        context.moves_leaderships = True
+        _log.info("broker %d is stopping (%s)", context.broker_id, self._ending.value if self._ending else "?")
+        began_ms = context.now_ms()
         self._watchdog.stop()
         ahead: ShutdownFlush | None = None
         doubting: asyncio.Task[None] | None = None
-        if self._registry is not None and self._log_error is not None:
-            doubting = asyncio.get_running_loop().create_task(self._doubt_directory(self._registry), name="doubt")
-        if self._registry is not None and self._ending is StopMode.CONTROLLED:
-            if self._directory is not None and self._log_error is None:
-                ahead = ShutdownFlush(broker, self._directory)
-            await hand_over(broker, may_continue=lambda: self._ending is StopMode.CONTROLLED)
-        relieved_ms = broker.now_ms()
+        if broker is not None and self._log_error is not None:
+            doubting = asyncio.get_running_loop().create_task(self._doubt_directory(broker.registry), name="doubt")
+        if broker is not None and self._ending is StopMode.CONTROLLED:
+            if self._log_error is None:
+                ahead = ShutdownFlush(context, broker.partitions)
+            await hand_over(
+                context, broker.partitions, broker.registry, may_continue=lambda: self._ending is StopMode.CONTROLLED
+            )
+        relieved_ms = context.now_ms()
         if doubting is not None:
             await doubting
         await self._leave()
-        left_ms = broker.now_ms()
+        left_ms = context.now_ms()
         if ahead is not None:
             await ahead.end()
         if self._directory is not None:
@@ -487,10 +443,10 @@ class BrokerProcess:
         guard.cancel()
         _log.info(
             "broker %d stopped: leaderships moved in %d ms, deregistered in %d ms, logs closed in %d ms",
-            broker.broker_id,
+            context.broker_id,
             relieved_ms - began_ms,
             left_ms - relieved_ms,
-            broker.now_ms() - left_ms,
+            context.now_ms() - left_ms,
         )
 
     async def _doubt_directory(self, registry: ZkRegistration) -> None:
@@ -510,41 +466,25 @@ class BrokerProcess:
 
     async def _leave(self) -> None:
         """Respond to waiting requests, close connections, and end the ZooKeeper session."""
+        self._context.quiesced = True
         broker = self._broker
-        broker.quiesced = True
-        if self._log_maintenance is not None:
-            self._log_maintenance.close()
-        if self._cleaner is not None:
-            self._cleaner.close()
-        if self._set_aside is not None:
-            self._set_aside.close()
         if self._local_reads is not None:
             self._local_reads.close()
-        if self._fetchers is not None:
-            await self._fetchers.close()
-            for partition in broker.partitions:
-                partition.stop_at_exit()
-            broker.partitions.stop_timer()
+        if broker is not None:
+            await broker.stop_replication()
         if self._server is not None:
             await self._server.close()
-        await broker.end_tasks()
-        if self._fetchers is not None:
-            broker.marker_sender.close()
-            broker.verifications.close()
-            broker.hanging.close()
-        if self._registry is not None:
-            await self._registry.close()
+        if broker is not None:
+            await broker.close()
+        else:
+            await self._context.end_tasks()
 
     def _close_directory(self) -> None:
         """Flush and close the logs. Runs in a thread, because the last fsyncs take the disk's time."""
         assert self._directory is not None
         try:
-            if self._log_error is None and self._registry is not None:
-                if self._log_maintenance is not None:
-                    self._log_maintenance.ended()
-                if self._topic_notes is not None and self._topic_notes.collect():
-                    self._topic_notes.write()
-                self._directory.write_clean_marker()
+            if self._log_error is None and (broker := self._registered()) is not None:
+                broker.finish_logs()
         except SparklogError as error:
             _log.error("unclean shutdown: %s", error)
             self._log_error = self._log_error or error

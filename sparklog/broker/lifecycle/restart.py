@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
-from sparklog.broker.state import BrokerState
+from sparklog.broker.context import BrokerContext
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import Ack, RestartBroker
@@ -12,14 +13,23 @@ from sparklog.protocol.messages import Ack, RestartBroker
 _log = logging.getLogger(__name__)
 
 
-def handle_restart_broker(
-    broker: BrokerState, connection: ServerConnection, request: RestartBroker, body: memoryview
-) -> None:
-    if request.incarnation != broker.incarnation:
-        raise BrokerError(
-            ErrorCode.STALE_BROKER_EPOCH,
-            f"broker {broker.broker_id}: expected incarnation {broker.incarnation}, found {request.incarnation}",
-        )
-    broker.restart()
-    _log.info("restart requested by %s", connection.peer)
-    connection.reply(Ack(request.cid))
+class RestartRequests:
+    """The handler of RestartBroker requests.
+
+    ``restart`` begins the shutdown. It raises BrokerError.
+    """
+
+    def __init__(self, context: BrokerContext, restart: Callable[[], None]) -> None:
+        self._context = context
+        self._restart = restart
+
+    def handle(self, connection: ServerConnection, request: RestartBroker, body: memoryview) -> None:
+        context = self._context
+        if request.incarnation != context.incarnation:
+            raise BrokerError(
+                ErrorCode.STALE_BROKER_EPOCH,
+                f"broker {context.broker_id}: expected incarnation {context.incarnation}, found {request.incarnation}",
+            )
+        self._restart()
+        _log.info("restart requested by %s", connection.peer)
+        connection.reply(Ack(request.cid))

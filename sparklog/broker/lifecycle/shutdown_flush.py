@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from sparklog.broker.state import BrokerState
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import StorageError
-from sparklog.storage.log_directory import LogDirectory
 
 
 class ShutdownFlush:
@@ -21,22 +21,23 @@ class ShutdownFlush:
     Owner: the broker process's event loop, from the request to stop until ``end`` returns.
     """
 
-    def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
-        self._broker = broker
-        self._directory = directory
+    def __init__(self, context: BrokerContext, partitions: Partitions) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._directory = partitions.directory
         self._ended = False
         self._task = asyncio.get_running_loop().create_task(self._run(), name="durable ahead of the stop")
 
     async def end(self) -> None:
         """Start no further flush, and wait for the one in progress: a disk reports an error only once."""
         self._ended = True
-        self._broker.roles_changed()  # the task may wait for this
+        self._context.roles_changed()  # the task may wait for this
         await self._task
 
     async def _run(self) -> None:
         await self._round()
-        while self._broker.partitions.led and not self._ended:
-            await self._broker.next_role_change()
+        while self._partitions.led and not self._ended:
+            await self._context.next_role_change()
         if not self._ended:
             await self._round()
 

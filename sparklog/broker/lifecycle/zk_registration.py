@@ -13,11 +13,12 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.lifecycle.logging_setup import Lines
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.state import BrokerState
-from sparklog.errors import ClusterError
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import (
     BrokerRegistration,
     LeaderAndIsr,
@@ -29,6 +30,7 @@ from sparklog.model import (
 )
 from sparklog.replica.effects import RefuseCut, WriteIsr
 from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
+from sparklog.storage.log_directory import LogDirectory
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, Refused
@@ -46,23 +48,33 @@ _NOTIFY_PARTITION_MS = 0.2
 _NOTIFY_LATEST_MS = 200
 
 
+class _Session(NamedTuple):
+    """The session, and what uses it."""
+
+    session: ZkSession
+    store: ClusterStore
+    registration: BrokerRegistry
+
+    async def close(self) -> None:
+        await self.registration.close()
+        await self.session.close()
+
+
 class ZkRegistration:
     """The session and registration of one broker.
 
-    Owner: the broker process's event loop, from ``open`` to ``close``.
+    Owner: the broker process's event loop, from ``open`` to ``close``. Until ``open`` has returned, the methods of
+    other parts raise BrokerError BROKER_NOT_AVAILABLE. ``on_id_taken`` is called when a broker elsewhere is registered
+    under this one's id, and stays.
     """
 
-    def __init__(self, broker: BrokerState, session: ZkSession, registration: BrokerRegistration) -> None:
-        self._broker = broker
-        self._session = session
-        self._store = ClusterStore(session)
-        self._registration = BrokerRegistry(
-            session,
-            registration,
-            directory=broker.partitions.directory,
-            on_registered=self._registered_again,
-            on_failed=self._registration_failed,
-        )
+    def __init__(
+        self, context: BrokerContext, directory: LogDirectory, on_id_taken: Callable[[Exception], None]
+    ) -> None:
+        self._context = context
+        self._directory = directory
+        self._on_id_taken = on_id_taken
+        self._opened: _Session | None = None
         #: The states that this broker wrote and the controller does not know yet: by topic, topic id and partition.
         self._changed: dict[tuple[str, str], dict[int, VersionedState]] = {}
         self._changes = 0
@@ -77,41 +89,74 @@ class ZkRegistration:
         self._producer_ids_lock = asyncio.Lock()
         self.announced = False
 
-    @classmethod
-    async def open(cls, broker: BrokerState, zookeeper: str, registration: BrokerRegistration) -> ZkRegistration:
-        """Connect and register; set ``broker.incarnation``.
+    @property
+    def is_open(self) -> bool:
+        """Return whether this broker is registered."""
+        return self._opened is not None
+
+    async def open(self, zookeeper: str, registration: BrokerRegistration) -> None:
+        """Connect and register; set ``context.incarnation``.
 
         Raises:
             ClusterError: ZooKeeper is unreachable or another cluster's, or a broker elsewhere has the id
                 (BrokerIdTaken).
         """
-        config = broker.config
+        context, config = self._context, self._context.config
         session = await ZkSession.open(
             zookeeper,
             session_timeout_ms=config.session_timeout_ms,
             connect_timeout_ms=config.zk_connection_timeout_ms,
-            keys=broker.keys,
+            keys=context.keys,
         )
-        registry = cls(broker, session, registration)
+        opened = self._use(session, registration)
         try:
-            found = await registry._store.cluster_id(create=False)
-            if found != broker.cluster_id:
+            found = await opened.store.cluster_id(create=False)
+            if found != context.cluster_id:
                 raise ClusterError(
-                    f"ZooKeeper at {zookeeper} belongs to cluster {found!r}, expected {broker.cluster_id!r}"
+                    f"ZooKeeper at {zookeeper} belongs to cluster {found!r}, expected {context.cluster_id!r}"
                 )
-            await registry._name_doubts(broker.partitions.directory.doubted)
-            broker.incarnation = await registry._registration.start(timeout_ms=config.zk_connection_timeout_ms)
+            opened.registration.doubt(await self._lost(opened, self._directory.doubted))
+            incarnation = await opened.registration.start(timeout_ms=config.zk_connection_timeout_ms)
         except BaseException:
-            await registry.close()
+            await opened.close()
             raise
-        return registry
+        self._opened = opened
+        context.incarnation = incarnation
 
-    async def _name_doubts(self, doubted: Mapping[TopicPartition, str]) -> None:
-        """Name missing and unreadable logs in the registration, if their topics still have a replica here.
+    def _use(self, session: ZkSession, registration: BrokerRegistration) -> _Session:
+        node = BrokerRegistry(
+            session,
+            registration,
+            directory=self._directory,
+            on_registered=self._registered_again,
+            on_failed=self._registration_failed,
+        )
+        return _Session(session, ClusterStore(session), node)
+
+    def _require(self) -> _Session:
+        if self._opened is None:
+            detail = f"broker {self._context.broker_id} is still starting"
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
+        return self._opened
+
+    @property
+    def _session(self) -> ZkSession:
+        return self._require().session
+
+    @property
+    def _store(self) -> ClusterStore:
+        return self._require().store
+
+    @property
+    def _registration(self) -> BrokerRegistry:
+        return self._require().registration
+
+    async def _lost(self, opened: _Session, doubted: Mapping[TopicPartition, str]) -> list[TopicPartition]:
+        """Return the missing and unreadable logs whose topics still have a replica here, for the registration.
 
         The records that this broker acknowledged in them are lost.
         """
-        topics = {name: await self._read_topic(name) for name in {tp.topic for tp in doubted}}
+        topics = {name: await _read_topic(opened, name) for name in {tp.topic for tp in doubted}}
         lost = []
         for tp, topic_id in doubted.items():
             topic = topics[tp.topic]
@@ -121,25 +166,14 @@ class ZkRegistration:
                 continue
             if topic is None or topic_id not in {"", topic.topic_id} or tp.partition >= len(topic.assignment):
                 continue
-            if self._broker.broker_id in topic.assignment[tp.partition]:
+            if self._context.broker_id in topic.assignment[tp.partition]:
                 _log.error("%s: the log is lost or damaged: copying it from other replicas", tp)
                 lost.append(tp)
-        self._registration.doubt(lost)
-
-    async def _read_topic(self, name: str) -> TopicRecord | ZkFormatError | None:
-        while True:
-            await self._session.connected()
-            with suppress(ZkUnreachable):
-                await self._session.sync(paths.topic(name))
-                try:
-                    found = await self._store.read_topic(name)
-                except ZkFormatError as error:
-                    return error
-                return found[0] if found is not None else None
+        return lost
 
     async def close(self) -> None:
-        await self._registration.close()
-        await self._session.close()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def doubt_directory(self) -> None:
         """Have the next process on this log directory register as untrusted, whatever its disk contains by then.
@@ -151,24 +185,24 @@ class ZkRegistration:
 
     def _registered_again(self, incarnation: int) -> None:
         """Note a new incarnation: a session expired, but this process and its logs are the same."""
-        self._broker.incarnation = incarnation
-        self._broker.counters["zookeeper.registrations"] += 1
+        self._context.incarnation = incarnation
+        self._context.counters["zookeeper.registrations"] += 1
         for partition, (_, effect) in list(self._refusals.items()):  # their nodes went with the session
             self.refuse_cut(partition, effect)
 
     def _registration_failed(self, error: Exception) -> None:
-        self._broker.counters["zookeeper.registrations.failed"] += 1
+        self._context.counters["zookeeper.registrations.failed"] += 1
         if isinstance(error, BrokerIdTaken):
-            self._broker.id_taken(error)
+            self._on_id_taken(error)
 
     # --- in-sync sets -----------------------------------------------------------------------------------------------
 
     def write_isr(self, partition: Partition, effect: WriteIsr) -> None:
-        self._broker.counters["isr.writes"] += 1
+        self._context.counters["isr.writes"] += 1
         state = LeaderAndIsr(
             effect.leader, effect.leader_epoch, effect.isr, effect.controller_epoch, lossy_epoch=effect.lossy_epoch
         )
-        wanted = VersionedState(state, effect.expected_version + 1, self._broker.incarnation)
+        wanted = VersionedState(state, effect.expected_version + 1, self._context.incarnation)
         sent = self._store.send_isr(
             partition.tp,
             state,
@@ -192,7 +226,7 @@ class ZkRegistration:
             return
         if sent.exception() is not None:
             if not partition.stopped:
-                self._broker.spawn(self._settle(partition, effect, sent), f"ISR of {partition.tp}")
+                self._context.spawn(self._settle(partition, effect, sent), f"ISR of {partition.tp}")
         elif not partition.stopped:
             assert sent.result()[-1] == wanted.version
             self._isr_lines.info("%s: ISR is now %s (version %d)", partition.tp, effect.isr, wanted.version)
@@ -205,11 +239,11 @@ class ZkRegistration:
         if partition.stopped:
             return
         if isinstance(outcome, Refused):
-            self._broker.counters["isr.writes.refused"] += 1
+            self._context.counters["isr.writes.refused"] += 1
             _log.info("%s: ISR %s refused: %s", partition.tp, list(effect.isr), outcome.reason)
             await self._refused(partition, outcome.found, expected)
         elif isinstance(outcome, FateUnknown):
-            self._broker.counters["isr.writes.lost"] += 1
+            self._context.counters["isr.writes.lost"] += 1
             partition.step(IsrWriteFailed(expected))
             if outcome.why:
                 _log.warning("%s: ISR %s: %s; reading it again", partition.tp, list(effect.isr), outcome.why)
@@ -231,7 +265,7 @@ class ZkRegistration:
     def _give_state(self, partition: Partition, stored: VersionedState, event: IsrWritten | IsrRefused) -> None:
         """Give the partition the state of its node. The partition decides whether the controller must be notified."""
         state, version = stored.state, stored.version
-        self._broker.cache.state_written(partition.tp, state, version=version, topic_id=partition.topic_id)
+        self._context.cache.state_written(partition.tp, state, version=version, topic_id=partition.topic_id)
         self._known = stored
         partition.step(event)
 
@@ -239,31 +273,31 @@ class ZkRegistration:
         """Notify the controller, together with other changes of the next moment."""
         assert self._known is not None and self._known.version == partition.replica.version
         if not self._changed:
-            self._broker.spawn(self._notify(), "ISR change notification")
+            self._context.spawn(self._notify(), "ISR change notification")
         tp = partition.tp
         self._changed.setdefault((tp.topic, partition.topic_id), {})[tp.partition] = self._known
         self._changes += 1
 
     async def _notify(self) -> None:
-        begun = self._broker.now_ms()
+        begun = self._context.now_ms()
         while True:
             # Without writes in flight there is nothing to wait for.
             more = self._changes * _NOTIFY_PARTITION_MS if self._writing else 0
-            left_ms = min(_NOTIFY_LATEST_MS, _NOTIFY_DELAY_MS + more) - (self._broker.now_ms() - begun)
+            left_ms = min(_NOTIFY_LATEST_MS, _NOTIFY_DELAY_MS + more) - (self._context.now_ms() - begun)
             if left_ms <= 0:
                 break
             await asyncio.sleep(min(left_ms, _NOTIFY_DELAY_MS) / 1000)
         told = tuple(TopicStates(topic, topic_id, states) for (topic, topic_id), states in self._changed.items())
         self._changed, self._changes = {}, 0
-        await self._session.patiently(lambda: self._store.notify_isr_change(self._broker.broker_id, told))
+        await self._session.patiently(lambda: self._store.notify_isr_change(self._context.broker_id, told))
 
     # --- refused cuts -----------------------------------------------------------------------------------------------
 
     def refuse_cut(self, partition: Partition, effect: RefuseCut) -> None:
         """Report to the controller, until ``accept_cut``, that the leader lacks committed records of this replica."""
-        path = paths.cut_refusal(f"{self._broker.broker_id}-{uuid.uuid4().hex}")
+        path = paths.cut_refusal(f"{self._context.broker_id}-{uuid.uuid4().hex}")
         self._refusals[partition] = path, effect
-        self._broker.spawn(self._refuse_cut(partition, path, effect), f"refused cut of {partition.tp}")
+        self._context.spawn(self._refuse_cut(partition, path, effect), f"refused cut of {partition.tp}")
 
     async def _refuse_cut(self, partition: Partition, path: str, effect: RefuseCut) -> None:
         await self._session.patiently(lambda: self._session.ensure(paths.CUT_REFUSALS))
@@ -271,8 +305,8 @@ class ZkRegistration:
             partition.tp.topic,
             partition.tp.partition,
             partition.topic_id,
-            self._broker.broker_id,
-            self._broker.incarnation,
+            self._context.broker_id,
+            self._context.incarnation,
             effect.leader_epoch,
             effect.offset,
             effect.high_watermark,
@@ -302,7 +336,7 @@ class ZkRegistration:
         except ZkUnreachable as error:
             if not error.sent:
                 raise
-            await self._session.connected(timeout_ms=self._broker.config.session_timeout_ms)
+            await self._session.connected(timeout_ms=self._context.config.session_timeout_ms)
             found = await self._store.read_topic(record.name)
             if found is None or found[0].topic_id != record.topic_id:
                 raise
@@ -326,7 +360,7 @@ class ZkRegistration:
         except ZkUnreachable as error:
             if not error.sent:
                 raise
-            await self._session.connected(timeout_ms=self._broker.config.session_timeout_ms)
+            await self._session.connected(timeout_ms=self._context.config.session_timeout_ms)
             found = await self._store.read_topic(record.name)
             if found is None or found[0].topic_id != record.topic_id:
                 raise
@@ -364,7 +398,7 @@ class ZkRegistration:
                 if wanted == found[0] or await self._store.update_topic(wanted, found[1]) is not None:
                     return wanted
                 continue
-            await self._session.connected(timeout_ms=self._broker.config.session_timeout_ms)
+            await self._session.connected(timeout_ms=self._context.config.session_timeout_ms)
 
     async def request_election(self, request: ElectionRequest) -> str:
         """Request an election, and return the path of the request's node. The controller deletes the node when done."""
@@ -392,7 +426,7 @@ class ZkRegistration:
 
     def withdraw_request(self, path: str) -> None:
         """Delete a request that no caller waits for, so that it is not carried out when ZooKeeper responds again."""
-        self._broker.spawn(self._withdraw(path), "withdraw a request")
+        self._context.spawn(self._withdraw(path), "withdraw a request")
 
     async def _withdraw(self, path: str) -> None:
         while True:
@@ -418,7 +452,7 @@ class ZkRegistration:
 
     async def _next_block(self) -> range:
         """Return a block of producer ids above all blocks that this broker had before, and store its end."""
-        seen = self._broker.partitions.directory.seen_file
+        seen = self._directory.seen_file
         block = await self._store.next_producer_ids(now_s=time.time(), above=seen.seen.producer_ids)
         try:
             await asyncio.to_thread(seen.note_producer_ids, block.stop)
@@ -436,7 +470,7 @@ class ZkRegistration:
     async def withdraw_stopping(self) -> None:
         """Withdraw the stop, because a supervisor has connected: this broker stays."""
         self.announced = False
-        self._broker.cache.relieved = False  # ISRs may contain this broker again from now on
+        self._context.cache.relieved = False  # ISRs may contain this broker again from now on
         await self._registration.withdraw_stopping()
 
     def vouch(self) -> None:
@@ -459,3 +493,15 @@ class ZkRegistration:
             return await self._session.exists(paths.CONTROLLER)
         except ZkError:
             return False
+
+
+async def _read_topic(opened: _Session, name: str) -> TopicRecord | ZkFormatError | None:
+    while True:
+        await opened.session.connected()
+        with suppress(ZkUnreachable):
+            await opened.session.sync(paths.topic(name))
+            try:
+                found = await opened.store.read_topic(name)
+            except ZkFormatError as error:
+                return error
+            return found[0] if found is not None else None

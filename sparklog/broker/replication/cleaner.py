@@ -14,8 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from sparklog.broker.replication.partition import Partition
-from sparklog.broker.state import BrokerState
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.replication.partition import OnLogFailed, Partition
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import BrokerError, StorageError
 from sparklog.model import is_internal
 from sparklog.storage.cleaning import CleaningRules, CleanJob, Replacement
@@ -32,8 +33,10 @@ _Result = TypeVar("_Result")
 class Cleaner:
     """The compaction of all logs of a broker. Owner: the broker process's event loop, from ``start`` to ``close``."""
 
-    def __init__(self, broker: BrokerState) -> None:
-        self._broker = broker
+    def __init__(self, context: BrokerContext, partitions: Partitions, log_failed: OnLogFailed) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._log_failed = log_failed
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
         self._job: CleanJob | None = None
         #: logs that could not be cleaned, with their settings at that time
@@ -43,8 +46,8 @@ class Cleaner:
         self._closed = False
 
     def start(self) -> None:
-        if self._broker.config.cleaner_enable:
-            self._broker.spawn(self._run(), "cleaner")
+        if self._context.config.cleaner_enable:
+            self._context.spawn(self._run(), "cleaner")
 
     def close(self) -> None:
         """Start no new work, and cancel the cleaning in progress."""
@@ -58,14 +61,14 @@ class Cleaner:
 
     async def _run(self) -> None:
         while not self._closed:
-            await asyncio.sleep(self._broker.config.cleaner_backoff_ms / 1000)
+            await asyncio.sleep(self._context.config.cleaner_backoff_ms / 1000)
             self._put_off.clear()
             while not self._closed and (partition := await self._dirtiest()) is not None:
                 await self._clean(partition)
 
     async def _dirtiest(self) -> Partition | None:
         found, most = None, -1.0
-        maintenance_index = self._broker.partitions.maintenance_index
+        maintenance_index = self._partitions.maintenance_index
         now_us = time.time_ns() // 1000
         for number, partition in enumerate(maintenance_index.to_clean(now_us)):
             if number % _CHECKS_A_TURN == _CHECKS_A_TURN - 1:
@@ -77,7 +80,7 @@ class Cleaner:
                 if ratio is None:
                     maintenance_index.clean_later(partition, partition.log.cleaning.due_again_us(now_us))
             except StorageError as error:
-                self._broker.log_failed(partition, error)
+                self._log_failed(partition, error)
                 continue
             if ratio is not None and ratio > most:
                 found, most = partition, ratio
@@ -100,7 +103,7 @@ class Cleaner:
         try:
             job = partition.log.cleaning.begin(self._rules(partition), time.time_ns() // 1000)
         except StorageError as error:
-            self._broker.log_failed(partition, error)
+            self._log_failed(partition, error)
             return
         if job is None:  # no room for the files that the cleaning would write
             self._put_off.add(partition)
@@ -124,8 +127,8 @@ class Cleaner:
             rules.key_columns,
             rules.event_time if config.timestamp_type == "CreateTime" else None,
             config,
-            self._broker.config.cleaner_buffer_bytes,
-            self._broker.config.cleaner_io_bytes,
+            self._context.config.cleaner_buffer_bytes,
+            self._context.config.cleaner_io_bytes,
             seed=int.from_bytes(os.urandom(16), "little"),
             # the coordinator wrote its records one by one, each with its own time
             keep_times=not is_internal(partition.tp.topic),
@@ -145,7 +148,7 @@ class Cleaner:
         try:
             return partition.log.cleaning.replace_segments(job, found)
         except StorageError as error:
-            self._broker.log_failed(partition, error)
+            self._log_failed(partition, error)
             return False
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
@@ -159,12 +162,12 @@ class Cleaner:
         """
         if job.cancelled or self._closed:
             return
-        counters = self._broker.counters
+        counters = self._context.counters
         if isinstance(error, OSError) and is_full(error):
             counters["cleaner.full"] += 1
             _log.error("%s: no disk space for cleaning: %s", partition.tp, error)
         elif isinstance(error, OSError):
-            self._broker.log_failed(partition, StorageError(f"cleaning {partition.tp}: {error}"))
+            self._log_failed(partition, StorageError(f"cleaning {partition.tp}: {error}"))
         else:
             counters["cleaner.uncleanable"] += 1
             self._uncleanable[partition] = partition.log.config
@@ -172,7 +175,7 @@ class Cleaner:
             _log.error("%s: cannot be cleaned, and is left unchanged: %s", partition.tp, error, exc_info=trace)
 
     def _count(self, partition: Partition, job: CleanJob, state: CleanerState | None, *, took_s: float) -> None:
-        tally, counters = job.tally, self._broker.counters
+        tally, counters = job.tally, self._context.counters
         counters["cleaner.runs"] += state is not None
         counters["cleaner.given.up"] += state is None
         counters["cleaner.ms"] += round(took_s * 1000)

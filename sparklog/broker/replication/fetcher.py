@@ -23,10 +23,10 @@ from typing import NamedTuple
 import msgspec
 
 from sparklog.broker.asyncio_tasks import end_tasks
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.lifecycle.logging_setup import Lines
 from sparklog.broker.replication.partition import Partition
 from sparklog.broker.replication.throttle import CopyThrottle
-from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.messages import Fetch, FetchedPartition, FetchPartition, FetchReply, Reply
@@ -74,10 +74,10 @@ class LeaderFetcher:
     Owner: ``Fetchers``; runs as one task from the first use on.
     """
 
-    def __init__(self, broker: BrokerState, leader_id: int, throttle: CopyThrottle) -> None:
+    def __init__(self, context: BrokerContext, leader_id: int, throttle: CopyThrottle) -> None:
         self.leader_id = leader_id
         self._throttle = throttle
-        self._broker = broker
+        self._context = context
         self._followed: dict[Key, Followed] = {}
         self._session = SessionBuilder()
         #: The position of each partition in the requests whose responses were applied so far, including the current
@@ -137,7 +137,7 @@ class LeaderFetcher:
 
     def _has_changes(self) -> bool:
         """Return whether there is a change that the leader must know before its long poll ends."""
-        return self._session.changed or self._in_flight[0].incarnation != self._broker.incarnation
+        return self._session.changed or self._in_flight[0].incarnation != self._context.incarnation
 
     async def run(self) -> None:
         """Fetch until cancelled; reconnect after a lost connection, with growing pauses."""
@@ -152,11 +152,11 @@ class LeaderFetcher:
                     pause_s = _FIRST_PAUSE_S
                     await self._run_session()
                 except (BrokerError, asyncio.TimeoutError) as error:
-                    self._broker.counters["fetcher.connections.failed"] += 1
+                    self._context.counters["fetcher.connections.failed"] += 1
                     _log.info("could not fetch from broker %d: %s", self.leader_id, error or "no response in time")
                 except Exception:
                     # No other task fetches these partitions, and no other one would report that.
-                    self._broker.counters["fetcher.connections.failed"] += 1
+                    self._context.counters["fetcher.connections.failed"] += 1
                     _log.exception("fetching from broker %d", self.leader_id)
                 self._disconnect()
                 await asyncio.sleep(pause_s)
@@ -165,18 +165,18 @@ class LeaderFetcher:
             self._disconnect()
 
     async def _connect(self) -> None:
-        broker = self._broker
-        endpoint = broker.cache.endpoint(self.leader_id)
+        context = self._context
+        endpoint = context.cache.endpoint(self.leader_id)
         if endpoint is None:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {self.leader_id} is not live")
         self._connection = await AsyncConnection.open(
             endpoint.host,
             endpoint.port,
-            client_id=f"replica-{broker.broker_id}",
-            cluster_id=broker.cluster_id,
+            client_id=f"replica-{context.broker_id}",
+            cluster_id=context.cluster_id,
             connect_timeout_s=_CONNECT_TIMEOUT_S,
-            max_frame_bytes=broker.config.max_frame_bytes + broker.config.replica_fetch_response_max_bytes,
-            credentials=broker.credentials,
+            max_frame_bytes=context.config.max_frame_bytes + context.config.replica_fetch_response_max_bytes,
+            credentials=context.credentials,
             broker_id=self.leader_id,
             proof_required=endpoint.proves,
         )
@@ -202,7 +202,7 @@ class LeaderFetcher:
 
     async def _run_session(self) -> None:
         """Wait until the connection must be closed; raise the reason."""
-        timeout_s = self._broker.config.replica_fetch_wait_max_ms / 1000 + _ANSWER_TIMEOUT_S
+        timeout_s = self._context.config.replica_fetch_wait_max_ms / 1000 + _ANSWER_TIMEOUT_S
         ended = self._ended = asyncio.get_running_loop().create_future()
         self._send_next()
         while True:
@@ -220,14 +220,14 @@ class LeaderFetcher:
 
     def _send(self) -> None:
         assert self._connection is not None
-        broker = self._broker
-        config, incarnation = broker.config, broker.incarnation
+        context = self._context
+        config, incarnation = context.config, context.incarnation
         session = self._session.next_request()
         session_id, named = session.session_id, session.partitions
-        broker.counters["fetcher.requests"] += 1
+        context.counters["fetcher.requests"] += 1
         request = Fetch(
             0,
-            broker.broker_id,
+            context.broker_id,
             incarnation,
             config.replica_fetch_wait_max_ms,
             1,
@@ -254,7 +254,7 @@ class LeaderFetcher:
 
         ``limit`` is the throttle's rate for it. ``again``: request it even if its position is unchanged.
         """
-        partition, otherwise = followed.partition, self._broker.config.replica_fetch_max_bytes
+        partition, otherwise = followed.partition, self._context.config.replica_fetch_max_bytes
         log = partition.log
         self._session.want(
             FetchPartition(
@@ -285,7 +285,7 @@ class LeaderFetcher:
         if request.session_id == self._session.session_id:
             self._session.on_response(reply)
         if reply.code != ErrorCode.NONE:
-            self._broker.counters["fetcher.sessions.lost"] += 1
+            self._context.counters["fetcher.sessions.lost"] += 1
         elif len(reply.partitions) == 1 and not self._responses:  # the common case, where latency counts
             self._apply_alone(request, reply.partitions[0], body)
             return
@@ -376,7 +376,7 @@ class LeaderFetcher:
             body[:headers_end],
             body[headers_end:],
         )
-        self._broker.counters["fetcher.bytes"] += len(body)
+        self._context.counters["fetcher.bytes"] += len(body)
         # A late response of a former leader says nothing about the log of the present leader.
         news = code == ErrorCode.NONE and log_start_offset > log.log_start_offset
         if news and leader_epoch == partition.replica.leader_epoch:
@@ -390,10 +390,10 @@ class LeaderFetcher:
         if answer.diverging is not None and partition.replica.refuses_cut:
             self._back_off(key, followed, _REFUSED_PAUSE_S)
         elif refused is not None:
-            self._broker.counters["fetcher.batches.refused"] += 1
+            self._context.counters["fetcher.batches.refused"] += 1
             self._back_off(key, followed)
         elif code != ErrorCode.NONE and not moved:
-            self._broker.counters["fetcher.errors"] += 1
+            self._context.counters["fetcher.errors"] += 1
             _error_lines.info("%s: broker %d returned %s %s", partition.tp, self.leader_id, code, answer.detail)
             early = code == ErrorCode.UNKNOWN_LEADER_EPOCH
             self._back_off(key, followed, _EPOCH_PAUSE_S if early else _PARTITION_PAUSE_S)
@@ -415,7 +415,7 @@ class LeaderFetcher:
 
     def _defer(self, key: Key, followed: Followed) -> None:
         """Leave the partition out of the session until the throttle has bytes for it."""
-        self._broker.counters["fetcher.throttled"] += 1
+        self._context.counters["fetcher.throttled"] += 1
         self._session.drop(*key)
         self._throttle.hold(followed.partition.tp, partial(self._resume, key, followed))
 
@@ -428,11 +428,11 @@ class LeaderFetcher:
 class Fetchers:
     """The fetchers of one broker, one for each leader. Owner: its event loop."""
 
-    def __init__(self, broker: BrokerState) -> None:
-        self._broker = broker
-        self._throttle = CopyThrottle(broker)
-        broker.metadata_listeners.append(self._throttle.metadata_changed)
-        broker.registration_listeners.append(self._registered_again)
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._throttle = CopyThrottle(context)
+        context.metadata_listeners.append(self._throttle.metadata_changed)
+        context.registration_listeners.append(self._registered_again)
         self._by_leader: dict[int, LeaderFetcher] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -444,7 +444,7 @@ class Fetchers:
             return
         fetcher = self._by_leader.get(leader)
         if fetcher is None:
-            fetcher = self._by_leader[leader] = LeaderFetcher(self._broker, leader, self._throttle)
+            fetcher = self._by_leader[leader] = LeaderFetcher(self._context, leader, self._throttle)
             self._tasks.append(
                 asyncio.get_running_loop().create_task(fetcher.run(), name=f"fetch from broker {leader}")
             )

@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.groups.retention_holds import RetentionHolds, read_to
-from sparklog.broker.replication.partition import Answer, Partition, PendingProduce
-from sparklog.broker.state import BrokerState
+from sparklog.broker.replication.partition import Answer, OnLogFailed, Partition, PendingProduce
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import ErrorCode, StorageError
 from sparklog.record.marker import Marker, encode_marker
 from sparklog.replica.purgatory import NEVER
@@ -43,9 +44,22 @@ _SPARED_AT_ONCE = 1000
 class LogMaintenance:
     """The maintenance of all logs of a broker. Owner: the broker process's event loop, from ``start`` to ``close``."""
 
-    def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        *,
+        directory: LogDirectory,
+        holds: RetentionHolds,
+        log_start_moved: Callable[[Partition], None],
+        log_failed: OnLogFailed,
+    ) -> None:
+        self._context = context
+        self._partitions = partitions
         self._directory = directory
+        self._holds = holds
+        self._log_start_moved = log_start_moved
+        self._log_failed = log_failed
         self._pool = ThreadPoolExecutor(_SEAL_THREADS, thread_name_prefix="seal")
         #: A separate pool: thousands of topics may be due, and seals and checkpoints must not wait for them.
         self._flush_pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="flush")
@@ -54,7 +68,6 @@ class LogMaintenance:
         self._cut_pool = ThreadPoolExecutor(1, thread_name_prefix="cut")
         #: The segments to seal of each log that a thread is sealing.
         self._seals: dict[Partition, deque[SealJob]] = {}
-        self._holds = RetentionHolds(broker)
         #: A separate pool: records of new logs wait for it.
         self._name_pool = ThreadPoolExecutor(1, thread_name_prefix="name")
         self._naming = False
@@ -67,7 +80,7 @@ class LogMaintenance:
         self._spared = 0
 
     def start(self) -> None:
-        config = self._broker.config
+        config = self._context.config
         self._every(config.checkpoint_interval_ms, self._checkpoint, "checkpoint")
         self._every(config.retention_check_interval_ms, self._retain, "retention")
         self._directory.name_logs(self._name_soon)
@@ -115,7 +128,7 @@ class LogMaintenance:
             return  # as after almost every append
         schemas = durability.schemas_due()
         if schemas is not None:
-            self._broker.spawn(self._store_schemas(partition, schemas), f"schemas of {partition.tp}")
+            self._context.spawn(self._store_schemas(partition, schemas), f"schemas of {partition.tp}")
         jobs = durability.seals_due()
         if not jobs:
             return
@@ -124,7 +137,7 @@ class LogMaintenance:
             waiting.extend(jobs)
             return
         self._seals[partition] = deque(jobs)
-        self._broker.spawn(self._seal(partition), f"seal {partition.tp}")
+        self._context.spawn(self._seal(partition), f"seal {partition.tp}")
 
     async def _seal(self, partition: Partition) -> None:
         """Seal the segments of one log in order, oldest first: each seal writes the leader epochs up to its end."""
@@ -134,16 +147,16 @@ class LogMaintenance:
                 job = waiting.popleft()
                 await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
                 partition.log.durability.seal_finished(job)
-                self._broker.counters["segments.sealed"] += job.done
+                self._context.counters["segments.sealed"] += job.done
         except StorageError as error:
-            self._broker.log_failed(partition, error)
+            self._log_failed(partition, error)
         finally:
             del self._seals[partition]
 
     def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
         """Start the copy that a cut needs. A process that ends leaves its logs as they are."""
         if not self._closed:
-            self._broker.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
+            self._context.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
 
     async def _prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
         """Make the copy that a cut needs, then cut the log.
@@ -157,16 +170,16 @@ class LogMaintenance:
         try:
             await asyncio.get_running_loop().run_in_executor(self._cut_pool, self._noted, job.run)
         except StorageError as error:
-            self._broker.log_failed(partition, error)
+            self._log_failed(partition, error)
             return
         except Exception:
-            self._broker.counters["cuts.failed"] += 1
+            self._context.counters["cuts.failed"] += 1
             _log.exception("%s: the copy for a truncation failed, retrying in %g s", partition.tp, pause_s)
         else:
             if not job.awaits_room:
                 partition.cut_prepared(job)
                 return
-            self._broker.counters["cuts.without.room"] += 1
+            self._context.counters["cuts.without.room"] += 1
             _log.error("%s: no disk space for the copy of a truncation, retrying in %g s", partition.tp, pause_s)
         await asyncio.sleep(pause_s)
         partition.cut_failed(job)
@@ -178,7 +191,7 @@ class LogMaintenance:
         try:
             await asyncio.get_running_loop().run_in_executor(self._pool, self._noted, job.run)
         except StorageError as error:
-            self._broker.log_failed(partition, error)
+            self._log_failed(partition, error)
         else:
             partition.log.durability.schemas_stored(job)
 
@@ -197,12 +210,12 @@ class LogMaintenance:
                     if asyncio.iscoroutine(done):
                         await done
                 except StorageError as error:
-                    self._broker.log_failed(None, error)
+                    self._log_failed(None, error)
                 except OSError as error:  # a full disk: the write is tried again
-                    self._broker.counters[f"{name}.failed"] += 1
+                    self._context.counters[f"{name}.failed"] += 1
                     _log.error("%s failed: %s", name, error)
 
-        self._broker.spawn(repeat(), name)
+        self._context.spawn(repeat(), name)
 
     async def _checkpoint(self) -> None:
         self._freeze_objects()
@@ -211,9 +224,9 @@ class LogMaintenance:
     async def _write_checkpoint(self, pool: ThreadPoolExecutor) -> None:
         write = self._directory.checkpoint_job()
         await asyncio.get_running_loop().run_in_executor(pool, write)
-        self._broker.counters["checkpoints"] += 1
+        self._context.counters["checkpoints"] += 1
         for log in self._directory.consume_named():
-            partition = self._broker.partitions.get(log.tp)
+            partition = self._partitions.get(log.tp)
             if partition is not None and partition.log is log:
                 partition.log_named()
 
@@ -221,7 +234,7 @@ class LogMaintenance:
         """Start a checkpoint for a new log. One checkpoint names all logs that this turn of the loop creates."""
         if not self._naming and not self._closed:
             self._naming = True
-            self._broker.spawn(self._name_logs(), "name logs")
+            self._context.spawn(self._name_logs(), "name logs")
 
     async def _name_logs(self) -> None:
         """Write checkpoints until they name all logs.
@@ -235,10 +248,10 @@ class LogMaintenance:
                 try:
                     await self._write_checkpoint(self._name_pool)
                 except StorageError as error:
-                    self._broker.log_failed(None, error)
+                    self._log_failed(None, error)
                     return
                 except OSError as error:  # a full disk: retention may free it
-                    self._broker.counters["names.failed"] += 1
+                    self._context.counters["names.failed"] += 1
                     _log.error("could not record new logs, so their records are not committed: %s", error)
                     await asyncio.sleep(_NAMES_PAUSE_S)
                 await asyncio.sleep(time.monotonic() - began_s if self._directory.unnamed else 0)
@@ -252,7 +265,7 @@ class LogMaintenance:
         them, it would stop the loop for some tenths of a second. So they are frozen as partitions come, and unfrozen
         when as many have gone.
         """
-        kept = len(self._broker.partitions) + self._directory.on_disk
+        kept = len(self._partitions) + self._directory.on_disk
         if kept >= self._spared + _SPARED_AT_ONCE:
             gc.collect(1)  # young garbage would stay forever; a search for old garbage takes too long
             gc.freeze()
@@ -264,7 +277,7 @@ class LogMaintenance:
     async def _retain(self) -> None:
         """Delete segments by age and size on leaders; followers delete what their leader has deleted."""
         await self._roll()
-        maintenance_index = self._broker.partitions.maintenance_index
+        maintenance_index = self._partitions.maintenance_index
         for partition in maintenance_index.with_backlog():
             if partition.offline is None and not partition.stopped:
                 self.committed(partition)
@@ -277,9 +290,9 @@ class LogMaintenance:
             groups = partition.log.config.awaited_groups
             end = read_to(partition.tp, partition.topic_id, groups, committed) if groups else None
             deleted = self._guarded(partition, lambda log, end=end: log.retention.apply(now_us, read_to=end))
-            self._broker.counters["segments.deleted"] += deleted
+            self._context.counters["segments.deleted"] += deleted
             if deleted:
-                self._broker.fetches.log_start_moved(partition)
+                self._log_start_moved(partition)
 
     async def _roll(self) -> None:
         """End active segments that get no writes and whose records are older than the retention time.
@@ -288,12 +301,12 @@ class LogMaintenance:
         marker of no transaction; a reader finds no record at its offset.
         """
         now_us = time.time_ns() // 1000
-        for partition in self._broker.partitions.maintenance_index.due(now_us):
+        for partition in self._partitions.maintenance_index.due(now_us):
             if not partition.replica.is_leader or partition.stopped or partition.offline is not None:
                 continue
             if not partition.log.retention.roll_due(now_us):
                 continue
-            if self._broker.quiesced or self._closed:
+            if self._context.quiesced or self._closed:
                 return
             rules = partition.rules
             header, body = encode_marker(Marker(), rules.schema, schema_id=rules.schema_id)
@@ -302,20 +315,20 @@ class LogMaintenance:
             await asyncio.sleep(0)  # each one creates files
 
     def _rolled(self, answer: Answer) -> None:
-        self._broker.counters["segments.rolled" if answer.code is ErrorCode.NONE else "segments.not.rolled"] += 1
+        self._context.counters["segments.rolled" if answer.code is ErrorCode.NONE else "segments.not.rolled"] += 1
 
     def _flush(self) -> None:
         now_us = time.time_ns() // 1000
         unflushed = self._directory.unflushed
         for tp in list(unflushed):
-            partition = self._broker.partitions.get(tp)
+            partition = self._partitions.get(tp)
             if partition is None or partition.offline is not None or not partition.log.durability.awaits_flush:
                 unflushed.discard(tp)
                 continue
             self.committed(partition)  # a flush of records with a new schema counts once the schema is stored
             job = partition.log.durability.flush_due(now_us)
             if job is not None:
-                self._broker.spawn(self._flush_one(partition, job), f"flush {partition.tp}")
+                self._context.spawn(self._flush_one(partition, job), f"flush {partition.tp}")
         if not unflushed:
             # the set keeps the table that thousands of logs needed: an iteration would visit all of it
             unflushed.clear()
@@ -325,7 +338,7 @@ class LogMaintenance:
         try:
             await asyncio.get_running_loop().run_in_executor(self._flush_pool, self._noted, job.run)
         except StorageError as error:
-            self._broker.log_failed(partition, error)
+            self._log_failed(partition, error)
         else:
             partition.log.durability.flush_finished(job)
 
@@ -333,7 +346,7 @@ class LogMaintenance:
         try:
             return work(partition.log)
         except StorageError as error:
-            self._broker.log_failed(partition, error)
+            self._log_failed(partition, error)
             return 0
 
 

@@ -161,6 +161,12 @@ class PartitionHost(Protocol):
     def deadline_moved(self, partition: Partition) -> None: ...
 
 
+class OnLogFailed(Protocol):
+    """The callback for an error of the log directory. ``partition`` is the one that found it, or None."""
+
+    def __call__(self, partition: Partition | None, error: Exception, /) -> None: ...
+
+
 class Partition:
     """One replica. Owner: the broker's event loop, from the controller's first decision until ``stop``."""
 

@@ -1,4 +1,6 @@
-"""All replicas that this broker hosts: how they are found, created, dropped, and stepped at their deadlines.
+"""All replicas that this broker hosts: how they are found, and stepped at their deadlines.
+
+``replica_hosting`` creates and drops them.
 
 One timer serves all replicas from a heap of their deadlines, so an idle partition costs nothing. A heap entry may be
 stale. The timer checks each entry when it is due; removing the entry at every produce would cost more.
@@ -9,34 +11,25 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import logging
 from collections.abc import Iterator
 
-from sparklog.broker.metadata_cache import CachedTopic
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.crc_cache import CrcCache
 from sparklog.broker.replication.maintenance_index import MaintenanceIndex
-from sparklog.broker.replication.partition import AppendRules, Partition
-from sparklog.broker.replication.partition_effects import PartitionEffects
-from sparklog.broker.state import BrokerState
-from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.broker.replication.partition import Partition
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, TopicPartition
-from sparklog.protocol.messages import TopicChange
-from sparklog.record.schema import parse_schema
 from sparklog.replica.events import FollowerConnectionLost, Ticked
 from sparklog.replica.purgatory import NEVER
-from sparklog.replica.replica import Replica
-from sparklog.replica.view import ReplicaSettings
 from sparklog.storage.log import Log
 from sparklog.storage.log_directory import LogDirectory
-
-_log = logging.getLogger(__name__)
 
 
 class Partitions:
     """The hosted replicas, by topic and partition. Owner: the broker's event loop."""
 
-    def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
-        self._broker = broker
+    def __init__(self, context: BrokerContext, directory: LogDirectory) -> None:
+        self._context = context
         self.directory = directory
         self._hosted: dict[tuple[str, int], Partition] = {}
         self.maintenance_index = MaintenanceIndex(directory, self._hosted.get)
@@ -48,8 +41,6 @@ class Partitions:
         self._timer_order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
-        #: Performs the effects that take time. It is set once, before the first partition is hosted.
-        self.effects: PartitionEffects
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(list(self._hosted.values()))
@@ -79,110 +70,30 @@ class Partitions:
         return partition
 
     def _absent(self, tp: TopicPartition) -> BrokerError:
-        if self._broker.cache.controller_epoch == NO_EPOCH:
-            detail = f"{tp}: broker {self._broker.broker_id} waits for its first update from the controller"
+        if self._context.cache.controller_epoch == NO_EPOCH:
+            detail = f"{tp}: broker {self._context.broker_id} waits for its first update from the controller"
             return BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail)
-        known = self._broker.cache.partition(tp)
+        known = self._context.cache.partition(tp)
         if known is not None:
             return BrokerError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"{tp} is on brokers {list(known.replicas)}, not on broker {self._broker.broker_id}",
+                f"{tp} is on brokers {list(known.replicas)}, not on broker {self._context.broker_id}",
             )
-        topic = self._broker.cache.topic(tp.topic)
+        topic = self._context.cache.topic(tp.topic)
         what = f"topic {tp.topic!r} has {len(topic.partitions)} partitions" if topic else f"no topic {tp.topic!r}"
         return BrokerError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{what}: broker {self._broker.broker_id} does not know {tp}"
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{what}: broker {self._context.broker_id} does not know {tp}"
         )
 
     # --- hosting ---
 
-    def host(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
-        """Return the replica of ``tp``; create it if needed, with the set-aside log of this topic id or an empty log.
+    def add(self, partition: Partition) -> None:
+        self._hosted[partition.tp] = partition
 
-        A log of another topic id is set aside, because no update has named that topic as deleted.
-
-        Raises:
-            StorageError: the log cannot be created.
-        """
-        topic_id = topic.change.topic_id
-        partition = self._hosted.get(tp)
-        if partition is not None and partition.topic_id != topic_id:
-            self.drop(partition, keep=f"the topic has id {topic_id} now")
-            partition = None
-        if partition is None:
-            partition = self._create(tp, topic)
-            self._hosted[tp] = partition
-        else:
-            self.apply_topic_config(partition, topic)
-        return partition
-
-    def _create(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
-        rules = _append_rules(topic)  # first: a topic that cannot be appended to needs no directory
-        log = self.directory.get(tp)
-        if log is not None and log.topic_id != topic.change.topic_id:
-            self._remove_log(tp, keep=f"the topic has id {topic.change.topic_id} now")
-            log = None
-        if log is None:
-            log = self.directory.put_back(tp, topic.change.topic_id)
-        if log is None:
-            log = self.directory.create(tp, topic.change.topic_id, schemas=topic.change.schemas, config=topic.config)
-        replica = Replica(
-            self._broker.broker_id, log, high_watermark=log.high_watermark, settings=_replica_settings(topic)
-        )
-        partition = Partition(
-            tp,
-            topic.change.topic_id,
-            log=log,
-            replica=replica,
-            rules=rules,
-            host=self.effects,
-        )
-        self.apply_topic_config(partition, topic)
-        return partition
-
-    def apply_topic_config(self, partition: Partition, topic: CachedTopic) -> bool:
-        """Apply the topic's schemas and settings to a replica, unless it has those of this very object.
-
-        Returns whether the settings have changed.
-        """
-        if partition.configured_for is topic:
-            return False
-        _add_schemas(partition.log, topic.change)
-        changed = partition.log.config != topic.config
-        partition.log.config = topic.config
-        self.maintenance_index.mark_changed(partition)
-        if partition.log.durability.awaits_flush:  # records that needed no fsync when they came
-            self.directory.flush_later(partition.tp)
-        partition.replica.settings = _replica_settings(topic)
-        partition.rules = _append_rules(topic)
-        partition.configured_for = topic
-        return changed
-
-    def drop(self, partition: Partition, *, keep: str = "") -> None:
-        """Remove the replica. Its data is set aside if ``keep`` gives a reason, and deleted otherwise."""
-        _log.info("%s: dropped the replica of topic id %s", partition.tp, partition.topic_id)
-        partition.stop()
+    def remove(self, partition: Partition) -> None:
         del self._hosted[partition.tp]
         self._led.discard(partition)
         self.maintenance_index.drop(partition)
-        self._remove_log(partition.tp, keep=keep)
-
-    def drop_log(self, tp: TopicPartition, *, keep: str = "") -> None:
-        """Remove a log found at the start that belongs to no replica of this broker; ``keep`` is as in ``drop``."""
-        if not keep:
-            _log.warning("%s: deleted the data of a deleted topic", tp)
-        self._remove_log(tp, keep=keep)
-
-    def _remove_log(self, tp: TopicPartition, *, keep: str) -> None:
-        try:
-            if keep:
-                self._broker.counters["logs.set.aside"] += 1
-                self.directory.set_aside(tp, reason=keep)
-                self._broker.on_log_set_aside()
-            else:
-                self.directory.delete(tp)
-        except StorageError as error:
-            self._broker.log_failed(None, error)
 
     def follower_lost(self, replica_id: int) -> None:
         """Notify every partition led here that the follower's connection has closed."""
@@ -211,7 +122,7 @@ class Partitions:
         replica = partition.replica
         if partition not in self._led:
             return False
-        live, own = self._broker.cache.incarnations, self._broker.broker_id
+        live, own = self._context.cache.incarnations, self._context.broker_id
         return any(member != own and member in live for member in replica.isr)
 
     def counted_on(self, partition: Partition) -> bool:
@@ -220,15 +131,15 @@ class Partitions:
         The replica's own ISR does not serve here: a replica with a broken disk follows no decision, so its ISR is
         stale.
         """
-        told = self._broker.cache.partition(partition.tp)
-        if told is None or told.state.leader not in self._broker.cache.incarnations:
+        told = self._context.cache.partition(partition.tp)
+        if told is None or told.state.leader not in self._context.cache.incarnations:
             return False
-        return self._broker.broker_id in told.state.isr
+        return self._context.broker_id in told.state.isr
 
     @property
     def in_sync(self) -> int:
         """Return the number of partitions with this broker in the ISR, by the controller's last update."""
-        own = self._broker.broker_id
+        own = self._context.broker_id
         return sum(own in partition.replica.isr for partition in self._hosted.values())
 
     @property
@@ -266,12 +177,12 @@ class Partitions:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at_ms = at_ms
-        delay_s = max(at_ms - self._broker.now_ms(), 0) / 1000
+        delay_s = max(at_ms - self._context.now_ms(), 0) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        now_ms = self._broker.now_ms()
+        now_ms = self._context.now_ms()
         due = []
         while self._timers and self._timers[0][0] <= now_ms:
             at_ms, _, partition = heapq.heappop(self._timers)
@@ -297,29 +208,3 @@ class Partitions:
             self._timer.cancel()
             self._timer = None
         self._timers.clear()
-
-
-def _replica_settings(topic: CachedTopic) -> ReplicaSettings:
-    return ReplicaSettings(
-        lag_time_max_ms=topic.config.replica_lag_time_max_ms, lag_max_messages=topic.config.replica_lag_max_messages
-    )
-
-
-def _append_rules(topic: CachedTopic) -> AppendRules:
-    if not topic.change.schemas:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"topic {topic.change.name!r} has no schema in the update")
-    newest = topic.change.schemas[-1]
-    return AppendRules(
-        parse_schema(newest.message),
-        newest.schema_id,
-        topic.config.max_message_bytes,
-        topic.change.event_time,
-        topic.change.key_columns,
-        topic.config.compacted,
-        topic.config.timestamp_type == "LogAppendTime",
-    )
-
-
-def _add_schemas(log: Log, change: TopicChange) -> None:
-    for schema in change.schemas:
-        log.add_schema(schema)

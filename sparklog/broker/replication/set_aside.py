@@ -15,8 +15,9 @@ from contextlib import suppress
 
 import msgspec
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.inter_broker_client import InterBrokerClient
-from sparklog.broker.state import BrokerState
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
 from sparklog.errors import BrokerError, ClusterError, ErrorCode, SparklogError
 from sparklog.model import NO_LEADER, LogCopy, TopicPartition
 from sparklog.protocol.messages import (
@@ -40,16 +41,20 @@ _ANSWER_TIMEOUT_S = 5.0
 class SetAsideLogs:
     """The set-aside logs of one broker. Owner: its event loop, from ``start`` to ``close``."""
 
-    def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
-        self._broker = broker
+    def __init__(self, context: BrokerContext, directory: LogDirectory, registry: ZkRegistration) -> None:
+        self._context = context
+        self._registry = registry
         self._directory = directory
-        self._peers = InterBrokerClient(broker, "set-aside logs")
+        self._peers = InterBrokerClient(context, "set-aside logs")
         self._wanted = asyncio.Event()
 
     def start(self) -> None:
-        self._broker.on_log_set_aside = self._wanted.set
         self._wanted.set()
-        self._broker.spawn(self._repeat(), "set-aside logs")
+        self._context.spawn(self._repeat(), "set-aside logs")
+
+    def check_soon(self) -> None:
+        """Check all set-aside logs now, because one more was set aside."""
+        self._wanted.set()
 
     def close(self) -> None:
         self._peers.close()
@@ -73,7 +78,7 @@ class SetAsideLogs:
         if details and mark.intact:
             schemas = self._directory.kept_aside.schemas(entry.name)
             found = LogCopy(
-                self._broker.broker_id,
+                self._context.broker_id,
                 *entry.tp,
                 mark.topic_id,
                 schemas,
@@ -110,7 +115,7 @@ class SetAsideLogs:
         self._wanted.set()
 
     async def _repeat(self) -> None:
-        pause_s = self._broker.config.retention_check_interval_ms / 1000
+        pause_s = self._context.config.retention_check_interval_ms / 1000
         while True:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), pause_s)
@@ -118,11 +123,11 @@ class SetAsideLogs:
             try:
                 await self._check()
             except (SparklogError, OSError) as error:
-                self._broker.counters["set.aside.failed"] += 1
+                self._context.counters["set.aside.failed"] += 1
                 _log.warning("could not check set-aside logs, retrying later: %s", error)
 
     async def _check(self) -> None:
-        self._broker.counters["set.aside.looks"] += 1
+        self._context.counters["set.aside.looks"] += 1
         await asyncio.get_running_loop().run_in_executor(None, self._directory.kept_aside.sync)
         entries = await self._entries()
         deleted = await self._deleted({entry.mark.topic_id for entry in entries if entry.mark.topic_id})
@@ -134,8 +139,8 @@ class SetAsideLogs:
                 self._remove(entry, "it is old, and the partition's leader holds all of it")
             else:
                 kept.append(entry)
-        self._broker.counters["set.aside.logs"] = len(kept)
-        self._broker.counters["set.aside.bytes"] = sum(entry.size_bytes for entry in kept)
+        self._context.counters["set.aside.logs"] = len(kept)
+        self._context.counters["set.aside.bytes"] = sum(entry.size_bytes for entry in kept)
 
     async def _entries(self) -> list[SetAsideEntry]:
         return await asyncio.get_running_loop().run_in_executor(None, self._directory.kept_aside.entries)
@@ -145,13 +150,13 @@ class SetAsideLogs:
         if not topic_ids:
             return set()
         try:
-            return await self._broker.registry.deleted_topics(topic_ids)
+            return await self._registry.deleted_topics(topic_ids)
         except (BrokerError, ClusterError) as error:
             _log.info("unknown which topics are deleted: %s", error)
             return set()
 
     def _is_old(self, entry: SetAsideEntry) -> bool:
-        keep_ms = self._broker.config.set_aside_retention_ms
+        keep_ms = self._context.config.set_aside_retention_ms
         return 0 <= keep_ms <= time.time_ns() // 1_000_000 - entry.mark.since_ms
 
     async def _is_elsewhere(self, entry: SetAsideEntry) -> bool:
@@ -162,7 +167,7 @@ class SetAsideLogs:
         mark = entry.mark
         if not mark.intact and mark.last_epoch < 0:  # the content of the log is unknown
             return False
-        known = self._broker.cache.partition(entry.tp)
+        known = self._context.cache.partition(entry.tp)
         if known is None or known.topic_id != mark.topic_id or known.state.leader == NO_LEADER:
             return False
         wanted = FetchPartition(
@@ -184,7 +189,7 @@ class SetAsideLogs:
         tp = TopicPartition(request.partitions[0].topic, request.partitions[0].partition)
 
         def still() -> bool:
-            known = self._broker.cache.partition(tp)
+            known = self._context.cache.partition(tp)
             return known is not None and known.state.leader == leader
 
         reply = await self._peers.ask(leader, request, timeout_s=_ANSWER_TIMEOUT_S, still=still)
@@ -196,4 +201,4 @@ class SetAsideLogs:
     def _remove(self, entry: SetAsideEntry, why: str) -> None:
         _log.warning("deleting set-aside log %s of topic id %s: %s", entry.name, entry.mark.topic_id, why)
         self._directory.remove_set_aside(entry.name)
-        self._broker.counters["set.aside.deleted"] += 1
+        self._context.counters["set.aside.deleted"] += 1

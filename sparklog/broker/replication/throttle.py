@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from sparklog.broker.state import BrokerState
+from sparklog.broker.context import BrokerContext
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import PartitionDecision
 
@@ -80,8 +80,8 @@ class CopyThrottle:
     If reassignments have different limits, the smallest one applies to all reassignments with a limit.
     """
 
-    def __init__(self, broker: BrokerState) -> None:
-        self._broker = broker
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
         self._bucket: TokenBucket | None = None
         self._limits: dict[TopicPartition, int] = {}
         self._moves_seen = -1
@@ -167,7 +167,7 @@ class CopyThrottle:
 
     def metadata_changed(self) -> None:
         """Apply an update of the controller: the limit of a held partition may have changed."""
-        if self._held and not self._closed and self._moves_seen != self._broker.cache.moves_seen:
+        if self._held and not self._closed and self._moves_seen != self._context.cache.moves_seen:
             self._release()
             self._disarm()
             if self._held:
@@ -175,11 +175,11 @@ class CopyThrottle:
 
     def _refresh_limits(self) -> None:
         """Apply changed limits."""
-        cache = self._broker.cache
+        cache = self._context.cache
         if self._moves_seen == cache.moves_seen:
             return
         self._moves_seen = cache.moves_seen
-        found = ((tp, limit_of(move, self._broker.broker_id)) for tp, move in cache.moving.items())
+        found = ((tp, limit_of(move, self._context.broker_id)) for tp, move in cache.moving.items())
         self._limits = {tp: limit for tp, limit in found if limit}
         if not self._limits:
             self._bucket = None
@@ -191,4 +191,4 @@ class CopyThrottle:
             self._bucket.set_rate(rate, self._now_s())
 
     def _now_s(self) -> float:
-        return self._broker.now_ms() / 1000
+        return self._context.now_ms() / 1000

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparklog.broker.state import BrokerState
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.model import TopicNote
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision
-from sparklog.storage.log_directory import LogDirectory
 
 _log = logging.getLogger(__name__)
 
@@ -27,16 +27,17 @@ class TopicNotes:
     Owner: the broker's event loop, from ``start``; ``write`` may run in any thread, one at a time.
     """
 
-    def __init__(self, broker: BrokerState, directory: LogDirectory) -> None:
-        self._broker = broker
-        self._directory = directory
+    def __init__(self, context: BrokerContext, partitions: Partitions) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._directory = directory = partitions.directory
         self._noted = directory.topic_notes()
         #: Topics that updates have named since the last notes, and whether a topic may be deleted.
         self._named: set[str] = set()
         self._may_be_gone = False
 
     def start(self) -> None:
-        self._broker.spawn(self._repeat(), "topic notes")
+        self._context.spawn(self._repeat(), "topic notes")
 
     def on_update(self, update: ControlUpdate) -> None:
         """Record the topics that an applied update names."""
@@ -46,17 +47,17 @@ class TopicNotes:
 
     async def _repeat(self) -> None:
         while True:
-            await asyncio.sleep(self._broker.config.checkpoint_interval_ms / 1000)
+            await asyncio.sleep(self._context.config.checkpoint_interval_ms / 1000)
             if self.collect():
                 await asyncio.to_thread(self.write)
 
     def collect(self) -> bool:
         """Make notes on the topics that updates have named; return whether ``write`` has work."""
         named, self._named = self._named, set()
-        hosted = {partition.tp.topic for partition in self._broker.partitions} & named if named else set()
+        hosted = {partition.tp.topic for partition in self._partitions} & named if named else set()
         changed, self._may_be_gone = self._may_be_gone, False
         for name in hosted:
-            topic = self._broker.cache.topic(name)
+            topic = self._context.cache.topic(name)
             if topic is None:
                 continue
             change = topic.change
@@ -81,7 +82,7 @@ class TopicNotes:
     def write(self) -> None:
         """Write the notes on disk; leave out topics without any data here. Blocks for an fsync."""
         live = {log.topic_id for log in self._directory.logs()}
-        hosted = {partition.topic_id for partition in self._broker.partitions}
+        hosted = {partition.topic_id for partition in self._partitions}
         kept = {entry.mark.topic_id for entry in self._directory.kept_aside.entries()}
         self._noted = {i: note for i, note in self._noted.items() if i in live or i in hosted or i in kept}
         try:

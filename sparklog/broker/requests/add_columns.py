@@ -11,9 +11,10 @@ import logging
 import msgspec
 import pyarrow as pa
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
 from sparklog.broker.requests.delayed_replies import reply_later, wait_for_metadata
-from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicRecord, TopicSchema
 from sparklog.net.server import ServerConnection
@@ -23,31 +24,36 @@ from sparklog.record.schema import DEFAULT_SCHEMA, check_case, check_extension, 
 _log = logging.getLogger(__name__)
 
 
-def handle_add_columns(
-    broker: BrokerState, connection: ServerConnection, request: AddColumns, body: memoryview
-) -> None:
-    reply_later(broker, connection, request, _add_columns(broker, request))
+class AddColumnsRequests:
+    """The handler of AddColumns requests."""
 
+    def __init__(self, context: BrokerContext, registry: ZkRegistration) -> None:
+        self._context = context
+        self._registry = registry
 
-async def _add_columns(broker: BrokerState, request: AddColumns) -> Reply:
-    refuse_internal(request.topic, "not extended")
-    columns = parse_schema(request.columns)
-    record = await broker.registry.change_topic(request.topic, lambda record: with_columns(record, columns))
-    if record is None:
-        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
-    _log.info("topic %s now has schema %d", record.name, record.latest_schema.schema_id)
+    def handle(self, connection: ServerConnection, request: AddColumns, body: memoryview) -> None:
+        reply_later(self._context, connection, request, self._add_columns(request))
 
-    def is_updated() -> bool:
-        topic = broker.cache.topic(record.name)
-        return topic is not None and (
-            topic.change.topic_id != record.topic_id or len(topic.change.schemas) >= len(record.schemas)
-        )
+    async def _add_columns(self, request: AddColumns) -> Reply:
+        refuse_internal(request.topic, "not extended")
+        columns = parse_schema(request.columns)
+        record = await self._registry.change_topic(request.topic, lambda record: with_columns(record, columns))
+        if record is None:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
+        _log.info("topic %s now has schema %d", record.name, record.latest_schema.schema_id)
 
-    if not await wait_for_metadata(broker, is_updated, request.timeout_ms):
-        raise BrokerError(
-            ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} has the columns, but brokers do not know of them yet"
-        )
-    return Ack(request.cid)
+        def is_updated() -> bool:
+            topic = self._context.cache.topic(record.name)
+            return topic is not None and (
+                topic.change.topic_id != record.topic_id or len(topic.change.schemas) >= len(record.schemas)
+            )
+
+        if not await wait_for_metadata(self._context, is_updated, request.timeout_ms):
+            raise BrokerError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"topic {record.name!r} has the columns, but brokers do not know of them yet",
+            )
+        return Ack(request.cid)
 
 
 def with_columns(record: TopicRecord, columns: pa.Schema) -> TopicRecord:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.lifecycle.broker_load import load
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
 from sparklog.broker.requests.delayed_replies import reply_later, wait_for_leaders
-from sparklog.broker.state import BrokerState
 from sparklog.controller.placement import (
     FEW_PARTITIONS,
     MAX_PARTITIONS,
@@ -32,39 +33,43 @@ from sparklog.protocol.messages import CreatePartitions, CreateTopicReply, Reply
 _log = logging.getLogger(__name__)
 
 
-def handle_create_partitions(
-    broker: BrokerState, connection: ServerConnection, request: CreatePartitions, body: memoryview
-) -> None:
-    reply_later(broker, connection, request, _create_partitions(broker, request))
+class CreatePartitionsRequests:
+    """The handler of CreatePartitions requests."""
 
+    def __init__(self, context: BrokerContext, registry: ZkRegistration) -> None:
+        self._context = context
+        self._registry = registry
 
-async def _create_partitions(broker: BrokerState, request: CreatePartitions) -> Reply:
-    # With more partitions each key would belong to another coordinator than the one with its state.
-    refuse_internal(request.topic, "not extended")
-    placed: Placement | None = None
-    carried = load(broker)
+    def handle(self, connection: ServerConnection, request: CreatePartitions, body: memoryview) -> None:
+        reply_later(self._context, connection, request, self._create_partitions(request))
 
-    def grown(record: TopicRecord) -> TopicRecord:
-        nonlocal placed
-        before = len(record.assignment)
-        if placed is not None and record.assignment[before - len(placed.assignment) :] == placed.assignment:
-            return record  # an earlier attempt wrote it, and its response was lost
-        placed = _placement(broker.cache.brokers, request, record, carried)
-        return msgspec.structs.replace(record, assignment=record.assignment + placed.assignment)
+    async def _create_partitions(self, request: CreatePartitions) -> Reply:
+        # With more partitions each key would belong to another coordinator than the one with its state.
+        refuse_internal(request.topic, "not extended")
+        placed: Placement | None = None
+        carried = load(self._context.cache)
 
-    known = broker.cache.topic(request.topic)
-    added = request.partitions - len(known.partitions) if known is not None else request.partitions
-    record = await broker.registry.change_topic(request.topic, grown, in_thread=added > FEW_PARTITIONS)
-    if record is None or placed is None:
-        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
-    _log.info("topic %s now has %d partitions", record.name, len(record.assignment))
+        def grown(record: TopicRecord) -> TopicRecord:
+            nonlocal placed
+            before = len(record.assignment)
+            if placed is not None and record.assignment[before - len(placed.assignment) :] == placed.assignment:
+                return record  # an earlier attempt wrote it, and its response was lost
+            placed = _placement(self._context.cache.brokers, request, record, carried)
+            return msgspec.structs.replace(record, assignment=record.assignment + placed.assignment)
 
-    if not await wait_for_leaders(broker, record, request.timeout_ms):
-        raise BrokerError(
-            ErrorCode.REQUEST_TIMED_OUT,
-            f"topic {record.name!r} has {len(record.assignment)} partitions, but some have no leader yet",
-        )
-    return CreateTopicReply(request.cid, record.topic_id, placed.warning)
+        known = self._context.cache.topic(request.topic)
+        added = request.partitions - len(known.partitions) if known is not None else request.partitions
+        record = await self._registry.change_topic(request.topic, grown, in_thread=added > FEW_PARTITIONS)
+        if record is None or placed is None:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
+        _log.info("topic %s now has %d partitions", record.name, len(record.assignment))
+
+        if not await wait_for_leaders(self._context, record, request.timeout_ms):
+            raise BrokerError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"topic {record.name!r} has {len(record.assignment)} partitions, but some have no leader yet",
+            )
+        return CreateTopicReply(request.cid, record.topic_id, placed.warning)
 
 
 def _placement(

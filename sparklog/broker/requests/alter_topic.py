@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
 from sparklog.broker.requests.delayed_replies import reply_later, wait_for_metadata
-from sparklog.broker.state import BrokerState
-from sparklog.config import check_topic_settings, topic_config
+from sparklog.config import BrokerConfig, check_topic_settings, topic_config
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicRecord
 from sparklog.net.server import ServerConnection
@@ -22,49 +23,56 @@ from sparklog.protocol.messages import Ack, AlterTopic, Reply
 _log = logging.getLogger(__name__)
 
 
-def handle_alter_topic(
-    broker: BrokerState, connection: ServerConnection, request: AlterTopic, body: memoryview
-) -> None:
-    reply_later(broker, connection, request, _alter_topic(broker, request))
+class AlterTopicRequests:
+    """The handler of AlterTopic requests."""
 
+    def __init__(self, context: BrokerContext, registry: ZkRegistration) -> None:
+        self._context = context
+        self._registry = registry
 
-async def _alter_topic(broker: BrokerState, request: AlterTopic) -> Reply:
-    refuse_internal(request.topic, "not altered")
+    def handle(self, connection: ServerConnection, request: AlterTopic, body: memoryview) -> None:
+        reply_later(self._context, connection, request, self._alter_topic(request))
 
-    def altered(record: TopicRecord) -> TopicRecord:
-        kept = {key: value for key, value in record.config.items() if key not in request.unset}
-        config = {**kept, **request.config}
-        check_config(broker, record.name, config, record.key_columns)
-        if _is_restoring(config) and not _is_restoring(record.config):
-            detail = f"topic {record.name!r}: only a restore creates a topic with restoring=true"
-            raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
-        return msgspec.structs.replace(record, config=config)
+    async def _alter_topic(self, request: AlterTopic) -> Reply:
+        refuse_internal(request.topic, "not altered")
 
-    _check_unset(request.unset)
-    record = await broker.registry.change_topic(request.topic, altered)
-    if record is None:
-        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
-    _log.info("topic %s now has the settings %s", record.name, record.config)
+        def altered(record: TopicRecord) -> TopicRecord:
+            kept = {key: value for key, value in record.config.items() if key not in request.unset}
+            config = {**kept, **request.config}
+            check_config(self._context.config, record.name, config, record.key_columns)
+            if _is_restoring(config) and not _is_restoring(record.config):
+                detail = f"topic {record.name!r}: only a restore creates a topic with restoring=true"
+                raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
+            return msgspec.structs.replace(record, config=config)
 
-    def is_updated() -> bool:
-        topic = broker.cache.topic(record.name)
-        return topic is not None and (topic.change.topic_id != record.topic_id or topic.change.config == record.config)
+        _check_unset(request.unset)
+        record = await self._registry.change_topic(request.topic, altered)
+        if record is None:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
+        _log.info("topic %s now has the settings %s", record.name, record.config)
 
-    if not await wait_for_metadata(broker, is_updated, request.timeout_ms):
-        raise BrokerError(
-            ErrorCode.REQUEST_TIMED_OUT, f"topic {record.name!r} has the settings, but brokers do not know of them yet"
-        )
-    return Ack(request.cid)
+        def is_updated() -> bool:
+            topic = self._context.cache.topic(record.name)
+            return topic is not None and (
+                topic.change.topic_id != record.topic_id or topic.change.config == record.config
+            )
+
+        if not await wait_for_metadata(self._context, is_updated, request.timeout_ms):
+            raise BrokerError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"topic {record.name!r} has the settings, but brokers do not know of them yet",
+            )
+        return Ack(request.cid)
 
 
 def _is_restoring(config: Mapping[str, str]) -> bool:
     return topic_config(config).restoring
 
 
-def check_config(broker: BrokerState, name: str, config: Mapping[str, str], key_columns: Sequence[str]) -> None:
+def check_config(settings: BrokerConfig, name: str, config: Mapping[str, str], key_columns: Sequence[str]) -> None:
     """Raise BrokerError INVALID_CONFIG if a setting is unknown or out of range, or the topic cannot have it."""
     try:
-        effective = topic_config(config, broker.config.topic_defaults)
+        effective = topic_config(config, settings.topic_defaults)
     except ConfigError as error:
         raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from None
     if effective.compacted and not key_columns:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from sparklog.broker.state import BrokerState
+from sparklog.broker.context import BrokerContext
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import NO_LEADER, TopicRecord
 from sparklog.net.server import ServerConnection
@@ -17,7 +17,7 @@ _MAX_TIMEOUT_MS = 600_000
 
 
 def reply_later(
-    broker: BrokerState, connection: ServerConnection, request: Request, work: Coroutine[Any, Any, Reply]
+    context: BrokerContext, connection: ServerConnection, request: Request, work: Coroutine[Any, Any, Reply]
 ) -> None:
     """Respond with the result of ``work``, or with the error that it raises."""
 
@@ -34,7 +34,7 @@ def reply_later(
             )
             raise
 
-    broker.spawn(answer(), f"{type(request).__name__} of {connection.peer}")
+    context.spawn(answer(), f"{type(request).__name__} of {connection.peer}")
 
 
 def limit_s(timeout_ms: int) -> float:
@@ -42,7 +42,7 @@ def limit_s(timeout_ms: int) -> float:
     return (min(timeout_ms, _MAX_TIMEOUT_MS) if timeout_ms > 0 else _DEFAULT_TIMEOUT_MS) / 1000
 
 
-async def wait_for_metadata(broker: BrokerState, condition: Callable[[], bool], timeout_ms: int) -> bool:
+async def wait_for_metadata(context: BrokerContext, condition: Callable[[], bool], timeout_ms: int) -> bool:
     """Return whether the cluster's metadata made the condition true in time."""
     loop = asyncio.get_running_loop()
     end = loop.time() + limit_s(timeout_ms)
@@ -50,15 +50,15 @@ async def wait_for_metadata(broker: BrokerState, condition: Callable[[], bool], 
         left_s = end - loop.time()
         if left_s <= 0:
             return False
-        await asyncio.wait({broker.next_metadata()}, timeout=left_s)
+        await asyncio.wait({context.next_metadata()}, timeout=left_s)
     return True
 
 
-async def wait_for_leaders(broker: BrokerState, record: TopicRecord, timeout_ms: int) -> bool:
+async def wait_for_leaders(context: BrokerContext, record: TopicRecord, timeout_ms: int) -> bool:
     """Return whether all partitions of a topic had a leader in time, at least as many as in ``record``."""
 
     def led() -> bool:
-        topic = broker.cache.topic(record.name)
+        topic = context.cache.topic(record.name)
         return (
             topic is not None
             and topic.change.topic_id == record.topic_id
@@ -66,4 +66,4 @@ async def wait_for_leaders(broker: BrokerState, record: TopicRecord, timeout_ms:
             and all(known.state.leader != NO_LEADER for known in topic.partitions.values())
         )
 
-    return await wait_for_metadata(broker, led, timeout_ms)
+    return await wait_for_metadata(context, led, timeout_ms)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.replication.partition import OnLogFailed, Partition
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.delayed_replies import reply_later
-from sparklog.broker.state import BrokerState
+from sparklog.broker.requests.slices import Slices
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
@@ -23,66 +26,78 @@ _log = logging.getLogger(__name__)
 _HIGH_WATERMARK = -1
 
 
-def handle_delete_records(
-    broker: BrokerState, connection: ServerConnection, request: DeleteRecords, body: memoryview
-) -> None:
-    reply_later(broker, connection, request, _delete_records(broker, request))
+class DeleteRecordsRequests:
+    """The handler of DeleteRecords requests."""
 
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        *,
+        slices: Slices,
+        log_start_moved: Callable[[Partition], None],
+        log_failed: OnLogFailed,
+    ) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._slices = slices
+        self._log_start_moved = log_start_moved
+        self._log_failed = log_failed
 
-async def _delete_records(broker: BrokerState, request: DeleteRecords) -> Reply:
-    results = tuple(await broker.slices.result(_delete(broker, request)))
-    if any(result.code == ErrorCode.NONE for result in results):
-        write = broker.partitions.directory.checkpoint_job()
+    def handle(self, connection: ServerConnection, request: DeleteRecords, body: memoryview) -> None:
+        reply_later(self._context, connection, request, self._delete_records(request))
+
+    async def _delete_records(self, request: DeleteRecords) -> Reply:
+        results = tuple(await self._slices.result(self._delete(request)))
+        if any(result.code == ErrorCode.NONE for result in results):
+            write = self._partitions.directory.checkpoint_job()
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, write)
+            except StorageError as error:
+                self._log_failed(None, error)
+                raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            except OSError as error:
+                raise BrokerError(
+                    ErrorCode.KAFKA_STORAGE_ERROR, f"could not record the new log start offsets: {error}"
+                ) from error
+        return DeleteRecordsReply(request.cid, results)
+
+    def _delete(self, request: DeleteRecords) -> Generator[None, None, list[DeletedRecords]]:
+        results: list[DeletedRecords] = []
+        for wanted in request.partitions:
+            if self._slices.over():
+                yield
+            results.append(self._delete_one(wanted))
+        return results
+
+    def _delete_one(self, wanted: DeleteRecordsPartition) -> DeletedRecords:
         try:
-            await asyncio.get_running_loop().run_in_executor(None, write)
+            return DeletedRecords(ErrorCode.NONE, self._log_start(wanted))
+        except BrokerError as error:
+            return DeletedRecords(error.code, -1, error.detail)
+
+    def _log_start(self, wanted: DeleteRecordsPartition) -> int:
+        tp = TopicPartition(wanted.topic, wanted.partition)
+        refuse_internal(wanted.topic, "not shortened")
+        partition = self._partitions.require(tp)
+        partition.require_leader(wanted.leader_epoch)
+        log, end = partition.log, partition.replica.high_watermark
+        if "delete" not in log.config.cleanup_policy and not log.config.restoring:
+            detail = f"{tp}: cleanup.policy={log.config.cleanup_policy} found, delete expected among it"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        offset = end if wanted.offset == _HIGH_WATERMARK else wanted.offset
+        if not 0 <= offset <= end:
+            detail = f"{tp}: offset {offset} found, 0 to the high watermark {end} expected"
+            raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
+        before = log.log_start_offset
+        try:
+            start = log.advance_log_start(offset)
         except StorageError as error:
-            broker.log_failed(None, error)
-            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        except OSError as error:
-            raise BrokerError(
-                ErrorCode.KAFKA_STORAGE_ERROR, f"could not record the new log start offsets: {error}"
-            ) from error
-    return DeleteRecordsReply(request.cid, results)
-
-
-def _delete(broker: BrokerState, request: DeleteRecords) -> Generator[None, None, list[DeletedRecords]]:
-    results: list[DeletedRecords] = []
-    for wanted in request.partitions:
-        if broker.slices.over():
-            yield
-        results.append(_delete_one(broker, wanted))
-    return results
-
-
-def _delete_one(broker: BrokerState, wanted: DeleteRecordsPartition) -> DeletedRecords:
-    try:
-        return DeletedRecords(ErrorCode.NONE, _log_start(broker, wanted))
-    except BrokerError as error:
-        return DeletedRecords(error.code, -1, error.detail)
-
-
-def _log_start(broker: BrokerState, wanted: DeleteRecordsPartition) -> int:
-    tp = TopicPartition(wanted.topic, wanted.partition)
-    refuse_internal(wanted.topic, "not shortened")
-    partition = broker.partitions.require(tp)
-    partition.require_leader(wanted.leader_epoch)
-    log, end = partition.log, partition.replica.high_watermark
-    if "delete" not in log.config.cleanup_policy and not log.config.restoring:
-        detail = f"{tp}: cleanup.policy={log.config.cleanup_policy} found, delete expected among it"
-        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
-    offset = end if wanted.offset == _HIGH_WATERMARK else wanted.offset
-    if not 0 <= offset <= end:
-        detail = f"{tp}: offset {offset} found, 0 to the high watermark {end} expected"
-        raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
-    before = log.log_start_offset
-    try:
-        start = log.advance_log_start(offset)
-    except StorageError as error:
-        raise partition.storage_failed(error) from error
-    if start < offset:
-        raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: no disk space to record a new log start offset")
-    if start > before:
-        _log.info("%s: deleted records below offset %d on request", tp, start)
-        broker.counters["records.deleted.on.request"] += start - before
-        broker.fetches.log_start_moved(partition)
-    return start
+            raise partition.storage_failed(error) from error
+        if start < offset:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: no disk space to record a new log start offset")
+        if start > before:
+            _log.info("%s: deleted records below offset %d on request", tp, start)
+            self._context.counters["records.deleted.on.request"] += start - before
+            self._log_start_moved(partition)
+        return start

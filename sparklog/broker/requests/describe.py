@@ -6,9 +6,10 @@ import os
 from collections.abc import Generator
 
 import sparklog
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.requests.slices import answer_in_slices
-from sparklog.broker.state import BrokerState
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.requests.slices import Slices, answer_in_slices
 from sparklog.config import in_force
 from sparklog.model import NO_EPOCH
 from sparklog.net.server import ServerConnection
@@ -16,47 +17,52 @@ from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Repl
 from sparklog.storage.log import Log
 
 
-def handle_describe_broker(
-    broker: BrokerState, connection: ServerConnection, request: DescribeBroker, body: memoryview
-) -> None:
-    answer_in_slices(broker.slices, connection, request, _describe_broker(broker, connection, request.cid))
+class DescribeBrokerRequests:
+    """The handler of DescribeBroker requests."""
 
+    def __init__(self, context: BrokerContext, partitions: Partitions, slices: Slices) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._slices = slices
 
-def _describe_broker(broker: BrokerState, connection: ServerConnection, cid: int) -> Generator[None, None, Reply]:
-    # Read before the first replica: a controller elects a leader by these log ends if they are of the incarnation that
-    # it knows. An incarnation that registers between two parts may shorten logs that are described already.
-    incarnation = broker.incarnation
-    hosted, unclaimed = (
-        sorted(broker.partitions, key=lambda partition: partition.tp),
-        broker.partitions.unclaimed_logs(),
-    )
-    replicas: list[ReplicaDescription] = []
-    for partition in hosted:
-        if broker.slices.over():
-            yield
-        replicas.append(_describe(partition))
-    for log in unclaimed:
-        if broker.slices.over():
-            yield
-        replicas.append(_describe_log(log))
-    queued, most_queued = connection.server_queue
-    return DescribeBrokerReply(
-        cid,
-        broker.broker_id,
-        incarnation,
-        os.getpid(),
-        getattr(sparklog, "__version__", "0"),
-        broker.log_dir,
-        broker.state,
-        tuple(replicas),
-        {
-            **broker.counters,
-            "requests.queued.bytes": queued,
-            "requests.queued.bytes.max": most_queued,
-            "producer.ids": broker.partitions.directory.producer_ids,
-        },
-        in_force(broker.config),
-    )
+    def handle(self, connection: ServerConnection, request: DescribeBroker, body: memoryview) -> None:
+        answer_in_slices(self._slices, connection, request, self._describe_broker(connection, request.cid))
+
+    def _describe_broker(self, connection: ServerConnection, cid: int) -> Generator[None, None, Reply]:
+        # Read before the first replica: a controller elects a leader by these log ends if they are of the incarnation
+        # that it knows. An incarnation that registers between two parts may shorten logs that are described already.
+        incarnation = self._context.incarnation
+        hosted, unclaimed = (
+            sorted(self._partitions, key=lambda partition: partition.tp),
+            self._partitions.unclaimed_logs(),
+        )
+        replicas: list[ReplicaDescription] = []
+        for partition in hosted:
+            if self._slices.over():
+                yield
+            replicas.append(_describe(partition))
+        for log in unclaimed:
+            if self._slices.over():
+                yield
+            replicas.append(_describe_log(log))
+        queued, most_queued = connection.server_queue
+        return DescribeBrokerReply(
+            cid,
+            self._context.broker_id,
+            incarnation,
+            os.getpid(),
+            getattr(sparklog, "__version__", "0"),
+            self._context.log_dir,
+            self._context.state,
+            tuple(replicas),
+            {
+                **self._context.counters,
+                "requests.queued.bytes": queued,
+                "requests.queued.bytes.max": most_queued,
+                "producer.ids": self._partitions.directory.producer_ids,
+            },
+            in_force(self._context.config),
+        )
 
 
 def _describe(partition: Partition) -> ReplicaDescription:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Sequence
 
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.requests.delayed_replies import limit_s, reply_later, wait_for_metadata
-from sparklog.broker.state import BrokerState
+from sparklog.broker.requests.slices import Slices
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, LeaderAndIsr, TopicPartition, VersionedState
 from sparklog.net.server import ServerConnection
@@ -28,152 +31,167 @@ _ATTEMPTS, _FIRST_PAUSE_S = 6, 0.03
 _IN_ONE_NODE = 3000
 
 
-def handle_elect_leaders(
-    broker: BrokerState, connection: ServerConnection, request: ElectLeaders, body: memoryview
-) -> None:
-    if request.kind not in {PREFERRED, UNCLEAN}:
-        raise BrokerError(
-            ErrorCode.INVALID_REQUEST, f"election {request.kind!r} found, expected {PREFERRED!r} or {UNCLEAN!r}"
+class ElectionRequests:
+    """The handler of ElectLeaders requests."""
+
+    def __init__(self, context: BrokerContext, slices: Slices, registry: ZkRegistration) -> None:
+        self._context = context
+        self._slices = slices
+        self._registry = registry
+
+    def handle(self, connection: ServerConnection, request: ElectLeaders, body: memoryview) -> None:
+        if request.kind not in {PREFERRED, UNCLEAN}:
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST, f"election {request.kind!r} found, expected {PREFERRED!r} or {UNCLEAN!r}"
+            )
+        reply_later(self._context, connection, request, self._elect_leaders(request))
+
+    async def _elect_leaders(self, request: ElectLeaders) -> Reply:
+        asked = _partitions(self._context.cache, request)
+        await asyncio.sleep(0)
+        results, wanting = await self._slices.result(self._classify(request, asked))
+        if wanting:
+            results |= await self._hold_elections(request, wanting)
+        await asyncio.sleep(0)
+        answered = [results[tp] for tp in asked]
+        if request.partitions is None:
+            satisfied = {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
+            answered = [result for result in answered if result.code not in satisfied]
+        return ElectLeadersReply(request.cid, tuple(answered))
+
+    def _classify(
+        self, request: ElectLeaders, asked: Sequence[TopicPartition]
+    ) -> Generator[None, None, tuple[dict[TopicPartition, PartitionResult], list[PartitionDecision]]]:
+        """Return the results of partitions that need no election, and the other partitions."""
+        results: dict[TopicPartition, PartitionResult] = {}
+        wanting: list[PartitionDecision] = []
+        for tp in asked:
+            if self._slices.over():
+                yield
+            known = self._context.cache.partition(tp)
+            if known is None:
+                results[tp] = _result(
+                    tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this broker does not know partition {tp}"
+                )
+            elif _has_leader_wanted(self._context.cache, request.kind, known, known.state):
+                results[tp] = _result(tp, ErrorCode.ELECTION_NOT_NEEDED, f"{tp} is led by broker {known.state.leader}")
+            else:
+                wanting.append(known)
+        return results, wanting
+
+    async def _hold_elections(
+        self, request: ElectLeaders, wanting: Sequence[PartitionDecision]
+    ) -> dict[TopicPartition, PartitionResult]:
+        """Have the controller elect leaders, and retry for partitions that it could have elected and has not.
+
+        A leader writes its ISR itself, and the controller learns of that a moment later.
+        """
+        results: dict[TopicPartition, PartitionResult] = {}
+        pause_s = _FIRST_PAUSE_S
+        for _ in range(_ATTEMPTS):
+            await self._carried_out(request, wanting)
+            found = await self._states(wanting)
+            results |= {
+                tp: _outcome(self._context.cache, request.kind, known, state) for tp, (known, state) in found.items()
+            }
+            wanting = [
+                known
+                for known, state in found.values()
+                if state and _possible(self._context.cache, request.kind, known, state)
+            ]
+            if not wanting:
+                break
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        return results
+
+    async def _carried_out(self, request: ElectLeaders, wanting: Sequence[PartitionDecision]) -> None:
+        """Write all nodes, then wait until the controller has deleted them.
+
+        All nodes exist before the first wait: an unclean election may wait for one broker's session, and elections of
+        other partitions must not wait with it.
+
+        Raises:
+            BrokerError: REQUEST_TIMED_OUT, with the number of partitions in the nodes that still exist.
+        """
+        registry = self._registry
+        end = asyncio.get_running_loop().time() + limit_s(request.timeout_ms)
+        asked: dict[asyncio.Task[None], tuple[str, int]] = {}
+        try:
+            for first in range(0, len(wanting), _IN_ONE_NODE):
+                named = tuple((known.topic, known.partition) for known in wanting[first : first + _IN_ONE_NODE])
+                path = await registry.request_election(ElectionRequest(request.kind, named))
+                asked[asyncio.create_task(registry.request_done(path))] = (path, len(named))
+            done, left = await asyncio.wait(asked, timeout=max(0.0, end - asyncio.get_running_loop().time()))
+            for task in done:
+                task.result()
+            if left:
+                count = sum(asked[task][1] for task in left)
+                detail = f"no controller has completed the election of {count} of {len(wanting)} leaders in time"
+                raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail)
+        except Exception:
+            for task, (path, _) in asked.items():
+                if not task.done():
+                    registry.withdraw_request(path)
+            raise
+        finally:
+            for task in asked:
+                task.cancel()
+
+    async def _states(
+        self, wanting: Sequence[PartitionDecision]
+    ) -> dict[TopicPartition, tuple[PartitionDecision, VersionedState | None]]:
+        """Return ZooKeeper's state of these partitions, after this broker has the same state or a newer one."""
+        tps = [TopicPartition(known.topic, known.partition) for known in wanting]
+        found = dict(zip(tps, await self._registry.read_states(tps), strict=True))
+        await wait_for_metadata(
+            self._context,
+            lambda: all(_arrived(self._context.cache, tp, state) for tp, state in found.items()),
+            _ECHO_TIMEOUT_MS,
         )
-    reply_later(broker, connection, request, _elect_leaders(broker, request))
+        return {
+            tp: (self._context.cache.partition(tp) or known, found[tp]) for tp, known in zip(tps, wanting, strict=True)
+        }
 
 
-async def _elect_leaders(broker: BrokerState, request: ElectLeaders) -> Reply:
-    asked = _partitions(broker, request)
-    await asyncio.sleep(0)
-    results, wanting = await broker.slices.result(_classify(broker, request, asked))
-    if wanting:
-        results |= await _hold_elections(broker, request, wanting)
-    await asyncio.sleep(0)
-    answered = [results[tp] for tp in asked]
-    if request.partitions is None:
-        satisfied = {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
-        answered = [result for result in answered if result.code not in satisfied]
-    return ElectLeadersReply(request.cid, tuple(answered))
-
-
-def _classify(
-    broker: BrokerState, request: ElectLeaders, asked: Sequence[TopicPartition]
-) -> Generator[None, None, tuple[dict[TopicPartition, PartitionResult], list[PartitionDecision]]]:
-    """Return the results of partitions that need no election, and the other partitions."""
-    results: dict[TopicPartition, PartitionResult] = {}
-    wanting: list[PartitionDecision] = []
-    for tp in asked:
-        if broker.slices.over():
-            yield
-        known = broker.cache.partition(tp)
-        if known is None:
-            results[tp] = _result(tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this broker does not know partition {tp}")
-        elif _has_leader_wanted(broker, request.kind, known, known.state):
-            results[tp] = _result(tp, ErrorCode.ELECTION_NOT_NEEDED, f"{tp} is led by broker {known.state.leader}")
-        else:
-            wanting.append(known)
-    return results, wanting
-
-
-def _partitions(broker: BrokerState, request: ElectLeaders) -> list[TopicPartition]:
+def _partitions(cache: MetadataCache, request: ElectLeaders) -> list[TopicPartition]:
     if request.partitions is not None:
         return [TopicPartition(*named) for named in dict.fromkeys(request.partitions)]
-    topics = ((name, broker.cache.topic(name)) for name in sorted(broker.cache.topics()))
+    topics = ((name, cache.topic(name)) for name in sorted(cache.topics()))
     return [TopicPartition(name, number) for name, topic in topics if topic for number in sorted(topic.partitions)]
 
 
-def _has_leader_wanted(broker: BrokerState, kind: str, known: PartitionDecision, state: LeaderAndIsr) -> bool:
+def _has_leader_wanted(cache: MetadataCache, kind: str, known: PartitionDecision, state: LeaderAndIsr) -> bool:
     if kind == PREFERRED:
         return bool(known.replicas) and state.leader == known.replicas[0]
-    return state.leader in broker.cache.incarnations
+    return state.leader in cache.incarnations
 
 
-async def _hold_elections(
-    broker: BrokerState, request: ElectLeaders, wanting: Sequence[PartitionDecision]
-) -> dict[TopicPartition, PartitionResult]:
-    """Have the controller elect leaders, and retry for partitions that it could have elected and has not.
-
-    A leader writes its ISR itself, and the controller learns of that a moment later.
-    """
-    results: dict[TopicPartition, PartitionResult] = {}
-    pause_s = _FIRST_PAUSE_S
-    for _ in range(_ATTEMPTS):
-        await _carried_out(broker, request, wanting)
-        found = await _states(broker, wanting)
-        results |= {tp: _outcome(broker, request.kind, known, state) for tp, (known, state) in found.items()}
-        wanting = [known for known, state in found.values() if state and _possible(broker, request.kind, known, state)]
-        if not wanting:
-            break
-        await asyncio.sleep(pause_s)
-        pause_s *= 2
-    return results
-
-
-async def _carried_out(broker: BrokerState, request: ElectLeaders, wanting: Sequence[PartitionDecision]) -> None:
-    """Write all nodes, then wait until the controller has deleted them.
-
-    All nodes exist before the first wait: an unclean election may wait for one broker's session, and elections of other
-    partitions must not wait with it.
-
-    Raises:
-        BrokerError: REQUEST_TIMED_OUT, with the number of partitions in the nodes that still exist.
-    """
-    registry = broker.registry
-    end = asyncio.get_running_loop().time() + limit_s(request.timeout_ms)
-    asked: dict[asyncio.Task[None], tuple[str, int]] = {}
-    try:
-        for first in range(0, len(wanting), _IN_ONE_NODE):
-            named = tuple((known.topic, known.partition) for known in wanting[first : first + _IN_ONE_NODE])
-            path = await registry.request_election(ElectionRequest(request.kind, named))
-            asked[asyncio.create_task(registry.request_done(path))] = (path, len(named))
-        done, left = await asyncio.wait(asked, timeout=max(0.0, end - asyncio.get_running_loop().time()))
-        for task in done:
-            task.result()
-        if left:
-            count = sum(asked[task][1] for task in left)
-            detail = f"no controller has completed the election of {count} of {len(wanting)} leaders in time"
-            raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail)
-    except Exception:
-        for task, (path, _) in asked.items():
-            if not task.done():
-                registry.withdraw_request(path)
-        raise
-    finally:
-        for task in asked:
-            task.cancel()
-
-
-async def _states(
-    broker: BrokerState, wanting: Sequence[PartitionDecision]
-) -> dict[TopicPartition, tuple[PartitionDecision, VersionedState | None]]:
-    """Return ZooKeeper's state of these partitions, after this broker has the same state or a newer one."""
-    tps = [TopicPartition(known.topic, known.partition) for known in wanting]
-    found = dict(zip(tps, await broker.registry.read_states(tps), strict=True))
-    await wait_for_metadata(
-        broker, lambda: all(_arrived(broker, tp, state) for tp, state in found.items()), _ECHO_TIMEOUT_MS
-    )
-    return {tp: (broker.cache.partition(tp) or known, found[tp]) for tp, known in zip(tps, wanting, strict=True)}
-
-
-def _arrived(broker: BrokerState, tp: TopicPartition, found: VersionedState | None) -> bool:
-    known = broker.cache.partition(tp)
+def _arrived(cache: MetadataCache, tp: TopicPartition, found: VersionedState | None) -> bool:
+    known = cache.partition(tp)
     return found is None or known is None or known.version >= found.version
 
 
-def _possible(broker: BrokerState, kind: str, known: PartitionDecision, found: VersionedState) -> bool:
+def _possible(cache: MetadataCache, kind: str, known: PartitionDecision, found: VersionedState) -> bool:
     """Return whether the partition lacks the wanted leader although that leader could be elected."""
-    if _has_leader_wanted(broker, kind, known, found.state):
+    if _has_leader_wanted(cache, kind, known, found.state):
         return False
-    live = broker.cache.incarnations
+    live = cache.incarnations
     if kind == UNCLEAN:
         return any(replica in live for replica in known.replicas)
     return known.replicas[0] in live and known.replicas[0] in found.state.isr
 
 
-def _outcome(broker: BrokerState, kind: str, known: PartitionDecision, found: VersionedState | None) -> PartitionResult:
+def _outcome(
+    cache: MetadataCache, kind: str, known: PartitionDecision, found: VersionedState | None
+) -> PartitionResult:
     tp = TopicPartition(known.topic, known.partition)
     if found is None:
         return _result(tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp} no longer exists")
     state = found.state
-    if _has_leader_wanted(broker, kind, known, state):
+    if _has_leader_wanted(cache, kind, known, state):
         return _result(tp, ErrorCode.NONE)
-    live = broker.cache.incarnations
+    live = cache.incarnations
     if kind == UNCLEAN:
         alive = [replica for replica in known.replicas if replica in live]
         reason = f"{tp}: no replica of {list(known.replicas)} is alive; live are {sorted(live)}"

@@ -17,11 +17,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.partition import FetchVerdict, Partition
 from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.requests.access import Access
 from sparklog.broker.requests.fetch_read import PartitionRead, read_for_follower
 from sparklog.broker.requests.open_fetch import OpenFetch
-from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH
 from sparklog.net.server import ServerConnection
@@ -49,8 +50,13 @@ _M = TypeVar("_M")
 class Fetches:
     """All waiting fetches of one broker, and their sessions. Owner: the broker's event loop."""
 
-    def __init__(self, broker: BrokerState, sessions: SessionCache) -> None:
-        self._broker = broker
+    def __init__(self, context: BrokerContext, access: Access, partitions: Partitions, sessions: SessionCache) -> None:
+        self._context = context
+        self._access = access
+        self.partitions = partitions
+        self.counters = context.counters
+        self.consumer_max_bytes = context.config.fetch_max_bytes
+        self.follower_max_bytes = context.config.replica_fetch_response_max_bytes
         self._sessions = sessions
         self._holders = sessions.holders
         sessions.on_close = self._session_closed
@@ -63,8 +69,8 @@ class Fetches:
         self._followers: dict[int, ServerConnection] = {}
         #: The connection and incarnation with which each follower was last authorized.
         self._admitted: dict[int, tuple[ServerConnection, int]] = {}
-        self._unproven = broker.cache.unproven
-        broker.metadata_listeners.append(self._metadata_changed)
+        self._unproven = context.cache.unproven
+        context.metadata_listeners.append(self._metadata_changed)
         #: The deadlines of waiting fetches with the fetches' numbers. One timer serves all.
         self._due: list[tuple[float, int]] = []
         #: The earliest of these deadlines by number. Most fetches have their response by then. The deadline then serves
@@ -171,8 +177,14 @@ class Fetches:
 
     # --- requests ---
 
-    def handle(self, connection: ServerConnection, request: Fetch) -> None:
-        broker = self._broker
+    def handle(self, connection: ServerConnection, request: Fetch, body: memoryview) -> None:
+        if request.isolation not in {0, 1}:
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST,
+                f"isolation: expected 0 (uncommitted) or 1 (committed), found {request.isolation}",
+            )
+        if request.max_bytes < 1:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"max_bytes: expected at least 1, found {request.max_bytes}")
         replica_id = request.replica_id
         if replica_id != CONSUMER:
             admitted = self._admitted.get(replica_id)
@@ -187,20 +199,20 @@ class Fetches:
             # The fetcher wants something else now; the older request must not delay the newer one.
             earlier.complete()
         try:
-            context = self._sessions.begin(request, broker.now_ms(), connection=connection)
+            context = self._sessions.begin(request, self._context.now_ms(), connection=connection)
         except BrokerError as error:
-            broker.counters["fetch.session.errors"] += 1
+            self.counters["fetch.session.errors"] += 1
             _log.info("fetch of %s: %s", connection.peer, error)
             connection.reply(FetchReply(request.cid, error.code, 0, ()))
             return
         session = context.session
         number = next(self._numbers) if session is None else session.session_id
-        fetch = OpenFetch(broker, connection, number, request=request, context=context)
+        fetch = OpenFetch(self, connection, number, request=request, context=context)
         if fetch.of_follower:
-            broker.counters["fetch.follower.requests"] += 1
+            self.counters["fetch.follower.requests"] += 1
             served = self._note_positions(fetch)
         else:
-            broker.counters["fetch.consumer.requests"] += 1
+            self.counters["fetch.consumer.requests"] += 1
             served = None
         if served is not None and fetch.park_at_end(served):
             self._waiting[number] = fetch
@@ -216,20 +228,20 @@ class Fetches:
             BrokerError: CLUSTER_AUTHORIZATION_FAILED; STALE_BROKER_EPOCH if the connection has proved nothing and
                 names an incarnation that no update of the controller has named.
         """
-        broker = self._broker
-        broker.access.require_follower(connection, replica_id)
-        told = broker.cache.incarnations.get(replica_id, NO_EPOCH)
-        if incarnation > told and not broker.access.proves_broker(connection, replica_id):
+        cache = self._context.cache
+        self._access.require_follower(connection, replica_id)
+        told = cache.incarnations.get(replica_id, NO_EPOCH)
+        if incarnation > told and not self._access.proves_broker(connection, replica_id):
             detail = f"incarnation {incarnation} of broker {replica_id}: the controller has announced {told} so far"
             raise BrokerError(ErrorCode.STALE_BROKER_EPOCH, detail)
-        if broker.cache.endpoint(replica_id) is not None:
+        if cache.endpoint(replica_id) is not None:
             self._followers[replica_id] = connection
             self._admitted[replica_id] = (connection, incarnation)
 
     def _metadata_changed(self) -> None:
         """Check every follower again after a change of the brokers that may connect without a proof."""
-        if self._broker.cache.unproven != self._unproven:
-            self._unproven = self._broker.cache.unproven
+        if self._context.cache.unproven != self._unproven:
+            self._unproven = self._context.cache.unproven
             self._admitted.clear()
 
     def _note_positions(self, fetch: OpenFetch) -> Partition | None:
@@ -239,7 +251,7 @@ class Fetches:
         """
         request, named = fetch.request, fetch.context.named
         served: Partition | None = None
-        hosted, replica_id, incarnation = self._broker.partitions.get, request.replica_id, request.incarnation
+        hosted, replica_id, incarnation = self.partitions.get, request.replica_id, request.incarnation
         for wanted in named:
             partition = hosted((wanted.topic, wanted.partition))
             if partition is None or partition.offline is not None:
@@ -271,13 +283,13 @@ class Fetches:
         self._sessionless_count += 1
         if self._sessionless_count > _MOST_WAITING:
             # No append wakes this fetch: each append would have to visit all fetches that wait.
-            self._broker.counters["fetch.crowded"] += 1
+            self.counters["fetch.crowded"] += 1
             self.reply_within(fetch, _CROWDED_S)
             return
         for wanted in fetch.context.named:
             self._sessionless.setdefault((wanted.topic, wanted.partition), {})[fetch] = wanted
         if len(of_connection) > _MOST_OF_CONNECTION:
-            self._broker.counters["fetch.crowded"] += 1
+            self.counters["fetch.crowded"] += 1
             next(iter(of_connection)).complete()
 
     def drop(self, fetch: OpenFetch) -> None:
@@ -320,8 +332,8 @@ class Fetches:
             if of is connection:
                 del self._followers[replica_id]
                 self._admitted.pop(replica_id, None)
-                if not self._broker.quiesced:
-                    self._broker.partitions.follower_lost(replica_id)
+                if not self._context.quiesced:
+                    self.partitions.follower_lost(replica_id)
 
     def read_for_follower(
         self,
@@ -388,18 +400,3 @@ class Fetches:
                 fetch.stale[key] = wanted
                 found.append(fetch)
         return found
-
-
-def handle_fetch(broker: BrokerState, connection: ServerConnection, request: Fetch, body: memoryview) -> None:
-    if request.isolation not in {0, 1}:
-        raise BrokerError(
-            ErrorCode.INVALID_REQUEST,
-            f"isolation: expected 0 (uncommitted) or 1 (committed), found {request.isolation}",
-        )
-    if request.max_bytes < 1:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"max_bytes: expected at least 1, found {request.max_bytes}")
-    broker.fetches.handle(connection, request)
-
-
-def connection_lost(broker: BrokerState, connection: ServerConnection) -> None:
-    broker.fetches.connection_lost(connection)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.requests.slices import answer_in_slices
-from sparklog.broker.state import BrokerState
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.requests.slices import Slices, answer_in_slices
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
@@ -25,27 +25,30 @@ from sparklog.protocol.messages import (
 )
 
 
-def handle_list_offsets(
-    broker: BrokerState, connection: ServerConnection, request: ListOffsets, body: memoryview
-) -> None:
-    answer_in_slices(broker.slices, connection, request, _list(broker, request))
+class ListOffsetsRequests:
+    """The handler of ListOffsets requests."""
 
+    def __init__(self, partitions: Partitions, slices: Slices) -> None:
+        self._partitions = partitions
+        self._slices = slices
 
-def _list(broker: BrokerState, request: ListOffsets) -> Generator[None, None, Reply]:
-    results: list[ListedOffset] = []
-    for wanted in request.partitions:
-        if broker.slices.over():
-            yield
-        results.append(_list_one(broker, wanted, request.isolation))
-    return ListOffsetsReply(request.cid, tuple(results))
+    def handle(self, connection: ServerConnection, request: ListOffsets, body: memoryview) -> None:
+        answer_in_slices(self._slices, connection, request, self._list(request))
 
+    def _list(self, request: ListOffsets) -> Generator[None, None, Reply]:
+        results: list[ListedOffset] = []
+        for wanted in request.partitions:
+            if self._slices.over():
+                yield
+            results.append(self._list_one(wanted, request.isolation))
+        return ListOffsetsReply(request.cid, tuple(results))
 
-def _list_one(broker: BrokerState, wanted: ListOffsetsPartition, isolation: int) -> ListedOffset:
-    try:
-        partition = broker.partitions.require((wanted.topic, wanted.partition))
-        return _answer(partition, wanted, isolation)
-    except BrokerError as error:
-        return ListedOffset(error.code, -1, -1, -1, error.detail)
+    def _list_one(self, wanted: ListOffsetsPartition, isolation: int) -> ListedOffset:
+        try:
+            partition = self._partitions.require((wanted.topic, wanted.partition))
+            return _answer(partition, wanted, isolation)
+        except BrokerError as error:
+            return ListedOffset(error.code, -1, -1, -1, error.detail)
 
 
 def _answer(partition: Partition, wanted: ListOffsetsPartition, isolation: int) -> ListedOffset:

@@ -11,9 +11,10 @@ import logging
 import os
 from pathlib import Path
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.partition import Partition
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.fetch_read import parted_from_consumer, require_readable
-from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.net.descriptors import MAX_PACKET_BYTES, DescriptorServer
 from sparklog.protocol.local_reads import FORMAT_VERSION, OpenedSegment, OpenSegment, decode_request, encode
@@ -35,8 +36,9 @@ def readers_socket(control_socket: str) -> Path:
 class LocalReads:
     """The server of local reads. Owner: the broker process, on its event loop."""
 
-    def __init__(self, broker: BrokerState, path: Path) -> None:
-        self._broker = broker
+    def __init__(self, context: BrokerContext, partitions: Partitions, path: Path) -> None:
+        self._context = context
+        self._partitions = partitions
         self._path = path
         self._server: DescriptorServer | None = None
 
@@ -47,7 +49,7 @@ class LocalReads:
 
     def open(self) -> None:
         """Start the server, if it is enabled. A failure only logs a warning: all reads work over TCP."""
-        if not self._broker.config.local_reads:
+        if not self._context.config.local_reads:
             return
         server = DescriptorServer(self._path, self._answer)
         try:
@@ -63,7 +65,7 @@ class LocalReads:
             self._server = None
 
     def _answer(self, packet: bytes) -> tuple[bytes, list[int]]:
-        counters = self._broker.counters
+        counters = self._context.counters
         try:
             reply, descriptors = self._open_segment(decode_request(packet))
         except BrokerError as error:
@@ -97,7 +99,7 @@ class LocalReads:
             0,
             last_epoch=request.last_epoch,
         )
-        partition, parted = require_readable(self._broker.partitions, wanted)
+        partition, parted = require_readable(self._partitions, wanted)
         self._require_in_sync(partition)
         parted = parted or parted_from_consumer(partition, wanted, in_sync=True)
         if parted is not None:
@@ -123,13 +125,13 @@ class LocalReads:
     def _require_in_sync(self, partition: Partition) -> None:
         if partition.replica.is_leader:
             return
-        known = self._broker.cache.partition(partition.tp)
+        known = self._context.cache.partition(partition.tp)
         # Being in sync with an earlier leader proves nothing: after an unclean election the log may have to be
         # truncated.
         current = known is not None and known.state.leader_epoch == partition.replica.leader_epoch
-        if known is None or not current or self._broker.broker_id not in known.state.isr:
+        if known is None or not current or self._context.broker_id not in known.state.isr:
             raise BrokerError(
-                ErrorCode.REPLICA_NOT_AVAILABLE, f"{partition.tp}: broker {self._broker.broker_id} is not in sync"
+                ErrorCode.REPLICA_NOT_AVAILABLE, f"{partition.tp}: broker {self._context.broker_id} is not in sync"
             )
 
     def _reply(
@@ -142,7 +144,7 @@ class LocalReads:
         diverging: tuple[int, int] | None = None,
         aborted: tuple[AbortedRange, ...] = (),
     ) -> OpenedSegment:
-        broker = self._broker
+        context = self._context
         marks = (-1, -1, -1, -1)
         if partition is not None:
             replica, log = partition.replica, partition.log
@@ -150,9 +152,9 @@ class LocalReads:
         return OpenedSegment(
             FORMAT_VERSION,
             code,
-            broker.broker_id,
-            broker.incarnation,
-            broker.cluster_id,
+            context.broker_id,
+            context.incarnation,
+            context.cluster_id,
             detail,
             *marks,
             *batches,

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
+from typing import Protocol
 
 from sparklog.broker.replication.partition import FetchVerdict, Partition
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.fetch_read import PartitionRead, follower_has_all, read_for_consumer
-from sparklog.broker.state import BrokerState
 from sparklog.errors import ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.frames import Buffer
@@ -30,13 +32,39 @@ _READS_S = 0.02
 _READS_AT_CLOCK = 64
 
 
+class FetchHost(Protocol):
+    """The services that an open fetch needs from the broker's fetches: ``fetch.Fetches``."""
+
+    partitions: Partitions
+    counters: Counter[str]
+    #: The response's limits, whatever the client requests: the broker builds the response in memory.
+    consumer_max_bytes: int
+    follower_max_bytes: int
+
+    def reply_within(self, fetch: OpenFetch, delay_s: float) -> None: ...
+
+    def read_soon(self, fetch: OpenFetch) -> None: ...
+
+    def drop(self, fetch: OpenFetch) -> None: ...
+
+    def read_for_follower(
+        self,
+        partitions: Partitions,
+        wanted: FetchPartition,
+        *,
+        verdict: FetchVerdict | None,
+        max_bytes: int,
+        isolation: int,
+    ) -> PartitionRead: ...
+
+
 class OpenFetch:
     """One fetch request from arrival to response. Owner: ``Fetches``."""
 
     __slots__ = (
-        "_broker",
         "_completes",
         "_cost",
+        "_host",
         "_max_bytes",
         "_reads",
         "_rest",
@@ -54,9 +82,9 @@ class OpenFetch:
     )
 
     def __init__(
-        self, broker: BrokerState, connection: ServerConnection, number: int, *, request: Fetch, context: FetchContext
+        self, host: FetchHost, connection: ServerConnection, number: int, *, request: Fetch, context: FetchContext
     ) -> None:
-        self._broker = broker
+        self._host = host
         self.connection = connection
         #: The id of the session, which has at most one waiting fetch; below 0 without a session.
         self.number = number
@@ -68,8 +96,7 @@ class OpenFetch:
         #: The time at which the fetch responds with the records found so far; monotonic time.
         self.due_s = math.inf
         self.of_follower = request.replica_id != CONSUMER
-        #: The response's limit, whatever the client requests: the broker builds the response in memory.
-        limit = broker.config.replica_fetch_response_max_bytes if self.of_follower else broker.config.fetch_max_bytes
+        limit = host.follower_max_bytes if self.of_follower else host.consumer_max_bytes
         self._max_bytes = min(request.max_bytes, limit)
         self._reads: dict[Key, PartitionRead] = {}
         #: The cost of all reads together.
@@ -98,9 +125,9 @@ class OpenFetch:
         wait_s = min(self.request.max_wait_ms, _MAX_WAIT_MS) / 1000
         if self.of_follower and (self._has_changes() if changed is None else changed):
             wait_s = min(wait_s, _MARK_LINGER_S)
-        self._broker.fetches.reply_within(self, wait_s)
+        self._host.reply_within(self, wait_s)
         if self._unfinished:
-            self._broker.fetches.read_soon(self)
+            self._host.read_soon(self)
 
     def park_at_end(self, partition: Partition) -> bool:
         """Wait at the end of the log, if the follower has all records of the only due partition.
@@ -124,7 +151,7 @@ class OpenFetch:
             log.log_start_offset,
         ):
             wait_s = _MARK_LINGER_S
-        self._broker.fetches.reply_within(self, wait_s)
+        self._host.reply_within(self, wait_s)
         return True
 
     def _has_only_marks(self) -> bool | None:
@@ -134,7 +161,7 @@ class OpenFetch:
         """
         if not self.of_follower or self.verdicts or self.request.session_epoch == FULL:
             return None
-        hosted, have_moved = self._broker.partitions, False
+        hosted, have_moved = self._host.partitions, False
         for key, wanted in self.stale.items():
             partition = hosted.get(key)
             if partition is None or not follower_has_all(partition, wanted):
@@ -146,7 +173,7 @@ class OpenFetch:
 
     def reply_shortly(self) -> None:
         """Respond with the records found so far after the linger."""
-        self._broker.fetches.reply_within(self, _MARK_LINGER_S)
+        self._host.reply_within(self, _MARK_LINGER_S)
 
     def complete(self) -> None:
         """Respond with the records found so far."""
@@ -170,7 +197,7 @@ class OpenFetch:
 
     def _failed(self, error: Exception) -> None:
         """Respond with an error: no caller of the timers could, and the client waits."""
-        self._broker.counters["requests.failed"] += 1
+        self._host.counters["requests.failed"] += 1
         _log.error("fetch of %s failed", self.connection.peer, exc_info=error)
         self.abandon()
         detail = f"{type(error).__name__}: {error}"
@@ -184,7 +211,7 @@ class OpenFetch:
         self._read_all()
         if self._unfinished and self.context.session is None:
             self._completes = True
-            self._broker.fetches.read_soon(self)
+            self._host.read_soon(self)
         else:
             self._answer()
 
@@ -201,11 +228,11 @@ class OpenFetch:
                 body_bytes += read.size
                 if read.result.stored_bytes:
                     self._count_projected(read.result)
-        self._broker.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
+        self._host.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
         self.connection.reply(self.context.reply(results, self.request.cid), body, body_bytes)
 
     def _count_projected(self, result: FetchedPartition) -> None:
-        counters = self._broker.counters
+        counters = self._host.counters
         counters["fetch.projected.batches"] += result.batch_count
         counters["fetch.projected.stored.bytes"] += result.stored_bytes
         counters["fetch.projected.sent.bytes"] += result.body_bytes
@@ -213,7 +240,7 @@ class OpenFetch:
     def abandon(self) -> None:
         """Drop the fetch: it has its response, or its client is gone."""
         self.done = True
-        self._broker.fetches.drop(self)
+        self._host.drop(self)
 
     def _reconsider(self) -> None:
         if self._completes:
@@ -221,7 +248,7 @@ class OpenFetch:
         elif self._has_enough():
             self._answer()
         elif self._unfinished:
-            self._broker.fetches.read_soon(self)
+            self._host.read_soon(self)
         elif self.of_follower and self._has_changes():
             self.reply_shortly()
 
@@ -233,11 +260,10 @@ class OpenFetch:
         session, stale, request = self.context.session, self.stale, self.request
         if session is None or self._reads or len(stale) != 1 or len(session.due) != 1:
             return False
-        broker = self._broker
-        fetches = broker.fetches
+        host = self._host
         ((key, wanted),) = stale.items()  # the only due partition, too
-        read = fetches.read_for_follower(
-            broker.partitions,
+        read = host.read_for_follower(
+            host.partitions,
             wanted,
             verdict=self.verdicts.get(key),
             max_bytes=self._max_bytes,
@@ -250,8 +276,8 @@ class OpenFetch:
             stale.clear()
             return False
         self.done = True
-        fetches.drop(self)
-        broker.counters["fetch.follower.bytes"] += size
+        host.drop(self)
+        host.counters["fetch.follower.bytes"] += size
         # The partition stays the only due one.
         session.reported[key] = result.high_watermark, result.log_start_offset
         reply = FetchReply(request.cid, ErrorCode.NONE, session.session_id, (result,))
@@ -295,9 +321,9 @@ class OpenFetch:
 
     def _read_one(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
         """Read one partition and return the cost of the read."""
-        read_one = self._broker.fetches.read_for_follower if self.of_follower else read_for_consumer
+        read_one = self._host.read_for_follower if self.of_follower else read_for_consumer
         read = self._reads[key] = read_one(
-            self._broker.partitions,
+            self._host.partitions,
             wanted,
             verdict=self.verdicts.get(key),
             max_bytes=max_bytes,

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.replication.partition import Answer, Batches, CheckedBatches, Partition, PendingProduce
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.batch_checks import check_batches, check_count, is_short
-from sparklog.broker.requests.slices import Steps
-from sparklog.broker.state import BrokerState
+from sparklog.broker.requests.fetch import Fetches
+from sparklog.broker.requests.slices import Slices, Steps
+from sparklog.broker.transactions.verification import TransactionVerification
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import INTERNAL_PREFIX, NO_EPOCH, NO_LEADER
 from sparklog.net.server import ServerConnection
@@ -34,10 +37,10 @@ _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 class _SingleProduce:
     """A request for one partition. Owner: the partition, which reports its result once."""
 
-    __slots__ = ("_acks", "_broker", "_cid", "_connection", "_tp")
+    __slots__ = ("_acks", "_cid", "_connection", "_requests", "_tp")
 
-    def __init__(self, broker: BrokerState, connection: ServerConnection, request: Produce) -> None:
-        self._broker = broker
+    def __init__(self, requests: ProduceRequests, connection: ServerConnection, request: Produce) -> None:
+        self._requests = requests
         self._connection = connection
         self._cid = request.cid
         self._acks = request.acks
@@ -45,8 +48,8 @@ class _SingleProduce:
         self._tp = wanted.topic, wanted.partition
 
     def on_result(self, answer: Answer) -> None:
-        result = _result_of(self._broker, self._tp, answer)
-        _finish(self._broker, self._connection, self._cid, acks=self._acks, results=(result,))
+        result = self._requests.result_of(self._tp, answer)
+        self._requests.finish(self._connection, self._cid, acks=self._acks, results=(result,))
 
 
 class _MultiProduce:
@@ -55,10 +58,10 @@ class _MultiProduce:
     Owner: the callbacks that it gave to the partitions.
     """
 
-    __slots__ = ("_acks", "_broker", "_cid", "_connection", "_missing", "_results", "_wanted")
+    __slots__ = ("_acks", "_cid", "_connection", "_missing", "_requests", "_results", "_wanted")
 
-    def __init__(self, broker: BrokerState, connection: ServerConnection, request: Produce) -> None:
-        self._broker = broker
+    def __init__(self, requests: ProduceRequests, connection: ServerConnection, request: Produce) -> None:
+        self._requests = requests
         self._connection = connection
         self._cid = request.cid
         self._acks = request.acks
@@ -69,18 +72,18 @@ class _MultiProduce:
     def on_result(self, index: int, answer: Answer) -> None:
         assert self._results[index] is None, "a partition has one result"
         wanted = self._wanted[index]
-        self._results[index] = _result_of(self._broker, (wanted.topic, wanted.partition), answer)
+        self._results[index] = self._requests.result_of((wanted.topic, wanted.partition), answer)
         self._missing -= 1
         if self._missing == 0:
             results = cast("list[ProduceResult]", self._results)  # all are present
-            _finish(self._broker, self._connection, self._cid, acks=self._acks, results=tuple(results))
+            self._requests.finish(self._connection, self._cid, acks=self._acks, results=tuple(results))
 
     def fail(self, error: Exception) -> None:
         """Respond with an error to the whole request after a bug of the broker.
 
         Later results of partitions are dropped.
         """
-        self._broker.counters["requests.failed"] += 1
+        self._requests.counters["requests.failed"] += 1
         _log.error("produce from %s failed", self._connection.peer, exc_info=error)
         self._missing = 0
         if self._acks == 0:
@@ -90,250 +93,256 @@ class _MultiProduce:
             self._connection.reply(ErrorReply(self._cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
 
-def _result_of(broker: BrokerState, tp: tuple[str, int], answer: Answer) -> ProduceResult:
-    hosted = broker.partitions.get(tp)
-    start = -1 if hosted is None else hosted.log.log_start_offset
-    code = answer.code
-    if code is ErrorCode.NONE:
-        return ProduceResult(code, answer.base_offset, answer.append_time_us, start)
-    broker.counters["produce.errors"] += 1
-    leader = (NO_LEADER, NO_EPOCH)
-    if code is ErrorCode.NOT_LEADER_OR_FOLLOWER and hosted is not None:
-        leader = (hosted.replica.leader, hosted.replica.leader_epoch)
-    return ProduceResult(code, answer.base_offset, answer.append_time_us, start, answer.detail, *leader)
+class ProduceRequests:
+    """The handler of produce requests. Owner: the broker's event loop."""
 
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        *,
+        slices: Slices,
+        fetches: Fetches,
+        verifications: TransactionVerification,
+    ) -> None:
+        self._context = context
+        self.counters = context.counters
+        self._partitions = partitions
+        self._slices = slices
+        self._fetches = fetches
+        self._verifications = verifications
 
-def _finish(
-    broker: BrokerState, connection: ServerConnection, cid: int, *, acks: int, results: tuple[ProduceResult, ...]
-) -> None:
-    if acks != 0:
-        broker.fetches.reply_after_consumers(connection.reply, ProduceReply(cid, results))
-        return
-    connection.done(cid)
-    # The connection's end is the only signal to a producer without responses that it writes to the wrong broker.
-    # Source: Kafka's acks=0.
-    if any(BrokerError(result.code).refresh_metadata for result in results):
-        connection.close()
+    def handle(self, connection: ServerConnection, request: Produce, body: memoryview) -> None:
+        """Respond with a result for each partition; refuse a request that contradicts itself as a whole."""
+        refusal = self._refusal(request, len(body))
+        if refusal is not None:
+            self.counters["produce.requests.refused"] += 1
+            if request.acks == 0:
+                connection.done(request.cid)
+            else:
+                connection.reply(ErrorReply(request.cid, refusal.code, refusal.detail))
+            return
+        counters, partitions = self.counters, request.partitions
+        counters["produce.requests"] += 1
+        counters["produce.bytes"] += len(body)
+        timeout_ms = request.timeout_ms
+        if not 0 <= timeout_ms <= _MAX_TIMEOUT_MS:
+            timeout_ms = min(max(timeout_ms, 0), _MAX_TIMEOUT_MS)
+        deadline_ms = self._context.now_ms() + timeout_ms
+        if len(partitions) == 1 and self._is_short(partitions[0]):  # the common case, where latency counts
+            on_result = _SingleProduce(self, connection, request).on_result
+            self._produce(request, partitions[0], body, deadline_ms=deadline_ms, on_result=on_result)
+            return
+        if not partitions:
+            self.finish(connection, request.cid, acks=request.acks, results=())
+            return
+        open_produce = _MultiProduce(self, connection, request)
+        steps = self._steps(request, body, deadline_ms=deadline_ms, open_produce=open_produce)
+        self._slices.run(connection, steps, open_produce.fail)
 
+    def _steps(self, request: Produce, body: memoryview, *, deadline_ms: int, open_produce: _MultiProduce) -> Steps:
+        """Append the batches of each partition; yield where other work may run.
 
-def handle_produce(broker: BrokerState, connection: ServerConnection, request: Produce, body: memoryview) -> None:
-    """Respond with a result for each partition; refuse a request that contradicts itself as a whole."""
-    refusal = _refusal(broker, request, len(body))
-    if refusal is not None:
-        broker.counters["produce.requests.refused"] += 1
-        if request.acks == 0:
-            connection.done(request.cid)
-        else:
-            connection.reply(ErrorReply(request.cid, refusal.code, refusal.detail))
-        return
-    counters, partitions = broker.counters, request.partitions
-    counters["produce.requests"] += 1
-    counters["produce.bytes"] += len(body)
-    timeout_ms = request.timeout_ms
-    if not 0 <= timeout_ms <= _MAX_TIMEOUT_MS:
-        timeout_ms = min(max(timeout_ms, 0), _MAX_TIMEOUT_MS)
-    deadline_ms = broker.now_ms() + timeout_ms
-    if len(partitions) == 1 and _is_short(broker, partitions[0]):  # the common case, where latency counts
-        on_result = _SingleProduce(broker, connection, request).on_result
-        _produce(broker, request, partitions[0], body, deadline_ms=deadline_ms, on_result=on_result)
-        return
-    if not partitions:
-        _finish(broker, connection, request.cid, acks=request.acks, results=())
-        return
-    open_produce = _MultiProduce(broker, connection, request)
-    steps = _steps(broker, request, body, deadline_ms=deadline_ms, open_produce=open_produce)
-    broker.slices.run(connection, steps, open_produce.fail)
+        A thousand new logs take longer than a broker may be silent, and so do a thousand batches that each decompress
+        to megabytes.
+        """
+        at = 0
+        for index, wanted in enumerate(request.partitions):
+            if self._slices.over():
+                yield None
+            size = wanted.batch_count * HEADER_BYTES + wanted.body_bytes
+            part, on_result = body[at : at + size], partial(open_produce.on_result, index)
+            at += size
+            if self._is_short(wanted):
+                self._produce(request, wanted, part, deadline_ms=deadline_ms, on_result=on_result)
+            else:
+                yield from self._produce_checked(request, wanted, part, deadline_ms=deadline_ms, on_result=on_result)
 
+    def _is_short(self, wanted: ProducePartition) -> bool:
+        hosted = self._partitions.get((wanted.topic, wanted.partition))
+        return hosted is None or is_short(wanted.batch_count, hosted.rules)
 
-def _is_short(broker: BrokerState, wanted: ProducePartition) -> bool:
-    hosted = broker.partitions.get((wanted.topic, wanted.partition))
-    return hosted is None or is_short(wanted.batch_count, hosted.rules)
+    def _effective_acks(self, acks: int) -> int:
+        """Return the acks that this produce must wait for: all instead of 1 during a controlled shutdown.
 
+        A broker that moves its leaderships learns last that other brokers lead, and records without copies would be
+        truncated. So acks=1 waits for the followers, and a planned stop loses no acknowledged record.
+        """
+        return ACKS_ALL if acks == 1 and self._context.moves_leaderships else acks
 
-def _steps(
-    broker: BrokerState, request: Produce, body: memoryview, *, deadline_ms: int, open_produce: _MultiProduce
-) -> Steps:
-    """Append the batches of each partition; yield where other work may run.
-
-    A thousand new logs take longer than a broker may be silent, and so do a thousand batches that each decompress to
-    megabytes.
-    """
-    at = 0
-    for index, wanted in enumerate(request.partitions):
-        if broker.slices.over():
-            yield None
-        size = wanted.batch_count * HEADER_BYTES + wanted.body_bytes
-        part, on_result = body[at : at + size], partial(open_produce.on_result, index)
-        at += size
-        if _is_short(broker, wanted):
-            _produce(broker, request, wanted, part, deadline_ms=deadline_ms, on_result=on_result)
-        else:
-            yield from _produce_checked(broker, request, wanted, part, deadline_ms=deadline_ms, on_result=on_result)
-
-
-def _effective_acks(broker: BrokerState, acks: int) -> int:
-    """Return the acks that this produce must wait for: all instead of 1 during a controlled shutdown.
-
-    A broker that moves its leaderships learns last that other brokers lead, and records without copies would be
-    truncated. So acks=1 waits for the followers, and a planned stop loses no acknowledged record.
-    """
-    return ACKS_ALL if acks == 1 and broker.moves_leaderships else acks
-
-
-def _refusal(broker: BrokerState, request: Produce, body_bytes: int) -> BrokerError | None:
-    if request.acks not in _ACKS:
-        return BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks: expected 0, 1 or -1 (all), found {request.acks}")
-    if broker.quiesced:
-        return BrokerError(
-            ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping and accepts no new writes"
-        )
-    announced = 0
-    for wanted in request.partitions:
-        announced += wanted.batch_count * HEADER_BYTES + wanted.body_bytes
-        if wanted.batch_count < 0 or wanted.body_bytes < 0:
+    def _refusal(self, request: Produce, body_bytes: int) -> BrokerError | None:
+        if request.acks not in _ACKS:
             return BrokerError(
-                ErrorCode.INVALID_REQUEST,
-                f"{wanted.topic[:249]}-{wanted.partition}: {wanted.batch_count} batches in {wanted.body_bytes} bytes "
-                "found, neither may be negative",
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks: expected 0, 1 or -1 (all), found {request.acks}"
             )
-    if announced != body_bytes:
-        return BrokerError(
-            ErrorCode.INVALID_REQUEST, f"body of {body_bytes} bytes found, {announced} announced by the partitions"
-        )
-    return None
+        if self._context.quiesced:
+            return BrokerError(
+                ErrorCode.BROKER_STOPPING, f"broker {self._context.broker_id} is stopping and accepts no new writes"
+            )
+        announced = 0
+        for wanted in request.partitions:
+            announced += wanted.batch_count * HEADER_BYTES + wanted.body_bytes
+            if wanted.batch_count < 0 or wanted.body_bytes < 0:
+                return BrokerError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{wanted.topic[:249]}-{wanted.partition}: {wanted.batch_count} batches in {wanted.body_bytes} "
+                    "bytes found, neither may be negative",
+                )
+        if announced != body_bytes:
+            return BrokerError(
+                ErrorCode.INVALID_REQUEST, f"body of {body_bytes} bytes found, {announced} announced by the partitions"
+            )
+        return None
 
-
-def _produce(
-    broker: BrokerState,
-    request: Produce,
-    wanted: ProducePartition,
-    body: memoryview,
-    *,
-    deadline_ms: int,
-    on_result: Callable[[Answer], None],
-) -> None:
-    """Append the batches of one partition of the request, whose headers and bodies are ``body``."""
-    transaction = request.transaction
-    try:
-        partition = _writable(broker, wanted)
-        batches = cut_batches(body, wanted.batch_count, transactional=bool(transaction))
-        broker.counters["produce.batches"] += len(batches)
-        if not transaction:
-            _check_outside_transaction(partition, batches)
-    except BrokerError as error:
-        on_result(Answer(error.code, -1, -1, error.detail))
-        return
-    _append(broker, request, wanted, batches, partition=partition, deadline_ms=deadline_ms, on_result=on_result)
-
-
-def _produce_checked(
-    broker: BrokerState,
-    request: Produce,
-    wanted: ProducePartition,
-    body: memoryview,
-    *,
-    deadline_ms: int,
-    on_result: Callable[[Answer], None],
-) -> Steps:
-    """Do the work of ``_produce``, but check the batches first, because the check takes more than one turn."""
-    try:
-        check_count(wanted.batch_count)
-        partition = _writable(broker, wanted)
-        batches = cut_batches(body, wanted.batch_count, transactional=bool(request.transaction))
-        broker.counters["produce.batches"] += len(batches)
-        partition.require_leader(NO_EPOCH)
-        checked = yield from check_batches(partition, batches, broker.slices)
-        partition = _writable(broker, wanted)  # the topic may have been recreated during the check
-        if not request.transaction:
-            _check_outside_transaction(partition, batches)
-    except BrokerError as error:
-        on_result(Answer(error.code, -1, -1, error.detail))
-        return
-    _append(
-        broker,
-        request,
-        wanted,
-        batches,
-        partition=partition,
-        deadline_ms=deadline_ms,
-        on_result=on_result,
-        checked=checked,
-    )
-
-
-def _writable(broker: BrokerState, wanted: ProducePartition) -> Partition:
-    """Return the partition. Raise BrokerError if this broker accepts no writes, or none to this partition."""
-    if broker.quiesced:  # the broker may have begun to stop since the request came
-        raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping and accepts no new writes")
-    topic = wanted.topic
-    partition = broker.partitions.require((topic, wanted.partition), wanted.topic_id)
-    if topic.startswith(INTERNAL_PREFIX):
-        refuse_internal(topic, "not written to")
-    return partition
-
-
-def _append(
-    broker: BrokerState,
-    request: Produce,
-    wanted: ProducePartition,
-    batches: Batches,
-    *,
-    partition: Partition,
-    deadline_ms: int,
-    on_result: Callable[[Answer], None],
-    checked: CheckedBatches | None = None,
-) -> None:
-    transaction, acks = request.transaction, _effective_acks(broker, request.acks)
-    if transaction:
+    def _produce(
+        self,
+        request: Produce,
+        wanted: ProducePartition,
+        body: memoryview,
+        *,
+        deadline_ms: int,
+        on_result: Callable[[Answer], None],
+    ) -> None:
+        """Append the batches of one partition of the request, whose headers and bodies are ``body``."""
+        transaction = request.transaction
         try:
-            _produce_in_transaction(
-                broker,
-                wanted,
-                batches,
-                partition=partition,
-                key=transaction,
-                acks=acks,
-                deadline_ms=deadline_ms,
-                on_result=on_result,
-                checked=checked,
-            )
+            partition = self._writable(wanted)
+            batches = cut_batches(body, wanted.batch_count, transactional=bool(transaction))
+            self.counters["produce.batches"] += len(batches)
+            if not transaction:
+                _check_outside_transaction(partition, batches)
         except BrokerError as error:
             on_result(Answer(error.code, -1, -1, error.detail))
-        return
-    pending = PendingProduce(batches, on_result, checked=checked)
-    partition.produce(pending, acks=acks, deadline_ms=deadline_ms)
+            return
+        self._append(request, wanted, batches, partition=partition, deadline_ms=deadline_ms, on_result=on_result)
 
-
-def _produce_in_transaction(
-    broker: BrokerState,
-    wanted: ProducePartition,
-    batches: Batches,
-    *,
-    partition: Partition,
-    key: str,
-    acks: int,
-    deadline_ms: int,
-    on_result: Callable[[Answer], None],
-    checked: CheckedBatches | None,
-) -> None:
-    """Append after the transaction's coordinator has verified the producer.
-
-    Raise BrokerError if it is refused at once.
-    """
-    tp = partition.tp
-
-    def append() -> None:
+    def _produce_checked(
+        self,
+        request: Produce,
+        wanted: ProducePartition,
+        body: memoryview,
+        *,
+        deadline_ms: int,
+        on_result: Callable[[Answer], None],
+    ) -> Steps:
+        """Do the work of ``_produce``, but check the batches first, because the check takes more than one turn."""
         try:
-            hosted = broker.partitions.require(tp, wanted.topic_id)
-        except BrokerError as error:  # the partition was dropped or recreated during the verification
+            check_count(wanted.batch_count)
+            partition = self._writable(wanted)
+            batches = cut_batches(body, wanted.batch_count, transactional=bool(request.transaction))
+            self.counters["produce.batches"] += len(batches)
+            partition.require_leader(NO_EPOCH)
+            checked = yield from check_batches(partition, batches, self._slices)
+            partition = self._writable(wanted)  # the topic may have been recreated during the check
+            if not request.transaction:
+                _check_outside_transaction(partition, batches)
+        except BrokerError as error:
             on_result(Answer(error.code, -1, -1, error.detail))
-        else:
-            pending = PendingProduce(batches, on_result, checked=checked)
-            hosted.produce(pending, acks=acks, deadline_ms=deadline_ms)
+            return
+        self._append(
+            request,
+            wanted,
+            batches,
+            partition=partition,
+            deadline_ms=deadline_ms,
+            on_result=on_result,
+            checked=checked,
+        )
 
-    broker.verifications.produce(
-        partition, batches, key=key, acks=acks, deadline_ms=deadline_ms, append=append, on_result=on_result
-    )
+    def _writable(self, wanted: ProducePartition) -> Partition:
+        """Return the partition. Raise BrokerError if this broker accepts no writes, or none to this partition."""
+        if self._context.quiesced:  # the broker may have begun to stop since the request came
+            raise BrokerError(
+                ErrorCode.BROKER_STOPPING, f"broker {self._context.broker_id} is stopping and accepts no new writes"
+            )
+        topic = wanted.topic
+        partition = self._partitions.require((topic, wanted.partition), wanted.topic_id)
+        if topic.startswith(INTERNAL_PREFIX):
+            refuse_internal(topic, "not written to")
+        return partition
+
+    def _append(
+        self,
+        request: Produce,
+        wanted: ProducePartition,
+        batches: Batches,
+        *,
+        partition: Partition,
+        deadline_ms: int,
+        on_result: Callable[[Answer], None],
+        checked: CheckedBatches | None = None,
+    ) -> None:
+        transaction, acks = request.transaction, self._effective_acks(request.acks)
+        if transaction:
+            try:
+                self._produce_in_transaction(
+                    wanted,
+                    batches,
+                    partition=partition,
+                    key=transaction,
+                    acks=acks,
+                    deadline_ms=deadline_ms,
+                    on_result=on_result,
+                    checked=checked,
+                )
+            except BrokerError as error:
+                on_result(Answer(error.code, -1, -1, error.detail))
+            return
+        pending = PendingProduce(batches, on_result, checked=checked)
+        partition.produce(pending, acks=acks, deadline_ms=deadline_ms)
+
+    def _produce_in_transaction(
+        self,
+        wanted: ProducePartition,
+        batches: Batches,
+        *,
+        partition: Partition,
+        key: str,
+        acks: int,
+        deadline_ms: int,
+        on_result: Callable[[Answer], None],
+        checked: CheckedBatches | None,
+    ) -> None:
+        """Append after the transaction's coordinator has verified the producer.
+
+        Raise BrokerError if it is refused at once.
+        """
+        tp = partition.tp
+
+        def append() -> None:
+            try:
+                hosted = self._partitions.require(tp, wanted.topic_id)
+            except BrokerError as error:  # the partition was dropped or recreated during the verification
+                on_result(Answer(error.code, -1, -1, error.detail))
+            else:
+                pending = PendingProduce(batches, on_result, checked=checked)
+                hosted.produce(pending, acks=acks, deadline_ms=deadline_ms)
+
+        self._verifications.produce(
+            partition, batches, key=key, acks=acks, deadline_ms=deadline_ms, append=append, on_result=on_result
+        )
+
+    def result_of(self, tp: tuple[str, int], answer: Answer) -> ProduceResult:
+        hosted = self._partitions.get(tp)
+        start = -1 if hosted is None else hosted.log.log_start_offset
+        code = answer.code
+        if code is ErrorCode.NONE:
+            return ProduceResult(code, answer.base_offset, answer.append_time_us, start)
+        self.counters["produce.errors"] += 1
+        leader = (NO_LEADER, NO_EPOCH)
+        if code is ErrorCode.NOT_LEADER_OR_FOLLOWER and hosted is not None:
+            leader = (hosted.replica.leader, hosted.replica.leader_epoch)
+        return ProduceResult(code, answer.base_offset, answer.append_time_us, start, answer.detail, *leader)
+
+    def finish(self, connection: ServerConnection, cid: int, *, acks: int, results: tuple[ProduceResult, ...]) -> None:
+        if acks != 0:
+            self._fetches.reply_after_consumers(connection.reply, ProduceReply(cid, results))
+            return
+        connection.done(cid)
+        # The connection's end is the only signal to a producer without responses that it writes to the wrong broker.
+        # Source: Kafka's acks=0.
+        if any(BrokerError(result.code).refresh_metadata for result in results):
+            connection.close()
 
 
 def _check_outside_transaction(partition: Partition, batches: Batches) -> None:

@@ -13,9 +13,11 @@ from collections.abc import Generator, Iterable
 
 import msgspec
 
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.requests.delayed_replies import reply_later, wait_for_metadata
-from sparklog.broker.requests.slices import answer_in_slices
-from sparklog.broker.state import BrokerState
+from sparklog.broker.requests.slices import Slices, answer_in_slices
 from sparklog.controller.placement import shared_hosts
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import Reassignment, TopicPartition, TopicRecord
@@ -40,96 +42,100 @@ _ECHO_TIMEOUT_MS = 1000
 _MANY = 1000
 
 
-def handle_alter_reassignments(
-    broker: BrokerState, connection: ServerConnection, request: AlterReassignments, body: memoryview
-) -> None:
-    reply_later(broker, connection, request, _alter(broker, request))
+class ReassignmentRequests:
+    """The handlers of AlterReassignments and ListReassignments requests."""
 
+    def __init__(self, context: BrokerContext, slices: Slices, registry: ZkRegistration) -> None:
+        self._context = context
+        self._slices = slices
+        self._registry = registry
 
-def handle_list_reassignments(
-    broker: BrokerState, connection: ServerConnection, request: ListReassignments, body: memoryview
-) -> None:
-    answer_in_slices(broker.slices, connection, request, _list(broker, request.cid))
+    def alter(self, connection: ServerConnection, request: AlterReassignments, body: memoryview) -> None:
+        reply_later(self._context, connection, request, self._alter(request))
 
-
-def _list(broker: BrokerState, cid: int) -> Generator[None, None, Reply]:
-    moves: list[ReassignmentStatus] = []
-    for tp, move in sorted(broker.cache.moving.items()):
-        if broker.slices.over():
-            yield
-        moves.append(
-            ReassignmentStatus(
-                tp.topic,
-                tp.partition,
-                move.target,
-                move.original,
-                replicas=move.replicas,
-                isr=move.state.isr,
-                leader=move.state.leader,
-                throttle_bytes=move.throttle_bytes,
-            )
+    async def _alter(self, request: AlterReassignments) -> Reply:
+        named = Counter((move.topic, move.partition) for move in request.moves)
+        by_topic: dict[str, list[ReplicaMove]] = {}
+        for move in request.moves:
+            by_topic.setdefault(move.topic, []).append(move)
+        refused: dict[tuple[str, int], BrokerError] = {}
+        for topic, moves in by_topic.items():
+            wanted = []
+            for move in moves:
+                if named[topic, move.partition] > 1:
+                    refused[topic, move.partition] = _bad(
+                        move, f"named {named[topic, move.partition]} times, expected once"
+                    )
+                else:
+                    wanted.append(move)
+            if wanted:
+                refused.update(await self._alter_topic(topic, wanted, throttle_bytes=request.throttle_bytes))
+        await asyncio.sleep(0)
+        begun = [move for move in request.moves if (move.topic, move.partition) not in refused]
+        await wait_for_metadata(
+            self._context, lambda: all(_arrived(self._context.cache, move) for move in begun), _ECHO_TIMEOUT_MS
         )
-    return ListReassignmentsReply(cid, tuple(moves))
+        await asyncio.sleep(0)
+        results = [_result(move, refused.get((move.topic, move.partition))) for move in request.moves]
+        return AlterReassignmentsReply(request.cid, tuple(results), _warning(self._context.cache, request.moves))
 
+    async def _alter_topic(
+        self, name: str, moves: list[ReplicaMove], *, throttle_bytes: int
+    ) -> dict[tuple[str, int], BrokerError]:
+        """Write the valid moves, and return the errors of the others."""
+        refused: dict[tuple[str, int], BrokerError] = {}
 
-async def _alter(broker: BrokerState, request: AlterReassignments) -> Reply:
-    named = Counter((move.topic, move.partition) for move in request.moves)
-    by_topic: dict[str, list[ReplicaMove]] = {}
-    for move in request.moves:
-        by_topic.setdefault(move.topic, []).append(move)
-    refused: dict[tuple[str, int], BrokerError] = {}
-    for topic, moves in by_topic.items():
-        wanted = []
-        for move in moves:
-            if named[topic, move.partition] > 1:
-                refused[topic, move.partition] = _bad(
-                    move, f"named {named[topic, move.partition]} times, expected once"
+        def altered(record: TopicRecord) -> TopicRecord:
+            refused.clear()
+            draft = Draft(record, live=self._context.cache.incarnations)
+            for move in moves:
+                try:
+                    draft.alter(move, throttle_bytes=throttle_bytes)
+                except BrokerError as error:  # noqa: PERF203 - each move is checked separately
+                    refused[name, move.partition] = error
+            return draft.record
+
+        try:
+            found = await self._registry.change_topic(name, altered, in_thread=len(moves) > _MANY)
+        except BrokerError as error:  # the record is too large: nothing was written
+            return {(name, move.partition): error for move in moves}
+        if found is None:
+            unknown = BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
+            return {(name, move.partition): unknown for move in moves}
+        _log.info(
+            "topic %s: accepted moves of %d partitions, refused %d", name, len(moves) - len(refused), len(refused)
+        )
+        return refused
+
+    def list_moves(self, connection: ServerConnection, request: ListReassignments, body: memoryview) -> None:
+        answer_in_slices(self._slices, connection, request, self._list(request.cid))
+
+    def _list(self, cid: int) -> Generator[None, None, Reply]:
+        moves: list[ReassignmentStatus] = []
+        for tp, move in sorted(self._context.cache.moving.items()):
+            if self._slices.over():
+                yield
+            moves.append(
+                ReassignmentStatus(
+                    tp.topic,
+                    tp.partition,
+                    move.target,
+                    move.original,
+                    replicas=move.replicas,
+                    isr=move.state.isr,
+                    leader=move.state.leader,
+                    throttle_bytes=move.throttle_bytes,
                 )
-            else:
-                wanted.append(move)
-        if wanted:
-            refused.update(await _alter_topic(broker, topic, wanted, throttle_bytes=request.throttle_bytes))
-    await asyncio.sleep(0)
-    begun = [move for move in request.moves if (move.topic, move.partition) not in refused]
-    await wait_for_metadata(broker, lambda: all(_arrived(broker, move) for move in begun), _ECHO_TIMEOUT_MS)
-    await asyncio.sleep(0)
-    results = [_result(move, refused.get((move.topic, move.partition))) for move in request.moves]
-    return AlterReassignmentsReply(request.cid, tuple(results), _warning(broker, request.moves))
+            )
+        return ListReassignmentsReply(cid, tuple(moves))
 
 
-async def _alter_topic(
-    broker: BrokerState, name: str, moves: list[ReplicaMove], *, throttle_bytes: int
-) -> dict[tuple[str, int], BrokerError]:
-    """Write the valid moves, and return the errors of the others."""
-    refused: dict[tuple[str, int], BrokerError] = {}
-
-    def altered(record: TopicRecord) -> TopicRecord:
-        refused.clear()
-        draft = Draft(record, live=broker.cache.incarnations)
-        for move in moves:
-            try:
-                draft.alter(move, throttle_bytes=throttle_bytes)
-            except BrokerError as error:  # noqa: PERF203 - each move is checked separately
-                refused[name, move.partition] = error
-        return draft.record
-
-    try:
-        found = await broker.registry.change_topic(name, altered, in_thread=len(moves) > _MANY)
-    except BrokerError as error:  # the record is too large: nothing was written
-        return {(name, move.partition): error for move in moves}
-    if found is None:
-        unknown = BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
-        return {(name, move.partition): unknown for move in moves}
-    _log.info("topic %s: accepted moves of %d partitions, refused %d", name, len(moves) - len(refused), len(refused))
-    return refused
-
-
-def _arrived(broker: BrokerState, move: ReplicaMove) -> bool:
+def _arrived(cache: MetadataCache, move: ReplicaMove) -> bool:
     """Return whether this broker's metadata has the move, in progress or complete.
 
     A cancelled move has its original replicas.
     """
-    known = broker.cache.partition(TopicPartition(move.topic, move.partition))
+    known = cache.partition(TopicPartition(move.topic, move.partition))
     if known is None:
         return False
     if move.target is None:
@@ -204,6 +210,6 @@ def _result(move: ReplicaMove, error: BrokerError | None) -> PartitionResult:
     return PartitionResult(move.topic, move.partition, error.code, error.detail)
 
 
-def _warning(broker: BrokerState, moves: tuple[ReplicaMove, ...]) -> str:
+def _warning(cache: MetadataCache, moves: tuple[ReplicaMove, ...]) -> str:
     targets = tuple(move.target for move in moves if move.target)
-    return shared_hosts(targets, broker.cache.brokers)
+    return shared_hosts(targets, cache.brokers)

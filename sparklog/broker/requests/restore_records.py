@@ -8,11 +8,12 @@ are committed.
 
 from __future__ import annotations
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.replication.partition import Answer, Batches, PendingProduce
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.batch_checks import check_batches
-from sparklog.broker.requests.slices import Steps, answer_failure
-from sparklog.broker.state import BrokerState
+from sparklog.broker.requests.slices import Slices, Steps, answer_failure
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
@@ -22,31 +23,39 @@ from sparklog.record.header import HEADER_BYTES, unpack_headers
 _MAX_TIMEOUT_MS = 3_600_000
 
 
-def handle_restore_records(
-    broker: BrokerState, connection: ServerConnection, request: RestoreRecords, body: memoryview
-) -> None:
-    tp = TopicPartition(request.topic, request.partition)
-    refuse_internal(request.topic, "not restored")
-    if broker.quiesced:
-        raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {broker.broker_id} is stopping and accepts no new writes")
-    partition = broker.partitions.require(tp, request.topic_id)
-    batches = cut_placed_batches(request, body)
-    broker.counters["restore.batches"] += len(batches)
+class RestoreRecordsRequests:
+    """The handler of RestoreRecords requests."""
 
-    def on_result(answer: Answer) -> None:
-        hosted = broker.partitions.get(tp)
-        end = hosted.log.log_end_offset if hosted is not None else -1
-        connection.reply(RestoreRecordsReply(request.cid, answer.code, end, answer.detail))
+    def __init__(self, context: BrokerContext, partitions: Partitions, slices: Slices) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._slices = slices
 
-    deadline_ms = broker.now_ms() + min(max(request.timeout_ms, 0), _MAX_TIMEOUT_MS)
+    def handle(self, connection: ServerConnection, request: RestoreRecords, body: memoryview) -> None:
+        tp = TopicPartition(request.topic, request.partition)
+        refuse_internal(request.topic, "not restored")
+        if self._context.quiesced:
+            raise BrokerError(
+                ErrorCode.BROKER_STOPPING, f"broker {self._context.broker_id} is stopping and accepts no new writes"
+            )
+        partition = self._partitions.require(tp, request.topic_id)
+        batches = cut_placed_batches(request, body)
+        self._context.counters["restore.batches"] += len(batches)
 
-    def steps() -> Steps:
-        checked = yield from check_batches(partition, batches, broker.slices, placed=True)
-        hosted = broker.partitions.require(tp, request.topic_id)
-        pending = PendingProduce(batches, on_result, placed=True, checked=checked)
-        hosted.produce(pending, acks=ACKS_ALL, deadline_ms=deadline_ms)
+        def on_result(answer: Answer) -> None:
+            hosted = self._partitions.get(tp)
+            end = hosted.log.log_end_offset if hosted is not None else -1
+            connection.reply(RestoreRecordsReply(request.cid, answer.code, end, answer.detail))
 
-    broker.slices.run(connection, steps(), lambda error: answer_failure(connection, request, error))
+        deadline_ms = self._context.now_ms() + min(max(request.timeout_ms, 0), _MAX_TIMEOUT_MS)
+
+        def steps() -> Steps:
+            checked = yield from check_batches(partition, batches, self._slices, placed=True)
+            hosted = self._partitions.require(tp, request.topic_id)
+            pending = PendingProduce(batches, on_result, placed=True, checked=checked)
+            hosted.produce(pending, acks=ACKS_ALL, deadline_ms=deadline_ms)
+
+        self._slices.run(connection, steps(), lambda error: answer_failure(connection, request, error))
 
 
 def cut_placed_batches(request: RestoreRecords, body: memoryview) -> Batches:

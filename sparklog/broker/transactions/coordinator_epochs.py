@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from sparklog.broker.internal_topics import TRANSACTIONS, partition_of
 from sparklog.broker.metadata_cache import MetadataCache
-from sparklog.broker.state import BrokerState
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, TopicPartition
 
@@ -54,22 +53,21 @@ class CoordinatorEpochs:
                 f"leader epoch {epoch} of {TRANSACTIONS}-{partition}: the controller has announced {announced} so far",
             )
 
+    def accept(self, key: str, epoch: int, *, proved: bool = True) -> None:
+        """Record the epoch of a message from the coordinator of ``key``; raise if a newer epoch is known.
 
-def accept_coordinator_epoch(broker: BrokerState, key: str, epoch: int, *, proved: bool = True) -> None:
-    """Record the epoch of a message from the coordinator of ``key``; raise if a newer epoch is known.
+        ``proved`` false: the connection has no proof.
 
-    ``proved`` false: the connection has no proof.
-
-    Raises:
-        BrokerError: NOT_COORDINATOR; the caller must ask the present coordinator.
-    """
-    tp = partition_of(broker, TRANSACTIONS, key)
-    if tp is None:
-        raise BrokerError(ErrorCode.NOT_COORDINATOR, f"{key}: this broker does not know {TRANSACTIONS}")
-    if not proved:
-        broker.coordinator_epochs.check_announced(tp.partition, epoch)
-    newest = broker.coordinator_epochs.newest(tp.partition)
-    if epoch < newest:
-        detail = f"{key}: {tp} has leader epoch {epoch}, {newest} is known"
-        raise BrokerError(ErrorCode.NOT_COORDINATOR, detail)
-    broker.coordinator_epochs.record(tp.partition, epoch)
+        Raises:
+            BrokerError: NOT_COORDINATOR; the caller must ask the present coordinator.
+        """
+        tp = partition_of(self._cache, TRANSACTIONS, key)
+        if tp is None:
+            raise BrokerError(ErrorCode.NOT_COORDINATOR, f"{key}: this broker does not know {TRANSACTIONS}")
+        if not proved:
+            self.check_announced(tp.partition, epoch)
+        newest = self.newest(tp.partition)
+        if epoch < newest:
+            detail = f"{key}: {tp} has leader epoch {epoch}, {newest} is known"
+            raise BrokerError(ErrorCode.NOT_COORDINATOR, detail)
+        self.record(tp.partition, epoch)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.groups.group_host import GroupHost
-from sparklog.broker.internal_topics import OFFSETS, TRANSACTIONS, partition_of
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.state import BrokerState
 from sparklog.broker.transactions.coordinator_runtime import CoordinatorRuntime
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.broker.transactions.transaction_host import TransactionHost
-from sparklog.errors import BrokerError, ErrorCode
 
 _Host = TypeVar("_Host", bound=CoordinatorRuntime)
 
@@ -22,74 +21,53 @@ _Host = TypeVar("_Host", bound=CoordinatorRuntime)
 _AGAIN_S = 5.0
 
 
-class HostedCoordinators(Generic[_Host]):
-    """The coordinators of one internal topic. Owner: ``Coordinators``."""
+class CoordinatorHosting(Generic[_Host]):
+    """The beginning and end of the coordinators of one internal topic. Owner: ``Coordinators``.
 
-    def __init__(self, broker: BrokerState, topic: str, kind: Callable[[BrokerState, Partition], _Host]) -> None:
-        self._broker = broker
-        self._topic = topic
+    ``kind`` creates the coordinator of a partition.
+    """
+
+    def __init__(
+        self, context: BrokerContext, hosted: HostedCoordinators[_Host], kind: Callable[[Partition], _Host]
+    ) -> None:
+        self._context = context
+        self.topic = hosted.topic
+        self._by_partition = hosted.by_partition
         self._kind = kind
-        self._hosts: dict[int, _Host] = {}
-
-    def of(self, key: str) -> _Host:
-        """Return the coordinator of ``key``, ready to serve.
-
-        Raises:
-            BrokerError: INVALID_REQUEST for an empty key; NOT_COORDINATOR if another broker coordinates it; errors of
-                ``require_ready``.
-        """
-        if not key:
-            raise BrokerError(ErrorCode.INVALID_REQUEST, "a name is empty")
-        tp = partition_of(self._broker, self._topic, key)
-        host = self._hosts.get(tp.partition) if tp is not None else None
-        if host is None:
-            detail = f"{key}: broker {self._broker.broker_id} does not lead {tp or self._topic}"
-            raise BrokerError(ErrorCode.NOT_COORDINATOR, detail)
-        host.require_ready()
-        return host
-
-    def all_ready(self) -> list[_Host]:
-        """Return all coordinators. Raise BrokerError as ``require_ready`` does if one is not ready."""
-        for host in self._hosts.values():
-            host.require_ready()
-        return list(self._hosts.values())
-
-    def __iter__(self) -> Iterator[_Host]:
-        return iter(list(self._hosts.values()))
 
     def role_changed(self, partition: Partition) -> None:
         number = partition.tp.partition
-        known = self._hosts.get(number)
+        known = self._by_partition.get(number)
         leads = partition.replica.is_leader and not partition.stopped and partition.offline is None
         if known is not None:
             if leads and known.partition is partition and known.epoch == partition.replica.leader_epoch:
                 return
-            del self._hosts[number]
+            del self._by_partition[number]
             known.end()
         if leads:
             self._begin(partition)
 
     def _begin(self, partition: Partition) -> None:
-        host = self._hosts[partition.tp.partition] = self._kind(self._broker, partition)
+        host = self._by_partition[partition.tp.partition] = self._kind(partition)
         loop = asyncio.get_running_loop()
         host.on_failed = partial(self._failed, host)
         # The partition may be in the middle of a step; the coordinator reads the log after it.
         loop.call_soon(self._load, host)
 
     def _load(self, host: _Host) -> None:
-        self._broker.spawn(host.load(), f"coordinator of {host.partition.tp}")
+        self._context.spawn(host.load(), f"coordinator of {host.partition.tp}")
 
     def _failed(self, host: _Host) -> None:
         asyncio.get_running_loop().call_later(_AGAIN_S, self._begin_again, host)
 
     def _begin_again(self, host: _Host) -> None:
         """Load the coordinator again from its log, which has all its appends by now."""
-        if self._hosts.get(host.partition.tp.partition) is host and not host.ended:
+        if self._by_partition.get(host.partition.tp.partition) is host and not host.ended:
             host.end()
             self._begin(host.partition)
 
     def committed(self, partition: Partition) -> None:
-        host = self._hosts.get(partition.tp.partition)
+        host = self._by_partition.get(partition.tp.partition)
         if host is not None and host.partition is partition:
             host.committed()
 
@@ -97,12 +75,12 @@ class HostedCoordinators(Generic[_Host]):
 class Coordinators:
     """The coordinators of all internal topics. Owner: the broker's event loop."""
 
-    def __init__(self, broker: BrokerState) -> None:
-        self.transactions = HostedCoordinators(broker, TRANSACTIONS, TransactionHost)
-        self.groups = HostedCoordinators(broker, OFFSETS, GroupHost)
-        self._by_topic: dict[str, HostedCoordinators[TransactionHost] | HostedCoordinators[GroupHost]] = {
-            TRANSACTIONS: self.transactions,
-            OFFSETS: self.groups,
+    def __init__(
+        self, transactions: CoordinatorHosting[TransactionHost], groups: CoordinatorHosting[GroupHost]
+    ) -> None:
+        self._by_topic: dict[str, CoordinatorHosting[TransactionHost] | CoordinatorHosting[GroupHost]] = {
+            transactions.topic: transactions,
+            groups.topic: groups,
         }
 
     def role_changed(self, partition: Partition) -> None:

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.partition import Answer as ProduceAnswer
 from sparklog.broker.replication.partition import Batches, Partition, PendingProduce
-from sparklog.broker.state import BrokerState
 from sparklog.config import MIB
 from sparklog.coordinator.effects import Answer, Append, Outcome, Refused, Report, Rewritten
 from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
@@ -73,9 +73,17 @@ class Core(Protocol):
 class CoordinatorRuntime(ABC):
     """A coordinator that runs in this broker. Owner: ``Coordinators``, on the broker's event loop."""
 
-    def __init__(self, broker: BrokerState, partition: Partition, core: Core) -> None:
-        self.broker = broker
+    def __init__(
+        self,
+        context: BrokerContext,
+        partition: Partition,
+        core: Core,
+        *,
+        log_start_moved: Callable[[Partition], None],
+    ) -> None:
+        self.context = context
         self.partition = partition
+        self._log_start_moved = log_start_moved
         self.epoch = partition.replica.leader_epoch
         #: The offset up to which records must be committed and loaded before it serves.
         self._read_to = partition.log.log_end_offset
@@ -129,11 +137,11 @@ class CoordinatorRuntime(ABC):
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{tp} cannot be read; see the broker's log")
         if self.unready:
             raise BrokerError(
-                ErrorCode.NOT_COORDINATOR, f"broker {self.broker.broker_id} is no longer the leader of {tp}"
+                ErrorCode.NOT_COORDINATOR, f"broker {self.context.broker_id} is no longer the leader of {tp}"
             )
-        if self.broker.quiesced:
+        if self.context.quiesced:
             raise BrokerError(
-                ErrorCode.BROKER_STOPPING, f"broker {self.broker.broker_id} is stopping and accepts no new writes"
+                ErrorCode.BROKER_STOPPING, f"broker {self.context.broker_id} is stopping and accepts no new writes"
             )
 
     def ask(self, event_of: Callable[[int], object], on_result: Callable[[Outcome], None]) -> None:
@@ -222,7 +230,7 @@ class CoordinatorRuntime(ABC):
             await asyncio.sleep(0)
 
     def _fail(self) -> None:
-        self.broker.counters["coordinators.failed"] += 1
+        self.context.counters["coordinators.failed"] += 1
         if not self.ended:
             self.unready = "failed"
             self.on_failed()
@@ -252,7 +260,7 @@ class CoordinatorRuntime(ABC):
                 case Rewritten():
                     self._rewritten()
                 case Report():
-                    self.broker.counters[effect.kind] += 1
+                    self.context.counters[effect.kind] += 1
                     _log.warning("%s", effect.detail)
                 case _:
                     self.perform(effect)
@@ -286,7 +294,7 @@ class CoordinatorRuntime(ABC):
     def _was_refused(self, answer: ProduceAnswer) -> bool:
         """Return whether a failed append left nothing in the log, now and later; otherwise end this coordinator."""
         if answer.code in _NOT_APPENDED and self.partition.offline is None:
-            self.broker.counters["coordinators.appends.refused"] += 1
+            self.context.counters["coordinators.appends.refused"] += 1
             _log.warning("%s: append refused: %s", self.partition.tp, answer.detail)
             return True
         if self.partition.replica.is_leader and self.partition.replica.leader_epoch == self.epoch:
@@ -343,15 +351,15 @@ class CoordinatorRuntime(ABC):
     def _rewritten(self) -> None:
         """Delete the records below the rewrite: all live records are above, and no replica needs the older ones."""
         assert self._rewrite_from is not None
-        self.broker.counters["coordinators.rewrites"] += 1
+        self.context.counters["coordinators.rewrites"] += 1
         self.partition.advance_log_start(self._rewrite_from)
-        self.broker.fetches.log_start_moved(self.partition)
+        self._log_start_moved(self.partition)
         self._rewrite_from = None
 
     # --- time ---
 
     def _now_ms(self) -> int:
-        return self.broker.wall_ms()
+        return self.context.wall_ms()
 
     def _arm(self) -> None:
         deadline_ms = self._core.deadline_ms if not self.unready else None
@@ -365,7 +373,7 @@ class CoordinatorRuntime(ABC):
 
     def _tick(self) -> None:
         self._timer = None
-        if self.broker.quiesced:  # a stopping broker writes nothing new; its followers must be able to catch up
+        if self.context.quiesced:  # a stopping broker writes nothing new; its followers must be able to catch up
             self._timer_at_ms = self._now_ms() + 1000
             self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
             return

@@ -16,12 +16,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.inter_broker_client import InterBrokerClient
 from sparklog.broker.internal_topics import TRANSACTIONS, coordinator_of, partition_of
 from sparklog.broker.replication.partition import Partition
+from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.delayed_replies import reply_later
-from sparklog.broker.state import BrokerState
-from sparklog.broker.transactions.coordinator_epochs import accept_coordinator_epoch
+from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
+from sparklog.broker.transactions.marker_append import MarkerAppend
+from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.net.server import ServerConnection
@@ -49,27 +53,39 @@ _LONGEST_INTERVAL_S = 60.0
 class HangingTransactions:
     """The search for hanging transactions. Owner: the broker's event loop, from ``start`` to ``close``."""
 
-    def __init__(self, broker: BrokerState) -> None:
-        self._broker = broker
-        self._peers = InterBrokerClient(broker, "hanging transactions")
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        *,
+        epochs: CoordinatorEpochs,
+        markers: MarkerAppend,
+        transactions: HostedCoordinators[TransactionHost],
+    ) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._epochs = epochs
+        self._markers = markers
+        self._transactions = transactions
+        self._peers = InterBrokerClient(context, "hanging transactions")
 
     def start(self) -> None:
-        self._broker.spawn(self._run(), "hanging transactions")
+        self._context.spawn(self._run(), "hanging transactions")
 
     def close(self) -> None:
         self._peers.close()
 
     async def _run(self) -> None:
-        after_ms = self._broker.config.transaction_hanging_after_ms
+        after_ms = self._context.config.transaction_hanging_after_ms
         while True:
             await asyncio.sleep(min(after_ms / 2000, _LONGEST_INTERVAL_S))
-            if self._broker.quiesced:
+            if self._context.quiesced:
                 continue
             try:
                 for found in await self.find(after_ms):
                     await self._end(found)
             except BrokerError as error:
-                self._broker.counters["transactions.hanging.unclear"] += 1
+                self._context.counters["transactions.hanging.unclear"] += 1
                 _log.warning(
                     "transactions have been open for longer than %d ms, but no coordinator responds: %s",
                     after_ms,
@@ -86,7 +102,7 @@ class HangingTransactions:
         except BrokerError as error:
             _log.warning("%s-%d: could not abort it yet: %s", found.topic, found.partition, error)
         else:
-            self._broker.counters["transactions.hanging.aborted"] += 1
+            self._context.counters["transactions.hanging.aborted"] += 1
 
     # --- open transactions of this broker ---
 
@@ -105,7 +121,7 @@ class HangingTransactions:
         return [one for one in suspects if one.producer_id not in known and self._still_open(one)]
 
     def _open(self) -> Iterator[HangingTransaction]:
-        for partition in self._broker.partitions.maintenance_index.in_transaction():
+        for partition in self._partitions.maintenance_index.in_transaction():
             if not partition.replica.is_leader or partition.offline is not None:
                 continue
             for producer_id, begun in partition.log.transactions.open().items():
@@ -113,7 +129,7 @@ class HangingTransactions:
                 yield HangingTransaction(*partition.tp, producer_id, begun.epoch, begun.first_offset, began_ms)
 
     def _still_open(self, found: HangingTransaction) -> bool:
-        partition = self._broker.partitions.get(TopicPartition(found.topic, found.partition))
+        partition = self._partitions.get(TopicPartition(found.topic, found.partition))
         if partition is None or not partition.replica.is_leader:
             return False
         begun = partition.log.transactions.open().get(found.producer_id)
@@ -126,7 +142,7 @@ class HangingTransactions:
             BrokerError: INVALID_TXN_STATE if there is none; NOT_LEADER_OR_FOLLOWER if this broker does not lead the
                 partition.
         """
-        partition = self._broker.partitions.require(tp)
+        partition = self._partitions.require(tp)
         partition.require_leader(-1)
         begun = partition.log.transactions.open().get(producer_id)
         if begun is None:
@@ -142,14 +158,14 @@ class HangingTransactions:
             BrokerError: some coordinator did not respond in its newest epoch.
         """
         wanted = sorted(producer_ids)
-        topic = self._broker.cache.topic(TRANSACTIONS)
+        topic = self._context.cache.topic(TRANSACTIONS)
         if topic is None:
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"this broker does not know {TRANSACTIONS}")
         leaders = {decision.state.leader for decision in topic.partitions.values()}
         replies = await asyncio.gather(*(self._ask(leader, ListParticipants(0, tuple(wanted))) for leader in leaders))
         responded = {number: epoch for reply in replies for number, epoch in reply.coordinators}
         for number in topic.partitions:
-            newest = self._broker.coordinator_epochs.newest(number)
+            newest = self._epochs.newest(number)
             if responded.get(number, -1) < newest:
                 detail = f"{TRANSACTIONS}-{number}: no broker responded for leader epoch {newest}"
                 raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
@@ -163,17 +179,18 @@ class HangingTransactions:
         Raises:
             BrokerError: the coordinator did not respond, or is known to be a former one.
         """
-        leader, tp = coordinator_of(self._broker, TRANSACTIONS, key), partition_of(self._broker, TRANSACTIONS, key)
+        cache = self._context.cache
+        leader, tp = coordinator_of(cache, TRANSACTIONS, key), partition_of(cache, TRANSACTIONS, key)
         if leader is None or tp is None:
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{key}: no coordinator is available")
         reply = await self._ask(leader, ListParticipants(0, (producer_id,)))
         epoch = dict(reply.coordinators).get(tp.partition, NO_EPOCH)
-        accept_coordinator_epoch(self._broker, key, epoch)
+        self._epochs.accept(key, epoch)
         return (producer_id, key) in reply.participants, epoch
 
     async def _ask(self, leader: int, request: ListParticipants) -> ListParticipantsReply:
-        if leader == self._broker.broker_id:
-            return list_participants(self._broker, request)
+        if leader == self._context.broker_id:
+            return list_participants(self._transactions, request)
         still: Callable[[], bool] = lambda: True  # noqa: E731
         reply = await self._peers.ask(leader, request, timeout_s=_ANSWER_TIMEOUT_S, still=still)
         assert isinstance(reply, ListParticipantsReply)
@@ -190,7 +207,7 @@ class HangingTransactions:
                 done.set_result(result)
 
         producer = (found.producer_id, found.producer_epoch)
-        self._broker.markers.write(TransactionMarker(found.topic, found.partition, (), (producer,)), on_result)
+        self._markers.write(TransactionMarker(found.topic, found.partition, (), (producer,)), on_result)
         result = await done
         if result.code != ErrorCode.NONE:
             raise BrokerError(result.code, result.detail)
@@ -212,9 +229,11 @@ def _append_ms(partition: Partition, offset: int) -> int:
     return unpack_headers(found.headers)[0].append_time // 1000 if found.batch_count else 0
 
 
-def list_participants(broker: BrokerState, request: ListParticipants) -> ListParticipantsReply:
+def list_participants(
+    transactions: HostedCoordinators[TransactionHost], request: ListParticipants
+) -> ListParticipantsReply:
     """Return the participants for the coordinators of this broker. Raise BrokerError while one is loading."""
-    hosts = broker.coordinators.transactions.all_ready()
+    hosts = transactions.all_ready()
     return ListParticipantsReply(
         request.cid,
         tuple((host.partition.tp.partition, host.epoch) for host in hosts),
@@ -222,36 +241,35 @@ def list_participants(broker: BrokerState, request: ListParticipants) -> ListPar
     )
 
 
-def handle_list_participants(
-    broker: BrokerState, connection: ServerConnection, request: ListParticipants, body: memoryview
-) -> None:
-    connection.reply(list_participants(broker, request))
+class HangingTransactionRequests:
+    """The handlers of requests about hanging transactions."""
 
+    def __init__(
+        self, context: BrokerContext, hanging: HangingTransactions, transactions: HostedCoordinators[TransactionHost]
+    ) -> None:
+        self._context = context
+        self._hanging = hanging
+        self._transactions = transactions
 
-def handle_find_hanging(
-    broker: BrokerState, connection: ServerConnection, request: FindHanging, body: memoryview
-) -> None:
-    async def find() -> Reply:
-        return FindHangingReply(request.cid, tuple(await broker.hanging.find(max(request.open_ms, 0))))
+    def list_participants(self, connection: ServerConnection, request: ListParticipants, body: memoryview) -> None:
+        connection.reply(list_participants(self._transactions, request))
 
-    reply_later(broker, connection, request, find())
+    def find(self, connection: ServerConnection, request: FindHanging, body: memoryview) -> None:
+        async def find() -> Reply:
+            return FindHangingReply(request.cid, tuple(await self._hanging.find(max(request.open_ms, 0))))
 
+        reply_later(self._context, connection, request, find())
 
-def handle_abort_hanging(
-    broker: BrokerState, connection: ServerConnection, request: AbortHanging, body: memoryview
-) -> None:
-    reply_later(broker, connection, request, _abort(broker, request))
+    def abort(self, connection: ServerConnection, request: AbortHanging, body: memoryview) -> None:
+        reply_later(self._context, connection, request, self._abort(request))
 
-
-async def _abort(broker: BrokerState, request: AbortHanging) -> Reply:
-    tp = TopicPartition(request.topic, request.partition)
-    broker.hanging.one(tp, request.producer_id)
-    known = await broker.hanging.participants({request.producer_id})
-    if request.producer_id in known:
-        key = known[request.producer_id]
-        detail = (
-            f"{tp}: producer {request.producer_id} takes part in {key!r}, which its coordinator will end: abort that"
-        )
-        raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
-    await broker.hanging.write_marker(broker.hanging.one(tp, request.producer_id))
-    return Ack(request.cid)
+    async def _abort(self, request: AbortHanging) -> Reply:
+        tp = TopicPartition(request.topic, request.partition)
+        self._hanging.one(tp, request.producer_id)
+        known = await self._hanging.participants({request.producer_id})
+        if request.producer_id in known:
+            holder = f"{tp}: producer {request.producer_id} takes part in {known[request.producer_id]!r}"
+            detail = f"{holder}, which its coordinator will end: abort that"
+            raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
+        await self._hanging.write_marker(self._hanging.one(tp, request.producer_id))
+        return Ack(request.cid)

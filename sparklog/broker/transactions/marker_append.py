@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.partition import Answer, Partition, PendingProduce
-from sparklog.broker.requests.slices import Steps, answer_failure
-from sparklog.broker.state import BrokerState
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.requests.access import Access
+from sparklog.broker.requests.slices import Slices, Steps, answer_failure
+from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
+from sparklog.broker.transactions.fenced_producers import FencedProducers
+from sparklog.broker.transactions.verification import TransactionVerification
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
@@ -32,8 +36,6 @@ _log = logging.getLogger(__name__)
 
 #: The longest wait for a marker's commit; the coordinator tries again.
 _TIMEOUT_MS = 2000
-#: The most fenced producers that a broker remembers.
-_FENCED_KEPT = 100_000
 
 OnResult = Callable[[PartitionResult], None]
 
@@ -78,11 +80,21 @@ class MarkerAppend:
     Only ``committed`` and ``role_changed`` may be called inside a partition's step.
     """
 
-    def __init__(self, broker: BrokerState) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        *,
+        epochs: CoordinatorEpochs,
+        fences: FencedProducers,
+        verifications: TransactionVerification,
+    ) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._epochs = epochs
+        self._fences = fences
+        self._verifications = verifications
         self._waiting: dict[TopicPartition, list[_Waiting]] = {}
-        #: The oldest first. A dict takes longer to find its first key the more keys were removed before it.
-        self._fenced: OrderedDict[tuple[TopicPartition, int], None] = OrderedDict()
 
     def write(self, marker: TransactionMarker, on_result: OnResult, *, proved: bool = True) -> None:
         """Write a marker; call ``on_result`` once, now or later, with NONE once the decision is committed.
@@ -92,7 +104,7 @@ class MarkerAppend:
         once = _Once(marker, on_result)
         try:
             if marker.coordinator >= 0 and not proved:
-                self._broker.coordinator_epochs.check_announced(marker.coordinator, marker.coordinator_epoch)
+                self._epochs.check_announced(marker.coordinator, marker.coordinator_epoch)
             self._write(marker, once)
         except BrokerError as error:
             once(PartitionResult(marker.topic, marker.partition, error.code, error.detail))
@@ -106,16 +118,16 @@ class MarkerAppend:
         """Write a marker, or wait for the commit of an earlier one. Raise BrokerError."""
         tp = TopicPartition(marker.topic, marker.partition)
         if marker.coordinator >= 0:
-            self._broker.coordinator_epochs.record(marker.coordinator, marker.coordinator_epoch)
-        if self._broker.quiesced:
+            self._epochs.record(marker.coordinator, marker.coordinator_epoch)
+        if self._context.quiesced:
             raise BrokerError(
-                ErrorCode.BROKER_STOPPING, f"broker {self._broker.broker_id} is stopping and accepts no new writes"
+                ErrorCode.BROKER_STOPPING, f"broker {self._context.broker_id} is stopping and accepts no new writes"
             )
-        partition = self._broker.partitions.require(tp, marker.topic_id)
+        partition = self._partitions.require(tp, marker.topic_id)
         partition.require_leader(-1)
         for producer_id, _ in (*marker.committed, *marker.aborted):
-            self._fence(tp, producer_id)
-            self._broker.verifications.cancel(tp, producer_id)
+            self._fences.add(tp, producer_id)
+            self._verifications.cancel(tp, producer_id)
         transactions = partition.log.transactions
         what = Marker(
             tuple(producer for producer in marker.committed if producer[0] in transactions),
@@ -127,15 +139,15 @@ class MarkerAppend:
             self._wait(partition, on_result)
 
     def _append(self, partition: Partition, what: Marker, on_result: OnResult) -> None:
-        tp, broker = partition.tp, self._broker
+        tp, context = partition.tp, self._context
         header, body = encode_marker(what, partition.rules.schema, schema_id=partition.rules.schema_id)
 
         def ended(answer: Answer) -> None:
-            broker.counters["markers.written" if answer.code is ErrorCode.NONE else "markers.refused"] += 1
+            context.counters["markers.written" if answer.code is ErrorCode.NONE else "markers.refused"] += 1
             on_result(PartitionResult(tp.topic, tp.partition, answer.code, answer.detail))
 
         pending = PendingProduce([(header, memoryview(body))], ended, own=True)
-        partition.produce(pending, acks=ACKS_ALL, deadline_ms=broker.now_ms() + _TIMEOUT_MS)
+        partition.produce(pending, acks=ACKS_ALL, deadline_ms=context.now_ms() + _TIMEOUT_MS)
 
     # --- markers without a write ---
 
@@ -144,7 +156,7 @@ class MarkerAppend:
         if partition.replica.high_watermark >= end:
             on_result(PartitionResult(tp.topic, tp.partition, ErrorCode.NONE))
             return
-        deadline_ms = self._broker.now_ms() + _TIMEOUT_MS
+        deadline_ms = self._context.now_ms() + _TIMEOUT_MS
         timer = asyncio.get_running_loop().call_later(_TIMEOUT_MS / 1000 + 0.01, self._check, tp)
         waiting = _Waiting(partition, partition.replica.leader_epoch, end, on_result, deadline_ms, timer)
         self._waiting.setdefault(tp, []).append(waiting)
@@ -159,7 +171,7 @@ class MarkerAppend:
             self._check(partition.tp)
 
     def _check(self, tp: TopicPartition) -> None:
-        now_ms = self._broker.now_ms()
+        now_ms = self._context.now_ms()
         left: list[_Waiting] = []
         over: list[tuple[_Waiting, ErrorCode]] = []
         for waiting in self._waiting.pop(tp, ()):
@@ -179,46 +191,38 @@ class MarkerAppend:
             detail = "" if code is ErrorCode.NONE else f"{tp}: offset {waiting.offset} is not committed here"
             waiting.on_result(PartitionResult(tp.topic, tp.partition, code, detail))
 
-    # --- fences ---
 
-    def _fence(self, tp: TopicPartition, producer_id: int) -> None:
-        self._fenced[tp, producer_id] = None
-        if len(self._fenced) > _FENCED_KEPT:
-            self._fenced.popitem(last=False)
+class MarkerRequests:
+    """The handler of WriteMarkers requests."""
 
-    def fenced(self, tp: TopicPartition, producer_id: int) -> bool:
-        """Return whether the end of the producer's transaction is known to be decided.
+    def __init__(self, access: Access, slices: Slices, markers: MarkerAppend) -> None:
+        self._access = access
+        self._slices = slices
+        self._markers = markers
 
-        Its marker may not be written yet, but no batch may come before it any more.
-        """
-        return (tp, producer_id) in self._fenced
+    def handle(self, connection: ServerConnection, request: WriteMarkers, body: memoryview) -> None:
+        results: list[PartitionResult | None] = [None] * len(request.markers)
+        missing = len(results)
 
+        def answer(number: int, result: PartitionResult) -> None:
+            nonlocal missing
+            results[number] = result
+            missing -= 1
+            if missing == 0:
+                connection.reply(WriteMarkersReply(request.cid, tuple(found for found in results if found)))
 
-def handle_write_markers(
-    broker: BrokerState, connection: ServerConnection, request: WriteMarkers, body: memoryview
-) -> None:
-    results: list[PartitionResult | None] = [None] * len(request.markers)
-    missing = len(results)
+        if not request.markers:
+            connection.reply(WriteMarkersReply(request.cid, ()))
+        proved = self._access.proves_broker(connection)
 
-    def answer(number: int, result: PartitionResult) -> None:
-        nonlocal missing
-        results[number] = result
-        missing -= 1
-        if missing == 0:
-            connection.reply(WriteMarkersReply(request.cid, tuple(found for found in results if found)))
+        def steps() -> Steps:
+            for number, marker in enumerate(request.markers):
+                if self._slices.over():
+                    yield None
+                self._markers.write(
+                    marker,
+                    lambda result, number=number: answer(number, result),  # type: ignore[misc]
+                    proved=proved,
+                )
 
-    if not request.markers:
-        connection.reply(WriteMarkersReply(request.cid, ()))
-    proved = broker.access.proves_broker(connection)
-
-    def steps() -> Steps:
-        for number, marker in enumerate(request.markers):
-            if broker.slices.over():
-                yield None
-            broker.markers.write(
-                marker,
-                lambda result, number=number: answer(number, result),  # type: ignore[misc]
-                proved=proved,
-            )
-
-    broker.slices.run(connection, steps(), lambda error: answer_failure(connection, request, error))
+        self._slices.run(connection, steps(), lambda error: answer_failure(connection, request, error))

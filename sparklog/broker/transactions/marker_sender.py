@@ -15,12 +15,17 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.groups.group_host import GroupHost
 from sparklog.broker.groups.group_requests import commit_offsets
 from sparklog.broker.inter_broker_client import InterBrokerClient
-from sparklog.broker.internal_topics import OFFSETS, coordinator_of, make_topic
-from sparklog.broker.requests.slices import Steps
-from sparklog.broker.state import BrokerState
+from sparklog.broker.internal_topics import OFFSETS, InternalTopics, coordinator_of
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.broker.requests.slices import Slices, Steps
 from sparklog.broker.transactions.coordinator_runtime import CoordinatorRuntime
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
+from sparklog.broker.transactions.marker_append import MarkerAppend
 from sparklog.coordinator.effects import SendMarkers, SendOffsets
 from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
 from sparklog.coordinator.records import Place
@@ -73,9 +78,23 @@ class _BrokerQueue:
 class MarkerSender:
     """The sender of all coordinators of one broker. Owner: the broker's event loop."""
 
-    def __init__(self, broker: BrokerState) -> None:
-        self._broker = broker
-        self._peers = InterBrokerClient(broker, "transactions")
+    def __init__(
+        self,
+        context: BrokerContext,
+        slices: Slices,
+        *,
+        registry: ZkRegistration,
+        internal_topics: InternalTopics,
+        markers: MarkerAppend,
+        groups: HostedCoordinators[GroupHost],
+    ) -> None:
+        self._context = context
+        self._slices = slices
+        self._registry = registry
+        self._internal_topics = internal_topics
+        self._markers = markers
+        self._groups = groups
+        self._peers = InterBrokerClient(context, "transactions")
         self._queues: dict[int, _BrokerQueue] = {}
         #: Markers for topics (name, id) that this broker does not know, while it asks ZooKeeper about the topics.
         self._unknown: dict[tuple[str, str], list[_PendingMarker]] = {}
@@ -99,11 +118,11 @@ class MarkerSender:
         def failed(error: Exception) -> None:
             _log.error("could not send markers", exc_info=error)
 
-        self._broker.slices.start(self._dispatch_all(dues), failed)
+        self._slices.start(self._dispatch_all(dues), failed)
 
     def _dispatch_all(self, dues: Iterable[_PendingMarker]) -> Steps:
         for due in dues:
-            if self._broker.slices.over():
+            if self._slices.over():
                 yield None
             if due.host.ended:
                 continue
@@ -113,19 +132,19 @@ class MarkerSender:
                 self._failed(due, error)
 
     def _dispatch_one(self, due: _PendingMarker) -> None:
-        known = self._broker.cache.partition(due.tp)
+        known = self._context.cache.partition(due.tp)
         if known is None or due.marker.topic_id not in {"", known.topic_id}:
             self._unknown_here(due)
-        elif known.state.leader == self._broker.broker_id:
+        elif known.state.leader == self._context.broker_id:
             self._write_here(due)
-        elif known.state.leader in self._broker.cache.incarnations:
+        elif known.state.leader in self._context.cache.incarnations:
             self._enqueue(known.state.leader, due)
         else:
             self._retry(due)
 
     def _failed(self, due: _PendingMarker, error: Exception) -> None:
         """Retry after an unexpected error; the other markers must not suffer from it."""
-        self._broker.counters["transactions.markers.failed"] += 1
+        self._context.counters["transactions.markers.failed"] += 1
         _log.error("%s: could not send the marker for %s", due.key, due.tp, exc_info=error)
         self._retry(due)
 
@@ -134,12 +153,12 @@ class MarkerSender:
         waiting = self._unknown.setdefault((due.marker.topic, due.marker.topic_id), [])
         waiting.append(due)
         if len(waiting) == 1:
-            self._broker.spawn(self._check_topic(due.marker.topic, due.marker.topic_id), f"topic of {due.tp}")
+            self._context.spawn(self._check_topic(due.marker.topic, due.marker.topic_id), f"topic of {due.tp}")
 
     async def _check_topic(self, topic: str, topic_id: str) -> None:
         lives = True  # until ZooKeeper reports a deletion
         try:
-            lives = await self._broker.registry.topic_lives(topic, topic_id)
+            lives = await self._registry.topic_lives(topic, topic_id)
         except (BrokerError, ClusterError) as error:
             _log.info("unknown whether topic %s (%s) is deleted: %s", topic, topic_id, error)
         finally:
@@ -154,14 +173,14 @@ class MarkerSender:
         def on_result(result: PartitionResult) -> None:
             self._settle(due, result)
 
-        self._broker.markers.write(due.marker, on_result)
+        self._markers.write(due.marker, on_result)
 
     def _enqueue(self, leader: int, due: _PendingMarker) -> None:
         line = self._queues.setdefault(leader, _BrokerQueue())
         line.queue.append(due)
         if not line.starting and line.in_flight < _REQUESTS_AT_ONCE:
             line.starting = True
-            self._broker.spawn(self._send_to(leader, line), f"markers for broker {leader}")
+            self._context.spawn(self._send_to(leader, line), f"markers for broker {leader}")
 
     async def _send_to(self, leader: int, line: _BrokerQueue) -> None:
         """Send one request after the other until the broker's queue is empty."""
@@ -178,7 +197,7 @@ class MarkerSender:
         try:
             await self._ask_to_write(leader, batch)
         except BrokerError as error:
-            self._broker.counters["transactions.markers.failed"] += len(batch)
+            self._context.counters["transactions.markers.failed"] += len(batch)
             _log.info("could not write %d markers for broker %d: %s", len(batch), leader, error)
             for due in batch:
                 self._retry(due)
@@ -207,14 +226,14 @@ class MarkerSender:
         self._arrived(written)
 
     def _leads(self, broker_id: int, due: _PendingMarker) -> bool:
-        known = self._broker.cache.partition(due.tp)
+        known = self._context.cache.partition(due.tp)
         return known is not None and known.state.leader == broker_id
 
     def _settle(self, due: _PendingMarker, result: PartitionResult) -> None:
         if result.code == ErrorCode.NONE:
             self._arrived([due])
             return
-        self._broker.counters["transactions.markers.failed"] += 1
+        self._context.counters["transactions.markers.failed"] += 1
         _log.info("%s: could not write a marker: %s", due.key, result.detail)
         self._retry(due)
 
@@ -230,13 +249,13 @@ class MarkerSender:
             place = Place(due.marker.topic, due.marker.partition, due.marker.topic_id)
             decisions.setdefault((due.host, due.key, due.decision), []).append(place)
         for (host, key, decision), places in decisions.items():
-            self._broker.counters["transactions.markers"] += len(places)
+            self._context.counters["transactions.markers"] += len(places)
             host.step(MarkersWritten(key, decision, tuple(places)))
 
     # --- offsets ---------------------------------------------------------------------------------------------------
 
     def send_offsets(self, host: CoordinatorRuntime, effect: SendOffsets) -> None:
-        self._broker.spawn(self._hand_over(host, effect), f"offsets of {effect.key}")
+        self._context.spawn(self._hand_over(host, effect), f"offsets of {effect.key}")
 
     async def _hand_over(self, host: CoordinatorRuntime, effect: SendOffsets) -> None:
         request = CommitOffsets(0, effect.group, effect.offsets, (effect.key, effect.decision))
@@ -250,12 +269,12 @@ class MarkerSender:
         try:
             await self._commit(request)
         except (BrokerError, ClusterError) as error:
-            self._broker.counters["transactions.offsets.failed"] += 1
+            self._context.counters["transactions.offsets.failed"] += 1
             _log.info("%s: could not pass on the offsets of group %s: %s", request.transaction, request.group, error)
             return False
         except Exception as error:
             # As with markers, the sender retries. Otherwise the transaction's offsets would stay pending forever.
-            self._broker.counters["transactions.offsets.failed"] += 1
+            self._context.counters["transactions.offsets.failed"] += 1
             _log.error(
                 "%s: could not pass on the offsets of group %s", request.transaction, request.group, exc_info=error
             )
@@ -264,17 +283,17 @@ class MarkerSender:
 
     async def _commit(self, request: CommitOffsets) -> None:
         """Commit the offsets at the group's coordinator. Raise BrokerError, ClusterError."""
-        broker = self._broker
-        await make_topic(broker, OFFSETS)
-        wanted = coordinator_of(broker, OFFSETS, request.group)
+        cache = self._context.cache
+        await self._internal_topics.create(OFFSETS)
+        wanted = coordinator_of(cache, OFFSETS, request.group)
         if wanted is None:
             raise BrokerError(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {request.group}: no coordinator is available"
             )
-        if wanted == broker.broker_id:
-            await commit_here(broker, request)
+        if wanted == self._context.broker_id:
+            await commit_here(self._groups, cache, request)
             return
-        still: Callable[[], bool] = lambda: coordinator_of(broker, OFFSETS, request.group) == wanted  # noqa: E731
+        still: Callable[[], bool] = lambda: coordinator_of(cache, OFFSETS, request.group) == wanted  # noqa: E731
         reply = await self._peers.ask(wanted, request, timeout_s=_ANSWER_TIMEOUT_S, still=still)
         assert isinstance(reply, CommitOffsetsReply)
         for result in reply.results:
@@ -295,7 +314,7 @@ def _next_batch(queue: list[_PendingMarker]) -> list[_PendingMarker]:
     return taken
 
 
-async def commit_here(broker: BrokerState, request: CommitOffsets) -> None:
+async def commit_here(groups: HostedCoordinators[GroupHost], cache: MetadataCache, request: CommitOffsets) -> None:
     """Commit the offsets at this broker, and wait for the result. Raise BrokerError."""
     done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
 
@@ -303,7 +322,7 @@ async def commit_here(broker: BrokerState, request: CommitOffsets) -> None:
         if not done.done():
             done.set_result(error)
 
-    commit_offsets(broker, request, request.offsets, on_result)
+    commit_offsets(groups, cache, request, offsets=request.offsets, on_result=on_result)
     error = await done
     if error is not None:
         raise error

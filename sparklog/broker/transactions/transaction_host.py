@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.partition import Partition
-from sparklog.broker.state import BrokerState
 from sparklog.broker.transactions.coordinator_runtime import CoordinatorRuntime
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.effects import Outcome, Refused, SendMarkers, SendOffsets
@@ -21,19 +21,35 @@ _FINAL = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_EPOC
 _NO_CHANGE = participant_record("", NO_PRODUCER, None)
 
 
+class DecisionSender(Protocol):
+    """The delivery of decided transactions: ``marker_sender.MarkerSender``."""
+
+    def send_markers(self, host: CoordinatorRuntime, effect: SendMarkers) -> None: ...
+
+    def send_offsets(self, host: CoordinatorRuntime, effect: SendOffsets) -> None: ...
+
+
 class TransactionHost(CoordinatorRuntime):
     """One led partition of the transactions' topic."""
 
-    def __init__(self, broker: BrokerState, partition: Partition) -> None:
-        self._transactions = Transactions(_settings(broker.config))
-        super().__init__(broker, partition, self._transactions)
+    def __init__(
+        self,
+        context: BrokerContext,
+        partition: Partition,
+        *,
+        decisions: DecisionSender,
+        log_start_moved: Callable[[Partition], None],
+    ) -> None:
+        self._transactions = Transactions(_settings(context.config))
+        self._decisions = decisions
+        super().__init__(context, partition, self._transactions, log_start_moved=log_start_moved)
 
     def perform(self, effect: Any) -> None:
         match effect:
             case SendMarkers():
-                self.broker.marker_sender.send_markers(self, effect)
+                self._decisions.send_markers(self, effect)
             case SendOffsets():
-                self.broker.marker_sender.send_offsets(self, effect)
+                self._decisions.send_offsets(self, effect)
             case _:
                 raise AssertionError(f"not an order of a transaction coordinator: {effect!r}")
 

@@ -6,10 +6,12 @@ import asyncio
 import heapq
 from collections.abc import Callable, Generator
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.groups.group_requests import below_zero
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
 from sparklog.broker.requests.delayed_replies import limit_s
-from sparklog.broker.requests.slices import answer_in_slices
-from sparklog.broker.state import BrokerState
+from sparklog.broker.requests.slices import Slices, answer_in_slices
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.coordinator import events
 from sparklog.coordinator.effects import Assigned, Begun, Done, Ended, Outcome, Refused, Settled
@@ -41,155 +43,184 @@ from sparklog.protocol.messages import (
 _CONFIRM_S = 2.0
 
 
-def handle_begin_transaction(
-    broker: BrokerState, connection: ServerConnection, request: BeginTransaction, body: memoryview
-) -> None:
-    if request.by_topic and request.version < 0:
-        detail = f"version {request.version} by topic found, 0 or more expected"
-        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
-    if not request.run_id or request.version < -1 or request.timeout_ms <= 0 or request.turn < 0:
-        detail = (
-            f"run {request.run_id!r}, version {request.version}, timeout {request.timeout_ms} ms, turn {request.turn} "
-            "found; expected a name, -1 or more, more than 0, 0 or more"
-        )
-        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
-    broker.coordinators.transactions.of(request.key)
-    broker.spawn(_begin(broker, connection, request), f"begin of {request.key}")
+class TransactionRequests:
+    """The handlers of requests about transactions. Owner: the broker's event loop."""
 
+    def __init__(
+        self,
+        context: BrokerContext,
+        slices: Slices,
+        *,
+        transactions: HostedCoordinators[TransactionHost],
+        registry: ZkRegistration,
+    ) -> None:
+        self._context = context
+        self._slices = slices
+        self._transactions = transactions
+        self._registry = registry
 
-async def _begin(broker: BrokerState, connection: ServerConnection, request: BeginTransaction) -> None:
-    """Begin a transaction. Each begin takes a new producer id, used or not: ids are plentiful."""
-    try:
-        producer_id = await broker.registry.next_producer_id()
-        host = broker.coordinators.transactions.of(request.key)
-    except BrokerError as error:
-        connection.reply(ErrorReply(request.cid, error.code, error.detail))
-        return
-    except ClusterError as error:
-        connection.reply(ErrorReply(request.cid, ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)))
-        return
-    host.ask(
-        lambda ticket: events.BeginRequested(
-            ticket,
-            request.key,
-            request.run_id,
-            request.version,
-            request.timeout_ms,
-            producer_id,
-            request.turn,
-            request.by_topic,
-        ),
-        _answering(connection, request.cid),
-    )
+    def begin(self, connection: ServerConnection, request: BeginTransaction, body: memoryview) -> None:
+        if request.by_topic and request.version < 0:
+            detail = f"version {request.version} by topic found, 0 or more expected"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        if not request.run_id or request.version < -1 or request.timeout_ms <= 0 or request.turn < 0:
+            detail = (
+                f"run {request.run_id!r}, version {request.version}, timeout {request.timeout_ms} ms, "
+                f"turn {request.turn} found; expected a name, -1 or more, more than 0, 0 or more"
+            )
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        self._transactions.of(request.key)
+        self._context.spawn(self._begin(connection, request), f"begin of {request.key}")
 
-
-def handle_settle_version(
-    broker: BrokerState, connection: ServerConnection, request: SettleVersion, body: memoryview
-) -> None:
-    if not request.run_id:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, "the run is empty: expected a name")
-    broker.coordinators.transactions.of(request.key).ask(
-        lambda ticket: events.SettleRequested(ticket, request.key, request.run_id, request.topic_id),
-        _answering(connection, request.cid),
-    )
-
-
-def handle_add_to_transaction(
-    broker: BrokerState, connection: ServerConnection, request: AddToTransaction, body: memoryview
-) -> None:
-    places = tuple(_place(broker, TopicPartition(*named)) for named in request.partitions)
-    if request.offsets and not request.group:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{len(request.offsets)} offsets of no group found")
-    for detail in filter(None, map(below_zero, request.offsets)):
-        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
-    broker.coordinators.transactions.of(request.key).ask(
-        lambda ticket: events.AddRequested(
-            ticket,
-            request.key,
-            request.run_id,
-            request.producer_id,
-            request.producer_epoch,
-            places,
-            request.group,
-            request.offsets,
-            request.version,
-            request.turn,
-        ),
-        _answering(connection, request.cid),
-    )
-
-
-def _place(broker: BrokerState, tp: TopicPartition) -> Place:
-    """Return the partition with the topic's id, which tells it from a later topic of this name. Raise BrokerError."""
-    if is_internal(tp.topic):
-        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{tp}: clients cannot write to internal topics")
-    known = broker.cache.partition(tp)
-    if known is None:
-        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this broker does not know partition {tp}")
-    return Place(tp.topic, tp.partition, known.topic_id)
-
-
-def handle_touch_transaction(
-    broker: BrokerState, connection: ServerConnection, request: TouchTransaction, body: memoryview
-) -> None:
-    broker.coordinators.transactions.of(request.key).ask(
-        lambda ticket: events.TouchRequested(ticket, request.key, request.run_id, request.version, request.turn),
-        _answering(connection, request.cid),
-    )
-
-
-def handle_end_transaction(
-    broker: BrokerState, connection: ServerConnection, request: EndTransaction, body: memoryview
-) -> None:
-    if not request.run_id or request.version < -1:
-        detail = f"run {request.run_id!r}, version {request.version} found; expected a name, -1 or more"
-        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
-    deadline_ms = broker.wall_ms() + int(limit_s(request.timeout_ms) * 1000)
-    broker.coordinators.transactions.of(request.key).ask(
-        lambda ticket: events.EndRequested(
-            ticket,
-            request.key,
-            request.run_id,
-            request.version,
-            request.commit,
-            request.winners,
-            deadline_ms,
-            request.turn,
-        ),
-        _answering(connection, request.cid),
-    )
-
-
-def handle_verify_transaction(
-    broker: BrokerState, connection: ServerConnection, request: VerifyTransaction, body: memoryview
-) -> None:
-    host = broker.coordinators.transactions.of(request.key)
-    told = False
-
-    def on_result(outcome: Outcome) -> None:
-        nonlocal told
-        if told:
+    async def _begin(self, connection: ServerConnection, request: BeginTransaction) -> None:
+        """Begin a transaction. Each begin takes a new producer id, used or not: ids are plentiful."""
+        try:
+            producer_id = await self._registry.next_producer_id()
+            host = self._transactions.of(request.key)
+        except BrokerError as error:
+            connection.reply(ErrorReply(request.cid, error.code, error.detail))
             return
-        told = True
-        if isinstance(outcome, Refused):
-            connection.reply(ErrorReply(request.cid, outcome.code, outcome.detail))
-        else:
-            connection.reply(VerifyTransactionReply(request.cid, host.epoch))
+        except ClusterError as error:
+            connection.reply(ErrorReply(request.cid, ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)))
+            return
+        host.ask(
+            lambda ticket: events.BeginRequested(
+                ticket,
+                request.key,
+                request.run_id,
+                request.version,
+                request.timeout_ms,
+                producer_id,
+                request.turn,
+                request.by_topic,
+            ),
+            _answering(connection, request.cid),
+        )
 
-    _ask_whether_it_may(host, request, on_result)
-    if not told:
-        # This is before the leader closes the connection, which carries other verifications too.
-        asyncio.get_running_loop().call_later(_CONFIRM_S, on_result, _unconfirmed(request, _CONFIRM_S))
+    def settle_version(self, connection: ServerConnection, request: SettleVersion, body: memoryview) -> None:
+        if not request.run_id:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, "the run is empty: expected a name")
+        self._transactions.of(request.key).ask(
+            lambda ticket: events.SettleRequested(ticket, request.key, request.run_id, request.topic_id),
+            _answering(connection, request.cid),
+        )
+
+    def add(self, connection: ServerConnection, request: AddToTransaction, body: memoryview) -> None:
+        places = tuple(self._place(TopicPartition(*named)) for named in request.partitions)
+        if request.offsets and not request.group:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{len(request.offsets)} offsets of no group found")
+        for detail in filter(None, map(below_zero, request.offsets)):
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        self._transactions.of(request.key).ask(
+            lambda ticket: events.AddRequested(
+                ticket,
+                request.key,
+                request.run_id,
+                request.producer_id,
+                request.producer_epoch,
+                places,
+                request.group,
+                request.offsets,
+                request.version,
+                request.turn,
+            ),
+            _answering(connection, request.cid),
+        )
+
+    def _place(self, tp: TopicPartition) -> Place:
+        """Return the partition with the topic's id, which tells it from a later topic of this name.
+
+        Raise BrokerError.
+        """
+        if is_internal(tp.topic):
+            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{tp}: clients cannot write to internal topics")
+        known = self._context.cache.partition(tp)
+        if known is None:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this broker does not know partition {tp}")
+        return Place(tp.topic, tp.partition, known.topic_id)
+
+    def touch(self, connection: ServerConnection, request: TouchTransaction, body: memoryview) -> None:
+        self._transactions.of(request.key).ask(
+            lambda ticket: events.TouchRequested(ticket, request.key, request.run_id, request.version, request.turn),
+            _answering(connection, request.cid),
+        )
+
+    def end(self, connection: ServerConnection, request: EndTransaction, body: memoryview) -> None:
+        if not request.run_id or request.version < -1:
+            detail = f"run {request.run_id!r}, version {request.version} found; expected a name, -1 or more"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        deadline_ms = self._context.wall_ms() + int(limit_s(request.timeout_ms) * 1000)
+        self._transactions.of(request.key).ask(
+            lambda ticket: events.EndRequested(
+                ticket,
+                request.key,
+                request.run_id,
+                request.version,
+                request.commit,
+                request.winners,
+                deadline_ms,
+                request.turn,
+            ),
+            _answering(connection, request.cid),
+        )
+
+    def verify(self, connection: ServerConnection, request: VerifyTransaction, body: memoryview) -> None:
+        host = self._transactions.of(request.key)
+        told = False
+
+        def on_result(outcome: Outcome) -> None:
+            nonlocal told
+            if told:
+                return
+            told = True
+            if isinstance(outcome, Refused):
+                connection.reply(ErrorReply(request.cid, outcome.code, outcome.detail))
+            else:
+                connection.reply(VerifyTransactionReply(request.cid, host.epoch))
+
+        _ask_whether_it_may(host, request, on_result)
+        if not told:
+            # This is before the leader closes the connection, which carries other verifications too.
+            asyncio.get_running_loop().call_later(_CONFIRM_S, on_result, _unconfirmed(request, _CONFIRM_S))
+
+    def abort(self, connection: ServerConnection, request: AbortTransaction, body: memoryview) -> None:
+        self._transactions.of(request.key).ask(
+            lambda ticket: events.AbortRequested(ticket, request.key), _answering(connection, request.cid)
+        )
+
+    def list_transactions(self, connection: ServerConnection, request: ListTransactions, body: memoryview) -> None:
+        answer_in_slices(self._slices, connection, request, self._list_transactions(request.cid))
+
+    def _list_transactions(self, cid: int) -> Generator[None, None, Reply]:
+        """List the transactions. There may be hundreds of thousands, so each coordinator's are sorted separately."""
+        listings: list[list[TransactionDescription]] = []
+        for host in self._transactions.all_ready():
+            found: list[TransactionDescription] = []
+            for key in host.names():
+                if self._slices.over():
+                    yield
+                described = host.describe(key)
+                if described is not None:
+                    found.append(described)
+            listings.append(found)
+        together: list[TransactionDescription] = []
+        for described in heapq.merge(*listings, key=lambda one: one.key):
+            if self._slices.over():
+                yield
+            together.append(described)
+        return ListTransactionsReply(cid, tuple(together))
 
 
-async def verify(broker: BrokerState, request: VerifyTransaction, *, timeout_s: float) -> int:
+async def verify(
+    transactions: HostedCoordinators[TransactionHost], request: VerifyTransaction, *, timeout_s: float
+) -> int:
     """Verify a producer's transaction at this broker, and return the coordinator's epoch.
 
     Raises:
         BrokerError: the producer may not append; or this broker does not coordinate the key, or could not confirm in
             time that it does.
     """
-    host = broker.coordinators.transactions.of(request.key)
+    host = transactions.of(request.key)
     outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     _ask_whether_it_may(host, request, lambda found: None if outcome.done() else outcome.set_result(found))
     if not outcome.done():
@@ -216,40 +247,6 @@ def _ask_whether_it_may(
         lambda ticket: events.VerifyRequested(ticket, request.key, request.producer_id, request.producer_epoch, place),
         on_result,
     )
-
-
-def handle_abort_transaction(
-    broker: BrokerState, connection: ServerConnection, request: AbortTransaction, body: memoryview
-) -> None:
-    broker.coordinators.transactions.of(request.key).ask(
-        lambda ticket: events.AbortRequested(ticket, request.key), _answering(connection, request.cid)
-    )
-
-
-def handle_list_transactions(
-    broker: BrokerState, connection: ServerConnection, request: ListTransactions, body: memoryview
-) -> None:
-    answer_in_slices(broker.slices, connection, request, _list_transactions(broker, request.cid))
-
-
-def _list_transactions(broker: BrokerState, cid: int) -> Generator[None, None, Reply]:
-    """List the transactions. There may be hundreds of thousands, so each coordinator's are sorted separately."""
-    listings: list[list[TransactionDescription]] = []
-    for host in broker.coordinators.transactions.all_ready():
-        found: list[TransactionDescription] = []
-        for key in host.names():
-            if broker.slices.over():
-                yield
-            described = host.describe(key)
-            if described is not None:
-                found.append(described)
-        listings.append(found)
-    together: list[TransactionDescription] = []
-    for described in heapq.merge(*listings, key=lambda one: one.key):
-        if broker.slices.over():
-            yield
-        together.append(described)
-    return ListTransactionsReply(cid, tuple(together))
 
 
 def _answering(connection: ServerConnection, cid: int) -> Callable[[Outcome], None]:

@@ -12,11 +12,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sparklog.broker.context import BrokerContext
 from sparklog.broker.inter_broker_client import InterBrokerClient
 from sparklog.broker.internal_topics import TRANSACTIONS, coordinator_of
 from sparklog.broker.replication.partition import Answer, Batches, Partition
-from sparklog.broker.state import BrokerState
-from sparklog.broker.transactions.coordinator_epochs import accept_coordinator_epoch
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
+from sparklog.broker.transactions.fenced_producers import FencedProducers
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
+from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.broker.transactions.transaction_requests import verify
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -51,9 +55,21 @@ class _Question:
 class TransactionVerification:
     """The verifications of one broker. Owner: its event loop."""
 
-    def __init__(self, broker: BrokerState) -> None:
-        self._broker = broker
-        self._peers = InterBrokerClient(broker, "verifications")
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        *,
+        epochs: CoordinatorEpochs,
+        fences: FencedProducers,
+        transactions: HostedCoordinators[TransactionHost],
+    ) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._epochs = epochs
+        self._fences = fences
+        self._transactions = transactions
+        self._peers = InterBrokerClient(context, "verifications")
         self._questions: dict[tuple[TopicPartition, int], _Question] = {}
         self._waiting = 0
 
@@ -81,7 +97,7 @@ class TransactionVerification:
         producer_id, epoch = _producer(tp, batches, key=key, acks=acks)
         question = self._questions.get((tp, producer_id))
         if question is None:
-            if self._broker.markers.fenced(tp, producer_id):
+            if self._fences.has(tp, producer_id):
                 detail = f"{tp}: the transaction of producer {producer_id} has ended"
                 raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
             if producer_id in partition.log.transactions:
@@ -99,16 +115,16 @@ class TransactionVerification:
         if question is not None:
             question.held.append(held)
             return
-        self._broker.counters["verifications.asked"] += 1
+        self._context.counters["verifications.asked"] += 1
         request = VerifyTransaction(0, key, producer_id, epoch, tp.topic, tp.partition, partition.topic_id)
         question = self._questions[tp, producer_id] = _Question(request, partition.replica.leader_epoch, [held])
-        self._broker.spawn(self._verify(tp, question), f"verification of {producer_id} in {tp}")
+        self._context.spawn(self._verify(tp, question), f"verification of {producer_id} in {tp}")
 
     def cancel(self, tp: TopicPartition, producer_id: int) -> None:
         """Refuse the producer's waiting batches, because a marker ends its transaction."""
         question = self._questions.get((tp, producer_id))
         if question is not None:
-            self._broker.counters["verifications.overtaken"] += 1
+            self._context.counters["verifications.overtaken"] += 1
             detail = f"{tp}: the transaction of producer {producer_id} has ended meanwhile"
             self._refuse(question, BrokerError(ErrorCode.INVALID_TXN_STATE, detail))
 
@@ -125,14 +141,14 @@ class TransactionVerification:
                 self._refuse(question, BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail))
                 return
             if refusal is None:
-                self._broker.counters["verifications"] += 1
+                self._context.counters["verifications"] += 1
                 for held in self._end(question):
                     held.append()
                 return
             if not refusal.retriable:
                 self._refuse(question, refusal)
                 return
-            self._broker.counters["verifications.retried"] += 1
+            self._context.counters["verifications.retried"] += 1
             self._expire(tp, question, refusal)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -142,26 +158,26 @@ class TransactionVerification:
 
         None if it may.
         """
-        broker, request = self._broker, question.request
-        wanted = coordinator_of(broker, TRANSACTIONS, request.key)
+        context, request = self._context, question.request
+        wanted = coordinator_of(context.cache, TRANSACTIONS, request.key)
         if wanted is None:
             return BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{request.key}: no coordinator is available")
-        left_s = (max(held.deadline_ms for held in question.held) - broker.now_ms()) / 1000
+        left_s = (max(held.deadline_ms for held in question.held) - context.now_ms()) / 1000
         try:
             timeout_s = max(0.001, min(left_s, _ANSWER_TIMEOUT_S))
-            if wanted == broker.broker_id:
-                accept_coordinator_epoch(broker, request.key, await verify(broker, request, timeout_s=timeout_s))
+            if wanted == context.broker_id:
+                self._epochs.accept(request.key, await verify(self._transactions, request, timeout_s=timeout_s))
                 return None
             reply = await self._peers.ask(
                 wanted,
                 request,
                 timeout_s=timeout_s,
-                still=lambda: not question.over and coordinator_of(broker, TRANSACTIONS, request.key) == wanted,
+                still=lambda: not question.over and coordinator_of(context.cache, TRANSACTIONS, request.key) == wanted,
             )
             assert isinstance(reply, VerifyTransactionReply)
             # A former coordinator may confirm a transaction that its successor has ended.
-            proved = not broker.keys or wanted not in broker.cache.unproven
-            accept_coordinator_epoch(broker, request.key, reply.coordinator_epoch, proved=proved)
+            proved = not context.keys or wanted not in context.cache.unproven
+            self._epochs.accept(request.key, reply.coordinator_epoch, proved=proved)
         except BrokerError as error:
             return error
         except Exception as error:
@@ -171,7 +187,7 @@ class TransactionVerification:
         return None
 
     def _still_leads(self, tp: TopicPartition, question: _Question) -> bool:
-        partition = self._broker.partitions.get(tp)
+        partition = self._partitions.get(tp)
         return (
             partition is not None
             and partition.replica.is_leader
@@ -186,7 +202,7 @@ class TransactionVerification:
         return question.held
 
     def _refuse(self, question: _Question, error: BrokerError) -> None:
-        self._broker.counters["verifications.refused"] += 1
+        self._context.counters["verifications.refused"] += 1
         for held in self._end(question):
             held.on_result(Answer(error.code, -1, -1, error.detail))
 
@@ -196,11 +212,11 @@ class TransactionVerification:
         With the first batch of a producer all later ones go, because they would continue nothing.
         """
         try:
-            self._broker.partitions.require(tp).require_leader(-1)
+            self._partitions.require(tp).require_leader(-1)
         except BrokerError as deposed:
             self._refuse(question, deposed)
             return
-        if question.held and self._broker.now_ms() >= question.held[0].deadline_ms:
+        if question.held and self._context.now_ms() >= question.held[0].deadline_ms:
             detail = f"{tp}: the coordinator of {question.request.key!r} has not answered in time: {error}"
             self._refuse(question, BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail))
 

@@ -1,0 +1,212 @@
+"""The parts of one broker: this module creates them, gives each the parts that it uses, opens and closes them.
+
+No other module knows more parts than it uses. ``process`` decides when the broker opens and closes, and
+``request_table`` lists the handlers of requests.
+
+Registration in ZooKeeper comes last, because clients connect once they see it. Until then the parts serve, and what
+needs ZooKeeper raises BROKER_NOT_AVAILABLE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.groups.group_host import GroupHost
+from sparklog.broker.groups.retention_holds import RetentionHolds
+from sparklog.broker.internal_topics import OFFSETS, TRANSACTIONS, InternalTopics
+from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.replication.cleaner import Cleaner
+from sparklog.broker.replication.fetcher import Fetchers
+from sparklog.broker.replication.leader_and_isr import ControlUpdates
+from sparklog.broker.replication.log_maintenance import LogMaintenance
+from sparklog.broker.replication.partition import OnLogFailed
+from sparklog.broker.replication.partition_effects import PartitionEffects
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.replication.replica_hosting import ReplicaHosting
+from sparklog.broker.replication.set_aside import SetAsideLogs
+from sparklog.broker.replication.topic_notes import TopicNotes
+from sparklog.broker.requests.access import Access
+from sparklog.broker.requests.fetch import Fetches
+from sparklog.broker.requests.slices import Slices
+from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
+from sparklog.broker.transactions.coordinator_registry import CoordinatorHosting, Coordinators
+from sparklog.broker.transactions.fenced_producers import FencedProducers
+from sparklog.broker.transactions.hanging_transactions import HangingTransactions
+from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
+from sparklog.broker.transactions.marker_append import MarkerAppend
+from sparklog.broker.transactions.marker_sender import MarkerSender
+from sparklog.broker.transactions.transaction_host import TransactionHost
+from sparklog.broker.transactions.verification import TransactionVerification
+from sparklog.protocol.messages import ControlUpdate
+from sparklog.replica.fetch_session import SessionCache
+
+_log = logging.getLogger(__name__)
+
+
+class Broker:
+    """The parts of one broker. Owner: the broker process's event loop.
+
+    ``partitions`` hosts no replica so far, and ``registry`` is not open yet. ``log_failed`` is called with each error
+    of the log directory. ``restart`` begins a controlled shutdown after which the supervisor starts the broker again;
+    it raises BrokerError.
+    """
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        registry: ZkRegistration,
+        *,
+        log_failed: OnLogFailed,
+        restart: Callable[[], None],
+    ) -> None:
+        self.context = context
+        self.partitions = partitions
+        self.registry = registry
+        self.log_failed = log_failed
+        self.restart = restart
+        self._directory = partitions.directory
+        self.access = Access(context.keys, context.cache, context.counters)
+        #: Work on requests that takes more than a turn of the event loop.
+        self.slices = Slices()
+        # Session ids of an earlier process must differ from this one's.
+        first_id = int.from_bytes(os.urandom(4), "big")
+        sessions = SessionCache(slots=context.config.fetch_session_slots, first_id=first_id)
+        self.fetches = Fetches(context, self.access, self.partitions, sessions)
+        self._create_coordinators()
+        self._create_replication()
+
+    def _create_coordinators(self) -> None:
+        context, partitions, log_start_moved = self.context, self.partitions, self.fetches.log_start_moved
+        self.internal_topics = InternalTopics(context, self.registry)
+        self.transactions: HostedCoordinators[TransactionHost] = HostedCoordinators(context, TRANSACTIONS)
+        self.groups: HostedCoordinators[GroupHost] = HostedCoordinators(context, OFFSETS)
+        self.coordinator_epochs = epochs = CoordinatorEpochs(context.cache)
+        self.fences = fences = FencedProducers()
+        self.verifications = TransactionVerification(
+            context, partitions, epochs=epochs, fences=fences, transactions=self.transactions
+        )
+        self.markers = MarkerAppend(context, partitions, epochs=epochs, fences=fences, verifications=self.verifications)
+        self.hanging = HangingTransactions(
+            context, partitions, epochs=epochs, markers=self.markers, transactions=self.transactions
+        )
+        self.marker_sender = MarkerSender(
+            context,
+            self.slices,
+            registry=self.registry,
+            internal_topics=self.internal_topics,
+            markers=self.markers,
+            groups=self.groups,
+        )
+        transaction_host = partial(
+            TransactionHost, context, decisions=self.marker_sender, log_start_moved=log_start_moved
+        )
+        group_host = partial(
+            GroupHost,
+            context,
+            registry=self.registry,
+            takes_part=self.hanging.takes_part,
+            log_start_moved=log_start_moved,
+        )
+        self._coordinators = Coordinators(
+            CoordinatorHosting(context, self.transactions, transaction_host),
+            CoordinatorHosting(context, self.groups, group_host),
+        )
+
+    def _create_replication(self) -> None:
+        context, partitions, directory = self.context, self.partitions, self._directory
+        self._fetchers = Fetchers(context)
+        self._log_maintenance = LogMaintenance(
+            context,
+            partitions,
+            directory=directory,
+            holds=RetentionHolds(context, self.groups),
+            log_start_moved=self.fetches.log_start_moved,
+            log_failed=self.log_failed,
+        )
+        self._cleaner = Cleaner(context, partitions, self.log_failed)
+        self.set_aside = SetAsideLogs(context, directory, self.registry)
+        self._topic_notes = TopicNotes(context, partitions)
+        self.effects = PartitionEffects(
+            context,
+            partitions,
+            registry=self.registry,
+            fetchers=self._fetchers,
+            fetches=self.fetches,
+            log_maintenance=self._log_maintenance,
+            markers=self.markers,
+            coordinators=self._coordinators,
+            log_failed=self.log_failed,
+        )
+        hosting = ReplicaHosting(
+            context,
+            partitions,
+            effects=self.effects,
+            on_log_set_aside=self.set_aside.check_soon,
+            log_failed=self.log_failed,
+        )
+        self.control_updates = ControlUpdates(
+            context,
+            self.access,
+            partitions,
+            hosting=hosting,
+            registry=self.registry,
+            on_update=self._on_update,
+        )
+
+    def _on_update(self, update: ControlUpdate) -> None:
+        """Store, in a thread, a controller epoch that is higher than all before."""
+        self._topic_notes.on_update(update)
+        file, epoch, controller_id = self._directory.seen_file, update.controller_epoch, update.controller_id
+
+        async def note() -> None:
+            try:
+                await asyncio.to_thread(file.note_controller, epoch, controller_id)
+            except OSError as error:  # a full disk: the next controller's epoch is stored
+                _log.warning("could not record controller epoch %d in the log directory: %s", epoch, error)
+
+        if epoch > file.seen.controller_epoch:
+            self.context.spawn(note(), "note the controller epoch")
+
+    def start(self) -> None:
+        """Start the background work, after the registration."""
+        self._log_maintenance.start()
+        self._cleaner.start()
+        self.set_aside.start()
+        self._topic_notes.start()
+        self.hanging.start()
+
+    async def stop_replication(self) -> None:
+        """Start no background work, and stop all replicas; producers and fetches that wait get their response."""
+        self._log_maintenance.close()
+        self._cleaner.close()
+        self.set_aside.close()
+        await self._fetchers.close()
+        for partition in self.partitions:
+            partition.stop_at_exit()
+        self.partitions.stop_timer()
+
+    async def close(self) -> None:
+        """End all tasks, close the connections to other brokers, and end the ZooKeeper session."""
+        self.slices.close()
+        await self.context.end_tasks()
+        self.marker_sender.close()
+        self.verifications.close()
+        self.hanging.close()
+        await self.registry.close()
+
+    def finish_logs(self) -> None:
+        """Mark the log directory as cleanly closed, after ``close``. Blocks for the disk.
+
+        Raises:
+            SparklogError: a flush has failed, so the marker is missing.
+        """
+        self._log_maintenance.ended()
+        if self._topic_notes.collect():
+            self._topic_notes.write()
+        self._directory.write_clean_marker()

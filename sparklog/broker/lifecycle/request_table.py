@@ -1,0 +1,174 @@
+"""The table of all requests: the handler of each kind, on the parts of one broker that it uses."""
+
+from __future__ import annotations
+
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.groups.group_requests import GroupRequests
+from sparklog.broker.lifecycle.broker import Broker
+from sparklog.broker.lifecycle.restart import RestartRequests
+from sparklog.broker.requests.add_columns import AddColumnsRequests
+from sparklog.broker.requests.add_partitions import CreatePartitionsRequests
+from sparklog.broker.requests.admin import TopicRequests
+from sparklog.broker.requests.alter_topic import AlterTopicRequests
+from sparklog.broker.requests.delete_records import DeleteRecordsRequests
+from sparklog.broker.requests.describe import DescribeBrokerRequests
+from sparklog.broker.requests.dispatch import HandleRequest, Handlers, checked_handlers
+from sparklog.broker.requests.elections import ElectionRequests
+from sparklog.broker.requests.list_offsets import ListOffsetsRequests
+from sparklog.broker.requests.produce import ProduceRequests
+from sparklog.broker.requests.reassignments import ReassignmentRequests
+from sparklog.broker.requests.restore_records import RestoreRecordsRequests
+from sparklog.broker.requests.set_aside import SetAsideRequests
+from sparklog.broker.transactions.hanging_transactions import HangingTransactionRequests
+from sparklog.broker.transactions.marker_append import MarkerRequests
+from sparklog.broker.transactions.transaction_requests import TransactionRequests
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    AbortHanging,
+    AbortTransaction,
+    AddColumns,
+    AddToTransaction,
+    AlterReassignments,
+    AlterTopic,
+    BeginTransaction,
+    CommitOffsets,
+    ControlUpdate,
+    CreatePartitions,
+    CreateTopic,
+    DeleteGroup,
+    DeleteRecords,
+    DeleteTopic,
+    DescribeBroker,
+    DescribeGroup,
+    ElectLeaders,
+    EndTransaction,
+    Fetch,
+    FetchOffsets,
+    FindCoordinator,
+    FindHanging,
+    Heartbeat,
+    HoldOffsets,
+    InitProducerId,
+    ListGroups,
+    ListOffsets,
+    ListParticipants,
+    ListReassignments,
+    ListSetAside,
+    ListTransactions,
+    Metadata,
+    Produce,
+    RemoveSetAside,
+    RestartBroker,
+    RestoreRecords,
+    RestoreSetAside,
+    SettleVersion,
+    TouchTransaction,
+    VerifyTransaction,
+    WriteMarkers,
+)
+
+
+def request_handlers(broker: Broker) -> Handlers:
+    """Return the handler of each kind of request.
+
+    ``Fetch``, ``CommitOffsets`` and ``ControlUpdate`` check their senders themselves, because the check depends on the
+    content. The others are checked by their kind.
+    """
+    handlers = {**_of_data(broker), **_of_topics(broker), **_of_coordinators(broker), **_of_operation(broker)}
+    return checked_handlers(broker.access, handlers)
+
+
+def _of_data(broker: Broker) -> Handlers:
+    context, partitions, slices = broker.context, broker.partitions, broker.slices
+    produce = ProduceRequests(
+        context, partitions, slices=slices, fetches=broker.fetches, verifications=broker.verifications
+    )
+    delete_records = DeleteRecordsRequests(
+        context,
+        partitions,
+        slices=slices,
+        log_start_moved=broker.fetches.log_start_moved,
+        log_failed=broker.log_failed,
+    )
+    return {
+        Produce: produce.handle,
+        Fetch: broker.fetches.handle,
+        Metadata: _metadata(context),
+        ListOffsets: ListOffsetsRequests(partitions, slices).handle,
+        DeleteRecords: delete_records.handle,
+        RestoreRecords: RestoreRecordsRequests(context, partitions, slices).handle,
+    }
+
+
+def _metadata(context: BrokerContext) -> HandleRequest:
+    def handle(connection: ServerConnection, request: Metadata, body: memoryview) -> None:
+        connection.reply(
+            context.cache.metadata(
+                request.cid,
+                request.topics,
+                schemas=request.schemas,
+                internal=request.internal,
+                start=request.start,
+            )
+        )
+
+    return handle
+
+
+def _of_topics(broker: Broker) -> Handlers:
+    context, registry = broker.context, broker.registry
+    topics = TopicRequests(context, registry)
+    reassignments = ReassignmentRequests(context, broker.slices, registry)
+    return {
+        InitProducerId: topics.init_producer_id,
+        CreateTopic: topics.create,
+        DeleteTopic: topics.delete,
+        CreatePartitions: CreatePartitionsRequests(context, registry).handle,
+        AddColumns: AddColumnsRequests(context, registry).handle,
+        AlterTopic: AlterTopicRequests(context, registry).handle,
+        AlterReassignments: reassignments.alter,
+        ListReassignments: reassignments.list_moves,
+        ElectLeaders: ElectionRequests(context, broker.slices, registry).handle,
+    }
+
+
+def _of_coordinators(broker: Broker) -> Handlers:
+    context, slices = broker.context, broker.slices
+    transactions = TransactionRequests(context, slices, transactions=broker.transactions, registry=broker.registry)
+    hanging = HangingTransactionRequests(context, broker.hanging, broker.transactions)
+    groups = GroupRequests(context, broker.access, slices, groups=broker.groups, takes_part=broker.hanging.takes_part)
+    return {
+        FindCoordinator: broker.internal_topics.find_coordinator,
+        BeginTransaction: transactions.begin,
+        SettleVersion: transactions.settle_version,
+        AddToTransaction: transactions.add,
+        TouchTransaction: transactions.touch,
+        EndTransaction: transactions.end,
+        ListTransactions: transactions.list_transactions,
+        AbortTransaction: transactions.abort,
+        VerifyTransaction: transactions.verify,
+        WriteMarkers: MarkerRequests(broker.access, slices, broker.markers).handle,
+        ListParticipants: hanging.list_participants,
+        FindHanging: hanging.find,
+        AbortHanging: hanging.abort,
+        CommitOffsets: groups.commit_offsets,
+        FetchOffsets: groups.fetch_offsets,
+        HoldOffsets: groups.hold_offsets,
+        ListGroups: groups.list_groups,
+        Heartbeat: groups.heartbeat,
+        DescribeGroup: groups.describe,
+        DeleteGroup: groups.delete,
+    }
+
+
+def _of_operation(broker: Broker) -> Handlers:
+    context = broker.context
+    set_aside = SetAsideRequests(context, broker.set_aside, broker.registry)
+    return {
+        RestartBroker: RestartRequests(context, broker.restart).handle,
+        ListSetAside: set_aside.list_logs,
+        RestoreSetAside: set_aside.restore,
+        RemoveSetAside: set_aside.remove,
+        DescribeBroker: DescribeBrokerRequests(context, broker.partitions, broker.slices).handle,
+        ControlUpdate: broker.control_updates.handle,
+    }
