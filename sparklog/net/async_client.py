@@ -268,15 +268,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._last_bytes_s = time.monotonic()
         try:
-            received = self._end.alone(nbytes)
-            several = self._end.buffer_updated(nbytes) if received is None else ()
+            replies = self._end.buffer_updated(nbytes)
         except ProtocolError as error:
             self._reason = str(error)
             self.abort()
             return
-        if received is not None:
-            self._deliver(received)
-        for received in several:
+        for received in replies:
             self._deliver(received)
 
     def _deliver(self, received: ReceivedReply) -> None:

@@ -16,8 +16,7 @@ from sparklog.protocol.messages import UNDECODABLE, Reply, Request
 class Frame(msgspec.Struct, frozen=True, gc=False):
     """A received frame.
 
-    Both views keep the frame's memory alive. The memory is never written again, except as documented at
-    ``FrameDecoder.alone``.
+    Both views keep the frame's memory alive. The memory is never written again.
     """
 
     header: memoryview

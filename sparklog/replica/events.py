@@ -65,20 +65,6 @@ class LeaderAppended(msgspec.Struct, frozen=True, gc=False):
     end_offset: int
 
 
-class AppendedAtOnce(msgspec.Struct, frozen=True, gc=False):
-    """A produce is in the log without an order to append it: ProduceArrived and LeaderAppended in one.
-
-    This is allowed only if ``Replica.append_epoch`` returned the epoch of the append, in the same turn and without
-    another event in between. It is the epoch that AppendAsLeader would have had.
-    """
-
-    ticket: int
-    acks: int
-    deadline_ms: int
-    base_offset: int
-    end_offset: int
-
-
 class LeaderAppendFailed(msgspec.Struct, frozen=True, gc=False):
     """The append ordered for ``ticket`` failed.
 
@@ -217,7 +203,6 @@ Event = (
     | BrokersChanged
     | ProduceArrived
     | LeaderAppended
-    | AppendedAtOnce
     | LeaderAppendFailed
     | FollowerFetched
     | IsrWritten

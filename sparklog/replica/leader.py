@@ -24,7 +24,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_EPOCH, LeaderAndIsr
+from sparklog.model import LeaderAndIsr
 from sparklog.replica.effects import (
     AnswerDiverging,
     AnswerProduce,
@@ -38,7 +38,6 @@ from sparklog.replica.effects import (
     WriteIsr,
 )
 from sparklog.replica.events import (
-    AppendedAtOnce,
     FollowerConnectionLost,
     FollowerFetched,
     IsrRefused,
@@ -55,7 +54,6 @@ from sparklog.replica.view import PartitionView, divergence_point
 
 #: With ``replica.lag.max.messages`` set, the leader checks the lag in records at least this often.
 LAG_MESSAGES_CHECK_MS = 500
-_NOT_ALL = frozenset({0, 1})
 
 
 class Leader:
@@ -101,26 +99,15 @@ class Leader:
         return [AppendAsLeader(event.ticket, self.epoch)]
 
     def appended(self, event: LeaderAppended, now_ms: int) -> list[Effect]:
-        order = self.purgatory.ordered.pop(event.ticket, None)
-        if order is None:
-            return []
-        acks, deadline_ms = order
-        return self.appended_at_once(
-            AppendedAtOnce(event.ticket, acks, deadline_ms, event.base_offset, event.end_offset), now_ms
-        )
-
-    def append_epoch(self, acks: int) -> int:
-        """Return the leader epoch for a produce with ``acks``, as ``Replica.append_epoch`` does."""
-        if acks in _NOT_ALL:
-            return NO_EPOCH if self.contested_by else self.epoch
-        return self.epoch if acks == -1 and self._may_commit else NO_EPOCH
-
-    def appended_at_once(self, event: AppendedAtOnce, now_ms: int) -> list[Effect]:
-        """Handle a batch that is already in the log.
+        """Answer the produce, or let it wait for its commit.
 
         A follower that had the whole log until now was caught up until now, however long ago it fetched. So the
         followers of an idle partition do not count as lagging. A duplicate does not move the log end offset.
         """
+        order = self.purgatory.ordered.pop(event.ticket, None)
+        if order is None:
+            return []
+        acks, deadline_ms = order
         end = self.view.log.log_end_offset
         effects: list[Effect] = []
         if end > self._end:
@@ -133,8 +120,8 @@ class Leader:
             effects.append(LogEndMoved(end))
         if not self._peers:
             self.advance(effects)
-        if event.acks == -1 and event.end_offset > self.view.high_watermark:
-            self.purgatory.wait(Waiting(event.end_offset, event.ticket, event.base_offset, event.deadline_ms))
+        if acks == -1 and event.end_offset > self.view.high_watermark:
+            self.purgatory.wait(Waiting(event.end_offset, event.ticket, event.base_offset, deadline_ms))
         else:
             effects.append(AnswerProduce(event.ticket, ErrorCode.NONE, event.base_offset))
         return effects

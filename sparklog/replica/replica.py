@@ -1,18 +1,16 @@
 """The state machine of one replica of one partition: events in, effects out.
 
-No I/O, no clock. Only ``Replica.step(event, now_ms)`` changes a replica. ``append_epoch`` only predicts what a step
-would answer. A replica is offline (until the first decision, or permanently), the leader of one epoch, or a follower in
-one epoch. ``TRANSITIONS`` lists every change between these roles, and ``_follow_decision`` makes them. ``leader.py``
-and ``follower.py`` define what each role does.
+No I/O, no clock. Only ``Replica.step(event, now_ms)`` changes a replica. A replica is offline (until the first
+decision, or permanently), the leader of one epoch, or a follower in one epoch. ``TRANSITIONS`` lists every change
+between these roles, and ``_follow_decision`` makes them. ``leader.py`` and ``follower.py`` define what each role does.
 
 Decisions come from the controller or from reading ZooKeeper. The version of the partition's node orders them, whichever
 way they arrive. A started broker leads nothing before a decision, so that no incarnation resumes an epoch in which an
 earlier incarnation led with a longer log.
 
 The caller carries out the effects of one step, in order, before it passes the next event. So ``LogView`` shows the log
-as the effects have left it. There are two exceptions. A batch that was appended at once is in the log before its event
-(``AppendedAtOnce``). A truncation may come later, or never, if it fails or the role has changed by then
-(``TruncateLog``).
+as the effects have left it. There is one exception: a truncation may come later, or never, if it fails or the role has
+changed by then (``TruncateLog``).
 """
 
 from __future__ import annotations
@@ -141,15 +139,6 @@ class Replica:
         return self._DISPATCH[type(event)](self, event, now_ms)
 
     # --- queries ------------------------------------------------------------------------------------------------
-
-    def append_epoch(self, acks: int) -> int:
-        """Return the leader epoch that AppendAsLeader would have for a produce that arrives now.
-
-        Return NO_EPOCH if the replica would refuse it. A caller that appends without a further await must then step
-        with AppendedAtOnce.
-        """
-        role = self._role
-        return role.append_epoch(acks) if isinstance(role, Leader) else NO_EPOCH
 
     @property
     def role(self) -> str:
@@ -479,9 +468,6 @@ class Replica:
     def _leader_appended(self, event: events.LeaderAppended, now_ms: int) -> list[Effect]:
         return self._role.appended(event, now_ms) if isinstance(self._role, Leader) else []
 
-    def _appended_at_once(self, event: events.AppendedAtOnce, now_ms: int) -> list[Effect]:
-        return self._role.appended_at_once(event, now_ms) if isinstance(self._role, Leader) else []
-
     def _leader_append_failed(self, event: events.LeaderAppendFailed, now_ms: int) -> list[Effect]:
         return self._role.append_failed(event) if isinstance(self._role, Leader) else []
 
@@ -550,7 +536,6 @@ Replica._DISPATCH.update(
     {
         events.ProduceArrived: Replica._produce_arrived,
         events.LeaderAppended: Replica._leader_appended,
-        events.AppendedAtOnce: Replica._appended_at_once,
         events.LeaderAppendFailed: Replica._leader_append_failed,
         events.FollowerFetched: Replica._follower_fetched,
         events.LeaderAnswered: Replica._leader_answered,

@@ -15,10 +15,7 @@ from sparklog.replica.events import Decided
 
 
 class LogView(Protocol):
-    """The replica's read-only view of its log, as the effects have left it so far.
-
-    The one exception: a batch that was appended at once is in it before ``AppendedAtOnce``.
-    """
+    """The replica's read-only view of its log, as the effects have left it so far."""
 
     @property
     def log_start_offset(self) -> int: ...

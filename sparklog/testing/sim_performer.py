@@ -18,7 +18,7 @@ from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.replication.throttle import TokenBucket, limit_of
 from sparklog.controller.events import TruncationRefused
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicPartition, TopicStates, VersionedState
+from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.testing.sim_checks import Violation
@@ -76,17 +76,7 @@ class ReplicaPerformer(PeerBroker):
             produce = structs.replace(produce, body=f"{produce.body}.{self.broker_id}.{self._tickets}")
         hosted.produces[self._tickets] = produce
         deadline_ms = self.now_ms + produce.timeout_ms
-        # The broker has both paths: it appends immediately, or through the core while a step is in progress.
-        leader_epoch = hosted.replica.append_epoch(produce.acks) if self._tickets % 2 else NO_EPOCH
-        if leader_epoch == NO_EPOCH:
-            self.handle(tp, ev.ProduceArrived(self._tickets, produce.acks, deadline_ms))
-            return
-        event = self._append_as_leader(tp, hosted, fx.AppendAsLeader(self._tickets, leader_epoch))
-        if isinstance(event, ev.LeaderAppended):
-            event = ev.AppendedAtOnce(event.ticket, produce.acks, deadline_ms, event.base_offset, event.end_offset)
-        elif isinstance(event, ev.LogFailed):  # the core did not order this append and has no ticket to answer
-            self._tell(hosted.produces.pop(self._tickets), ErrorCode.KAFKA_STORAGE_ERROR)
-        self.handle(tp, event)
+        self.handle(tp, ev.ProduceArrived(self._tickets, produce.acks, deadline_ms))
 
     def _tell(self, produce: Produce, code: ErrorCode) -> None:
         told = produce.told

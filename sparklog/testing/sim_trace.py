@@ -50,7 +50,7 @@ def describe(event: ev.Event, effects: list[fx.Effect]) -> str:
 
 def _event(event: ev.Event) -> str:
     match event:
-        case ev.LeaderAppended(_, base_offset, end_offset) | ev.AppendedAtOnce(_, _, _, base_offset, end_offset):
+        case ev.LeaderAppended(_, base_offset, end_offset):
             return f"appended [{base_offset}, {end_offset}) as leader"
         case ev.FollowerFetched(replica_id, incarnation, leader_epoch, offset, last_epoch):
             whose = f"b{replica_id} (incarnation {incarnation})"

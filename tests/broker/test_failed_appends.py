@@ -7,11 +7,9 @@ import weakref
 from collections.abc import Callable
 from typing import cast
 
-import pytest
-
 from sparklog.broker.replication.partition import Answer, AppendRules, Partition, PartitionHost, PendingProduce
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicSchema
+from sparklog.model import LeaderAndIsr, TopicSchema
 from sparklog.record.codec import encode_batch
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.replica.events import Decided
@@ -54,15 +52,10 @@ def _produce(partition: Partition, answered: Callable[[Answer], None], acks: int
     partition.produce(pending, acks=acks, deadline_ms=2**60)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_an_append_that_a_response_lets_in_finds_the_replica_offline(
-    at_once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_append_that_a_response_lets_in_finds_the_replica_offline() -> None:
     """An answer makes room, and whoever waited for that sends on in the same turn: to a disk that has just failed."""
     disk = SimDisk()
     partition = _leading(disk)
-    if not at_once:
-        monkeypatch.setattr(Replica, "append_epoch", lambda *_: NO_EPOCH)
     answers: list[Answer] = []
     offline: list[str | None] = []
 
@@ -79,14 +72,9 @@ def test_an_append_that_a_response_lets_in_finds_the_replica_offline(
     assert partition.log.log_end_offset == 1 and not partition._pending
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_produce_that_waits_for_commit_keeps_no_records_in_memory(
-    at_once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_produce_that_waits_for_commit_keeps_no_records_in_memory() -> None:
     """The bytes in hand of a connection are bounded, and count no more when it is gone."""
     partition = _leading(SimDisk(), isr=(1, 2))
-    if not at_once:
-        monkeypatch.setattr(Replica, "append_epoch", lambda *_: NO_EPOCH)
     answers: list[Answer] = []
     header, encoded = encode_batch(rows(1), schema_id=0, compression=None, event_time="timestamp")
     body = memoryview(bytes(encoded))

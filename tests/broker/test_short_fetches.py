@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from sparklog.broker.replication.partition import Partition
 from sparklog.broker.requests import open_fetch
 from sparklog.broker.requests.open_fetch import OpenFetch
-from sparklog.model import NO_EPOCH, TopicPartition
+from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import Fetch, FetchPartition
 from sparklog.replica.fetch_session import FULL, SessionCache
-from sparklog.replica.replica import Replica
 from tests.broker.support import LocalReplicas
 from tests.broker.test_fetches import INCARNATION, Line, led, produce
 
@@ -141,7 +140,6 @@ _WAYS: list[tuple[type, str, Any]] = [
     (OpenFetch, "park_at_end", False),
     (OpenFetch, "_reply_single_partition", False),
     (SessionCache, "_continued", None),
-    (Replica, "append_epoch", NO_EPOCH),
 ]
 
 

@@ -15,14 +15,14 @@ from tests.client.test_loop_handoff import acting
 
 
 def test_a_second_interrupt_leaves_no_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, alone, fail_waiting = threading.get_ident(), ClientEnd.alone, AsyncConnection._fail_waiting
+    here, decode, fail_waiting = threading.get_ident(), ClientEnd.buffer_updated, AsyncConnection._fail_waiting
     came: list[str] = []
 
     def first(self, *arguments):  # type: ignore[no-untyped-def]
         if not came and threading.get_ident() == here:
             came.append("first")
             raise KeyboardInterrupt
-        return alone(self, *arguments)
+        return decode(self, *arguments)
 
     def second(self) -> None:  # type: ignore[no-untyped-def]
         if came == ["first"]:
@@ -35,7 +35,7 @@ def test_a_second_interrupt_leaves_no_waiter(monkeypatch: pytest.MonkeyPatch) ->
         fake.create("t", partitions=1)
         producer = Producer(fake.bootstrap, request_timeout_s=4, delivery_timeout_s=8)
         acting(producer)
-        monkeypatch.setattr(ClientEnd, "alone", first)
+        monkeypatch.setattr(ClientEnd, "buffer_updated", first)
         monkeypatch.setattr(AsyncConnection, "_fail_waiting", second)
         sent = []
         with pytest.raises(KeyboardInterrupt):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_EPOCH, LeaderAndIsr
+from sparklog.model import LeaderAndIsr
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.replica.isr import CommittedIsr, PendingExpand, PendingShrink
@@ -481,7 +481,7 @@ def test_nothing_is_committed_before_the_leaders_log_is_named() -> None:
     stage.log.named = False
     stage.lead()
     ticket, effects = stage.produce()
-    assert only(effects, fx.AnswerProduce) == [] and stage.replica.append_epoch(-1) == NO_EPOCH
+    assert only(effects, fx.AnswerProduce) == []
     for follower in (2, 3):
         effects = stage.fetch(follower, 1)
         assert only(effects, fx.HighWatermarkMoved) == []
@@ -490,7 +490,6 @@ def test_nothing_is_committed_before_the_leaders_log_is_named() -> None:
     effects = stage.send(ev.LogNamed())
     assert only(effects, fx.HighWatermarkMoved) == [fx.HighWatermarkMoved(1)]
     assert one(effects, fx.AnswerProduce).ticket == ticket
-    assert stage.replica.append_epoch(-1) == 1
 
 
 def test_a_replica_that_does_not_lead_ignores_log_names() -> None:
@@ -515,16 +514,16 @@ def test_a_leader_without_committed_records_acknowledges_nothing() -> None:
     assert one(refused(stage, 2, 5, last_epoch=2), fx.AnswerDiverging)
     assert only(stage.fetch(3, 1), fx.HighWatermarkMoved) == []
     for acks in (-1, 0, 1):
-        assert stage.replica.append_epoch(acks) == NO_EPOCH
         _, effects = stage.produce(acks)
         assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
         assert "replicas [2] hold committed records" in one(effects, fx.AnswerProduce).detail
     stage.send(decided(1, 3, 2, isr=(1, 3)))  # the follower that refuses is out of the ISR by now
     assert stage.replica.high_watermark == 0
     effects = stage.fetch(2, 1)
-    assert stage.replica.append_epoch(1) == 3, "it has cut them, or has them no more"
+    _, effects2 = stage.produce(1)
+    assert one(effects2, fx.AnswerProduce).code == ErrorCode.NONE, "the follower has cut its records"
     stage.fetch(3, 1)
-    assert stage.replica.high_watermark == 1 and stage.replica.append_epoch(-1) == 3
+    assert stage.replica.high_watermark == 1
     assert ticket
 
 
@@ -533,7 +532,7 @@ def test_a_fetch_that_refuses_and_does_not_diverge_is_served() -> None:
     stage.lead(epoch=3)
     stage.produce()
     assert refused(stage, 2, 1, last_epoch=3)[-1] == fx.ServeFetch(1)
-    assert stage.replica.append_epoch(1) == 3
+    assert one(stage.produce(1)[1], fx.AnswerProduce).code == ErrorCode.NONE
 
 
 def test_isr_writes_keep_the_epoch_of_the_last_lossy_election() -> None:

@@ -1,10 +1,8 @@
 """One hosted replica: its state machine, its log, and the code that performs the state machine's effects.
 
 The state machine (``replica.Replica``) decides. ``Partition`` gives it one event at a time, performs the effects in
-order, and feeds their results back before the next event. There is one exception: if the state machine admits a produce
-at once (``append_epoch``), the batches are in the log before the event, and nothing happens between the two. Everything
-in this module runs on the broker's event loop and never waits. Work that takes time (ZooKeeper, fetches, fsync) goes to
-the ``PartitionHost`` and comes back as an event.
+order, and feeds their results back before the next event. Everything in this module runs on the broker's event loop and
+never waits. Work that takes time (ZooKeeper, fetches, fsync) goes to the ``PartitionHost`` and comes back as an event.
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ from sparklog.replica.effects import (
     WriteIsr,
 )
 from sparklog.replica.events import (
-    AppendedAtOnce,
     Event,
     FollowerAppended,
     FollowerFetched,
@@ -236,17 +233,7 @@ class Partition:
         self._next_ticket += 1
         ticket = self._next_ticket
         self._pending[ticket] = pending
-        leader_epoch = NO_EPOCH if self._stepping else self.replica.append_epoch(acks)
-        if leader_epoch == NO_EPOCH:
-            self.step(ProduceArrived(ticket, acks, deadline_ms))
-            return
-        try:
-            written = self._append_batches(ticket, leader_epoch)
-        except Exception as error:  # handled as an error in step()
-            self._fail(error)
-        else:
-            if written is not None:
-                self.step(AppendedAtOnce(ticket, acks, deadline_ms, written.start, written.end))
+        self.step(ProduceArrived(ticket, acks, deadline_ms))
 
     def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
         """Return the response to a follower: records, an error, or the offset at which its log diverges."""

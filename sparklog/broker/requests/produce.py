@@ -34,26 +34,8 @@ _CHECKED_FLAGS = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | 
 _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 
 
-class _SingleProduce:
-    """A request for one partition. Owner: the partition, which reports its result once."""
-
-    __slots__ = ("_acks", "_cid", "_connection", "_requests", "_tp")
-
-    def __init__(self, requests: ProduceRequests, connection: ServerConnection, request: Produce) -> None:
-        self._requests = requests
-        self._connection = connection
-        self._cid = request.cid
-        self._acks = request.acks
-        wanted = request.partitions[0]
-        self._tp = wanted.topic, wanted.partition
-
-    def on_result(self, answer: Answer) -> None:
-        result = self._requests.result_of(self._tp, answer)
-        self._requests.finish(self._connection, self._cid, acks=self._acks, results=(result,))
-
-
-class _MultiProduce:
-    """A request for several partitions, some without a result so far.
+class _OpenProduce:
+    """A request, of whose partitions some have no result so far.
 
     Owner: the callbacks that it gave to the partitions.
     """
@@ -129,18 +111,18 @@ class ProduceRequests:
         if not 0 <= timeout_ms <= _MAX_TIMEOUT_MS:
             timeout_ms = min(max(timeout_ms, 0), _MAX_TIMEOUT_MS)
         deadline_ms = self._context.now_ms() + timeout_ms
-        if len(partitions) == 1 and self._is_short(partitions[0]):  # the common case, where latency counts
-            on_result = _SingleProduce(self, connection, request).on_result
-            self._produce(request, partitions[0], body, deadline_ms=deadline_ms, on_result=on_result)
-            return
         if not partitions:
             self.finish(connection, request.cid, acks=request.acks, results=())
             return
-        open_produce = _MultiProduce(self, connection, request)
+        open_produce = _OpenProduce(self, connection, request)
+        if len(partitions) == 1 and self._is_short(partitions[0]):  # it does not wait for the slices of large requests
+            on_result = partial(open_produce.on_result, 0)
+            self._produce(request, partitions[0], body, deadline_ms=deadline_ms, on_result=on_result)
+            return
         steps = self._steps(request, body, deadline_ms=deadline_ms, open_produce=open_produce)
         self._slices.run(connection, steps, open_produce.fail)
 
-    def _steps(self, request: Produce, body: memoryview, *, deadline_ms: int, open_produce: _MultiProduce) -> Steps:
+    def _steps(self, request: Produce, body: memoryview, *, deadline_ms: int, open_produce: _OpenProduce) -> Steps:
         """Append the batches of each partition; yield where other work may run.
 
         A thousand new logs take longer than a broker may be silent, and so do a thousand batches that each decompress
