@@ -48,6 +48,11 @@ class LogContext:
     retired: set[TopicPartition] = field(default_factory=set)
     _preludes: dict[bytes, bytes] = field(default_factory=dict)
 
+    def consume_moved(self) -> set[TopicPartition]:
+        """Return the logs that moved since the last call."""
+        moved, self.moved = self.moved, set()
+        return moved
+
     def prelude(self, schema_message: bytes) -> bytes:
         """Return the first bytes of a segment with this schema: one object for all logs."""
         if schema_message not in self._preludes:

@@ -3,9 +3,10 @@
 ::
 
     <log dir>/meta.json, broker.lock, supervisor.lock      directory_meta
-              checkpoint, running, clean-stop              checkpoints, clean_shutdown
+              checkpoint                                   checkpoint_writer
+              running, clean-stop                          directory_trust, clean_shutdown
               <topic>-<partition>/...                      log
-              removed/<n>                                  deleted; a thread removes the files
+              removed/<n>                                  deleted: file_removal
               set-aside/<n>-<topic>-<partition>            kept, but not served: set_aside
 
 The broker's event loop owns the directory. A separate thread removes files. ``checkpoint_job`` may run in any thread.
@@ -14,38 +15,23 @@ The broker's event loop owns the directory. A separate thread removes files. ``c
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
-import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
-
-import msgspec
 
 from sparklog.config import BrokerConfig, TopicConfig, broker_config, topic_config
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import SeenNumbers, TopicNote, TopicPartition, TopicSchema
 from sparklog.storage.batch_cache import BatchCache
-from sparklog.storage.checkpoints import (
-    BootMark,
-    Checkpoint,
-    DoubtedLog,
-    PartitionCheckpoint,
-    begin_running,
-    find_checkpoint,
-    mark_clean_stop,
-    mark_failed,
-    mark_running,
-    read_boot_id,
-    write_checkpoint,
-)
+from sparklog.storage.checkpoint_writer import CheckpointWriter
+from sparklog.storage.checkpoints import PartitionCheckpoint, find_checkpoint
 from sparklog.storage.clean_shutdown import SyncAhead, at_once, make_durable
 from sparklog.storage.cluster_seen import SeenFile
 from sparklog.storage.directory_meta import DirectoryMeta, lock_for_broker, read_meta, write_meta
-from sparklog.storage.disk import Disk, RealDisk, is_full
+from sparklog.storage.directory_trust import DirectoryTrust, begin_running, read_boot_id
+from sparklog.storage.disk import Disk, RealDisk
+from sparklog.storage.file_removal import FileRemoval
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.log import Log
 from sparklog.storage.log_context import LogContext
@@ -61,8 +47,6 @@ from sparklog.storage.segment import DATA_SUFFIX
 from sparklog.storage.set_aside import MARK_FILE, SET_ASIDE, SetAside, SetAsideMark
 from sparklog.storage.topic_notes import read_topic_notes, write_topic_notes
 
-_REMOVED = "removed"
-
 logger = logging.getLogger(__name__)
 
 
@@ -76,15 +60,15 @@ class LogDirectory:
         meta: DirectoryMeta,
         disk: Disk,
         lock: int,
-        boot_id: str,
+        trust: DirectoryTrust,
         config: BrokerConfig,
         in_background: Callable[[Callable[[], None]], object] | None,
         max_open_segments: int | None,
     ) -> None:
         self.path = path
         self.meta = meta
-        #: The reason why the directory is offline. None: it is usable.
-        self.offline: str | None = None
+        #: Whether the disk has what earlier processes wrote, and whether it is usable now.
+        self.trust = trust
         #: Logs that are kept although no replica on this broker uses them.
         self.kept_aside = SetAside(disk, path)
         #: Directories of logs that were moved out of ``set-aside/`` and could not be opened.
@@ -93,66 +77,30 @@ class LogDirectory:
         self.seen_file = SeenFile(disk, path)
         self._disk = disk
         self._lock = lock
-        self._boot_id = boot_id
         self._logs: dict[TopicPartition, Log] = {}
         self._defaults = topic_config(config.topic_defaults)
-        self._threads: ThreadPoolExecutor | None = None
-        if in_background is None:
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix="log-removal")
-            in_background = self._threads.submit
-        self._in_background = in_background
-        self._removals = itertools.count()
-        self._checkpoint_lock = threading.Lock()
-        #: Held while ``running`` is written. If that write fails, the failure is recorded under the same lock.
-        self._mark_lock = threading.RLock()
-        self._checkpoint_numbers = itertools.count(1)
-        self._checkpoint_written = 0
-        self._checkpoint_content: tuple[PartitionCheckpoint, ...] | None = None
-        #: The last checkpoint entry of each log with records, and the tuple of all entries that was made last.
-        self._marks: dict[TopicPartition, PartitionCheckpoint] = {}
-        self._taken: tuple[PartitionCheckpoint, ...] = ()
-        self._changed: set[TopicPartition] = set()
+        self._removal = FileRemoval(disk, path, in_background=in_background, failed=trust.fail)
         #: The logs that wait for a flush, see ``flush_later``. The function is called when a log is added.
         self.unflushed: set[TopicPartition] = set()
         self.on_unflushed: Callable[[], None] = lambda: None
         self._closed = False
-        #: The number of logs that had files when the last checkpoint was taken.
-        self.on_disk = 0
         self._services = LogContext(
             disk=disk,
             files=OpenFiles(max_open_segments),
             hot=BatchCache(config.hot_batches_bytes),
-            remove_later=self._remove_later,
-            remove_directory=self._remove_directory,
+            remove_later=self._removal.remove_files,
+            remove_directory=self._removal.remove_directory,
             checkpoint_now=self.checkpoint,
-            failed=self.fail,
+            failed=trust.fail,
             flush_later=self.flush_later,
             created=self._created,
             producer_id_expiration_ms=config.producer_id_expiration_ms,
             producer_count=ProducerCount(config.producer_ids_max, self._expire_producers),
         )
-        #: No write was in flight when the last process ended.
-        self.clean = True
-        #: The disk has everything that the last process wrote: no page cache was lost, and ``load`` found no damage.
-        self.trusted = True
-        #: The disk failed a process since this boot. The page cache may show data that the disk does not have.
-        self._failed_before = False
-        #: The last incarnation of the broker that this directory records. None: none is recorded.
-        self.incarnation: int | None = None
+        self._checkpoints = CheckpointWriter(disk, path, logs=self._logs, services=self._services, trust=trust)
         #: Topic ids of logs that the checkpoint names and ``load`` did not find. They were deleted just before the end,
         #: or lost.
         self.missing: dict[TopicPartition, str] = {}
-        #: Topic ids of logs that may lack acknowledged records although the directory as a whole is trusted: the
-        #: ``missing`` logs, and logs with an unreadable partition.json. An empty id means that the id is unknown.
-        self.doubted: dict[TopicPartition, str] = {}
-        #: Logs with a directory that no durable checkpoint names.
-        self.unnamed: set[TopicPartition] = set()
-        #: Called on the event loop when ``unnamed`` grows. None: logs need no name before they count.
-        self._on_unnamed: Callable[[], None] | None = None
-        #: Logs that a checkpoint has named since the last call of ``consume_named``.
-        self._newly_named: list[Log] = []
-        #: The checkpoint names each log whose replica may have confirmed or committed records.
-        self._names_complete = False
 
     @classmethod
     def open(
@@ -202,19 +150,37 @@ class LogDirectory:
                 meta=meta,
                 disk=disk,
                 lock=lock,
-                boot_id=boot_id,
+                trust=DirectoryTrust(disk, path, boot_id=boot_id, last_stop=last_stop),
                 config=config or broker_config({}),
                 in_background=in_background,
                 max_open_segments=max_open_segments,
             )
-            directory.clean, directory.trusted, directory.incarnation, directory._failed_before = last_stop[:4]
-            directory.doubted = {log.tp: log.topic_id for log in last_stop.doubted}
-            directory._names_complete = last_stop.named
-            disk.on_sync_failed = directory._sync_failed
+            disk.on_sync_failed = directory.trust.sync_failed
         except BaseException:
             disk.close(lock)
             raise
         return directory
+
+    # --- trust --------------------------------------------------------------------------------------------------
+
+    @property
+    def offline(self) -> str | None:
+        """Return the reason why the directory is offline, or None if it is usable."""
+        return self.trust.offline
+
+    @property
+    def trusted(self) -> bool:
+        """Return whether the disk has everything that the last process wrote, and ``load`` found no damage."""
+        return self.trust.trusted
+
+    @property
+    def doubted(self) -> dict[TopicPartition, str]:
+        """Return the topic ids of logs that may lack acknowledged records although the directory is trusted.
+
+        They are the ``missing`` logs, and logs with an unreadable partition.json. An empty id means that the id is
+        unknown.
+        """
+        return self.trust.doubted
 
     # --- logs ---------------------------------------------------------------------------------------------------
 
@@ -232,27 +198,27 @@ class LogDirectory:
             NewerFormatError: a newer release wrote a file or batch.
             StorageError: the disk failed, or fsynced files are missing.
         """
-        started = time.monotonic()
+        started, trust = time.monotonic(), self.trust
         found = find_checkpoint(self._disk, self.path)
         checkpoints = found or {}
         try:
-            if self._failed_before:
+            if trust.failed_before:
                 self._write_out()
-            if found is None and self._names_complete:
+            if found is None and trust.names_complete:
                 logger.error("%s: the checkpoint is missing or damaged: every log is in doubt", self.path)
-                self._doubt()
+                trust.doubt_all()
             lost = False
             for name in self._disk.names(self.path):
                 if parse_directory_name(name) is not None:
                     lost |= self._load_one(name, checkpoints)
             self.missing = {tp: entry.topic_id for tp, entry in checkpoints.items() if self._is_missing(entry)}
-            self._doubt_logs(self.missing)
+            trust.doubt(self.missing)
             unnamed = {tp for tp, log in self._logs.items() if not _named_in(checkpoints, log)}
-            self.unnamed |= unnamed
+            self._checkpoints.found_unnamed(unnamed)
             if lost or found is None or unnamed:
                 self._checkpoint_truncations()
-            self._names_complete = self._checkpoint_content is not None or (found is not None and not unnamed)
-            self._remove_leftovers()
+            trust.set_names_complete(self._checkpoints.has_written or (found is not None and not unnamed))
+            self._removal.remove_leftovers()
         except OSError as failure:
             raise StorageError(f"log directory {self.path}: {failure}") from failure
         logger.info(
@@ -260,7 +226,7 @@ class LogDirectory:
             self.path,
             len(self._logs),
             time.monotonic() - started,
-            "clean stop" if self.clean else "process crash" if self.trusted else "page cache lost",
+            "clean stop" if trust.clean else "process crash" if trust.trusted else "page cache lost",
         )
         return list(self._logs.values())
 
@@ -290,7 +256,7 @@ class LogDirectory:
         except (StorageError, FileNotFoundError) as failure:
             entry = checkpoints.get(expected) if expected is not None else None
             if expected is not None and (entry is not None or self._may_have_counted(name)):
-                self._doubt_logs({expected: entry.topic_id if entry is not None else ""})
+                self.trust.doubt({expected: entry.topic_id if entry is not None else ""})
             if entry is None or entry.recovery_point <= 0:
                 self._set_aside(name, str(failure))
                 return False
@@ -299,20 +265,20 @@ class LogDirectory:
         tp = TopicPartition(content.topic, content.partition)
         if directory_name(tp) != name:
             if expected is not None and self._may_have_counted(name):
-                self._doubt_logs({expected: ""})
+                self.trust.doubt({expected: ""})
             self._set_aside(name, f"partition.json names {tp}")
             return False
         log = self._new_log(content)
         checkpoint = checkpoints.get(tp)
         if checkpoint is not None and checkpoint.topic_id != content.topic_id:
             checkpoint = None
-        log.recover(checkpoint, clean=self.clean, trusted=self.trusted)
+        log.recover(checkpoint, clean=self.trust.clean, trusted=self.trust.trusted)
         if restored:
             log.restore_partition_file()
         self._logs[tp] = log
         claimed = max(checkpoint.high_watermark, checkpoint.recovery_point) if checkpoint is not None else 0
         if log.findings or log.log_end_offset < claimed:
-            self._doubt()
+            self.trust.doubt_all()
             return True
         return restored
 
@@ -321,41 +287,9 @@ class LogDirectory:
 
         That is so only if the log has records and an earlier release, which did not name logs first, wrote here last.
         """
-        if self._names_complete:
+        if self.trust.names_complete:
             return False
         return any(file.endswith(DATA_SUFFIX) for file in self._disk.names(self.path / name))
-
-    def _doubt(self) -> None:
-        """Stop trusting all logs, durably.
-
-        After the repair the logs show no damage. If this process ends too early, the next one must find the mark.
-        """
-        if self.trusted:
-            self.trusted = False
-            self._mark_doubt()
-
-    def _doubt_logs(self, logs: Mapping[TopicPartition, str]) -> None:
-        """Add these logs, with their topic ids, to ``doubted``, durably.
-
-        The next checkpoint does not name the missing ones. If this process ends too early, the next one must find the
-        mark.
-        """
-        known = len(self.doubted)
-        for tp, topic_id in logs.items():
-            self.doubted[tp] = topic_id or self.doubted.get(tp, "")
-        if len(self.doubted) > known and self.trusted:
-            self._mark_doubt()
-
-    def _mark_doubt(self) -> None:
-        logs = tuple(DoubtedLog(*tp, topic_id) for tp, topic_id in self.doubted.items()) if self.trusted else ()
-        mark = BootMark(self._boot_id, self.incarnation, doubted=True, logs=logs, named=self._names_complete)
-        with self._mark_lock:
-            try:
-                mark_running(self._disk, self.path, mark)
-            except OSError as failure:
-                if not is_full(failure):
-                    raise
-                mark_failed(self._disk, self.path, mark)
 
     def _checkpoint_truncations(self) -> None:
         """Write a checkpoint after a truncation.
@@ -368,22 +302,14 @@ class LogDirectory:
             logger.error("%s: the checkpoint claims records that the logs no longer have: %s", self.path, failure)
         self.consume_named()
 
+    @property
+    def incarnation(self) -> int | None:
+        """Return the last incarnation of the broker that this directory records, or None if none is recorded."""
+        return self.trust.incarnation
+
     def note_incarnation(self, incarnation: int) -> None:
-        """Record ``incarnation``, which this process has or is about to receive.
-
-        The registration says whether the broker's logs are trusted. So the directory is no longer in doubt, unless its
-        disk failed this process. Any thread may call this. It blocks for an fsync.
-
-        Raises:
-            OSError: it is not recorded. The next process then counts as untrusted.
-        """
-        with self._mark_lock:
-            self.incarnation = incarnation
-            if self.offline is None:
-                mark = BootMark(self._boot_id, incarnation, named=self._names_complete)
-                mark_running(self._disk, self.path, mark)
-                return
-        self._note_failure()
+        """Record ``incarnation``, see ``DirectoryTrust.note_incarnation``. Any thread may call this. Raises OSError."""
+        self.trust.note_incarnation(incarnation)
 
     @property
     def counted(self) -> int:
@@ -429,12 +355,12 @@ class LogDirectory:
             BrokerError: INCONSISTENT_TOPIC_ID if the existing log belongs to a deleted topic of the same name; delete
                 the log first. KAFKA_STORAGE_ERROR if the directory is offline.
         """
-        self._check_online()
+        self.trust.check_online()
         log = self._logs.get(tp)
         if log is None:
             content = PartitionFile(tp.topic, tp.partition, topic_id, tuple(schemas))
             log = self._logs[tp] = self._new_log(content, config)
-            log.named = self._on_unnamed is None
+            log.named = not self._checkpoints.names_logs
             return log
         if log.topic_id != topic_id:
             raise BrokerError(
@@ -470,12 +396,15 @@ class LogDirectory:
         Raises:
             StorageError: the directory must go offline.
         """
-        log = self._logs.pop(tp, None)
-        self._marks.pop(tp, None)
-        self.unflushed.discard(tp)
-        self.unnamed.discard(tp)
+        log = self._pop(tp)
         if log is not None:
             log.delete()
+
+    def _pop(self, tp: TopicPartition) -> Log | None:
+        """Remove the log of ``tp`` from the logs of this directory, and return it."""
+        self._checkpoints.removed(tp)
+        self.unflushed.discard(tp)
+        return self._logs.pop(tp, None)
 
     def set_aside(self, tp: TopicPartition, *, reason: str) -> None:
         """Close the log of ``tp`` and move it to ``set-aside/``.
@@ -485,10 +414,7 @@ class LogDirectory:
         Raises:
             StorageError: the directory must go offline.
         """
-        log = self._logs.pop(tp, None)
-        self._marks.pop(tp, None)
-        self.unflushed.discard(tp)
-        self.unnamed.discard(tp)
+        log = self._pop(tp)
         if log is None:
             return
         log.close()
@@ -510,7 +436,7 @@ class LogDirectory:
         try:
             name = self.kept_aside.add(directory_name(tp), mark, now_ns=time.time_ns())
         except OSError as failure:
-            self.fail(f"setting {tp} aside: {failure}")
+            self.trust.fail(f"setting {tp} aside: {failure}")
             raise StorageError(f"log directory {self.path}: setting {tp} aside: {failure}") from failure
         logger.warning("%s: set aside the log of topic id %s as %s/%s: %s", tp, log.topic_id, SET_ASIDE, name, reason)
 
@@ -541,11 +467,11 @@ class LogDirectory:
             self.kept_aside.take_out(entry.name, target)
             self._disk.remove(target / MARK_FILE)
             log = self._new_log(content)
-            log.recover(at, clean=False, trusted=self.trusted)
+            log.recover(at, clean=False, trusted=self.trust.trusted)
         except OSError as failure:
             raise StorageError(f"log directory {self.path}: putting {entry.name} back: {failure}") from failure
         self._not_put_back.discard(target.name)
-        log.named = self._on_unnamed is None
+        log.named = not self._checkpoints.names_logs
         self._logs[tp] = log
         self._services.moved.add(tp)
         self._created(tp)
@@ -562,43 +488,27 @@ class LogDirectory:
         """
         if name not in self._disk.names(self.kept_aside.path):
             raise FileNotFoundError(errno.ENOENT, "not set aside", name)
-        target = self._removed_path()
+        target = self._removal.new_path()
         self.kept_aside.take_out(name, target)
-        self._remove_tree_later(target)
+        self._removal.remove_tree(target)
 
     # --- names --------------------------------------------------------------------------------------------------
 
+    @property
+    def unnamed(self) -> Set[TopicPartition]:
+        """Return the logs with a directory that no durable checkpoint names."""
+        return self._checkpoints.unnamed
+
     def name_logs(self, on_unnamed: Callable[[], None]) -> None:
-        """Require from now on that a durable checkpoint names a new log before the log is ``named``.
-
-        ``on_unnamed`` is called when another log needs a name. The caller then writes a checkpoint and calls
-        ``consume_named``.
-
-        A replica does not count before its log is named: its fetches confirm no records, and as a leader it commits
-        none. So the next start can distinguish a lost log from a log that never held records. Neither has a directory,
-        but the checkpoint names the lost one.
-        """
-        self._on_unnamed = on_unnamed
-        if self.unnamed:
-            on_unnamed()
+        """Require names of new logs, see ``CheckpointWriter.name_logs``."""
+        self._checkpoints.name_logs(on_unnamed)
 
     def _created(self, tp: TopicPartition) -> None:
-        self.unnamed.add(tp)
-        if self._on_unnamed is not None:
-            self._on_unnamed()
+        self._checkpoints.created(tp)
 
     def consume_named(self) -> list[Log]:
         """Mark the logs that checkpoints have named durably since the last call as named, and return them."""
-        with self._checkpoint_lock:
-            found, self._newly_named = self._newly_named, []
-        named = []
-        for log in found:
-            if self._logs.get(log.tp) is log:
-                self.unnamed.discard(log.tp)
-                if not log.named:
-                    log.named = True
-                    named.append(log)
-        return named
+        return self._checkpoints.consume_named()
 
     # --- durability ---------------------------------------------------------------------------------------------
 
@@ -611,8 +521,7 @@ class LogDirectory:
             StorageError: the directory must go offline.
             OSError: the disk is full. The previous checkpoint stays valid.
         """
-        self.checkpoint_job()()
-        self._delete_retired()
+        self._checkpoints.write()
 
     def checkpoint_job(self) -> Callable[[], None]:
         """Collect the checkpoint's content now, and return a function that writes it.
@@ -620,60 +529,12 @@ class LogDirectory:
         Any thread may call the function. It writes nothing if a later checkpoint is already written. Both parts raise
         as ``checkpoint`` does.
         """
-        self._delete_retired()
-        number = next(self._checkpoint_numbers)
-        entries = self._take_checkpoint()
-        self.on_disk = len(entries)
-        unnamed = [self._logs[tp] for tp in self.unnamed if tp in self._logs]
+        return self._checkpoints.job()
 
-        def write() -> None:
-            with self._checkpoint_lock:
-                if number < self._checkpoint_written:
-                    return  # The later checkpoint names these logs too, and has reported them.
-                # Set this even if there is nothing to write: an older content must not be written later.
-                self._checkpoint_written = number
-                content = entries if self.offline is None else self._with_earlier_syncs(entries)
-                if content is self._checkpoint_content or content == self._checkpoint_content:
-                    self._newly_named += unnamed
-                    return
-                try:
-                    write_checkpoint(self._disk, self.path, Checkpoint(content))
-                except OSError as failure:
-                    if is_full(failure):
-                        raise
-                    self.fail(f"writing the checkpoint: {failure}")
-                    raise StorageError(f"log directory {self.path}: writing the checkpoint: {failure}") from failure
-                self._checkpoint_content = content
-                self._newly_named += unnamed
-
-        return write
-
-    def _with_earlier_syncs(self, entries: Iterable[PartitionCheckpoint]) -> tuple[PartitionCheckpoint, ...]:
-        """Return ``entries`` without the recovery points that have risen since the checkpoint was last written.
-
-        The fsyncs that raised them may have followed the failed one. Such an fsync proves nothing.
-        """
-        before = {(entry.topic_id, entry.partition): entry.recovery_point for entry in self._checkpoint_content or ()}
-        return tuple(
-            msgspec.structs.replace(
-                entry, recovery_point=min(entry.recovery_point, before.get((entry.topic_id, entry.partition), 0))
-            )
-            for entry in entries
-        )
-
-    def _take_checkpoint(self) -> tuple[PartitionCheckpoint, ...]:
-        """Return the entries of all logs with records: the same tuple object as last time if no entry changed."""
-        moved, self._services.moved = self._services.moved, set()
-        self._changed |= moved
-        for tp in moved:
-            log = self._logs.get(tp)
-            # A log without records has no directory. If the checkpoint named it, the next start would report it as
-            # lost.
-            if log is not None and log.on_disk:
-                self._marks[tp] = log.checkpoint()
-        if moved or len(self._marks) != len(self._taken):
-            self._taken = tuple(self._marks.values())
-        return self._taken
+    @property
+    def on_disk(self) -> int:
+        """Return the number of logs that had files when the last checkpoint was taken."""
+        return self._checkpoints.on_disk
 
     def consume_changed(self) -> set[TopicPartition]:
         """Return the logs that changed since the last call, and start a new set.
@@ -682,8 +543,7 @@ class LogDirectory:
         transaction begins. For all other logs the due maintenance is the same as before. Some of the returned logs may
         no longer exist.
         """
-        changed, self._changed = self._changed | self._services.moved, set()
-        return changed
+        return self._checkpoints.consume_changed()
 
     def flush_later(self, tp: TopicPartition) -> None:
         """Add the log of ``tp`` to ``unflushed``: it needs an fsync because of its age. The flusher removes it."""
@@ -698,9 +558,9 @@ class LogDirectory:
         A disk reports a lost write only once. The directory is then offline, the stop is not clean, and the success of
         another round would prove nothing.
         """
-        if self.offline is not None or not at_once(self._logs, self._disk, self._lock):
+        if self.trust.offline is not None or not at_once(self._logs, self._disk, self._lock):
             return None
-        return SyncAhead(self._logs.values(), disk=self._disk, handle=self._lock, failed=self.fail)
+        return SyncAhead(self._logs.values(), disk=self._disk, handle=self._lock, failed=self.trust.fail)
 
     def write_clean_marker(self) -> None:
         """fsync all logs, then write the marker of a clean stop.
@@ -710,12 +570,12 @@ class LogDirectory:
         Raises:
             StorageError: the disk failed. The next start will check everything.
         """
-        self._check_online()
+        self.trust.check_online()
         try:
             left = [log for log in self._logs.values() if not log.durability.is_clean]
-            make_durable(left, self._disk, self._lock, in_threads=self._threads is not None)
+            make_durable(left, self._disk, self._lock, in_threads=self._removal.uses_threads)
             self.checkpoint()
-            mark_clean_stop(self._disk, self.path, boot_id=self._boot_id)
+            self.trust.mark_clean_stop()
         except OSError as failure:
             raise StorageError(f"log directory {self.path}: {failure}") from failure
 
@@ -731,103 +591,10 @@ class LogDirectory:
         for log in self._logs.values():
             if not process_ends or log.config.compacted:
                 log.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=True)
+        self._removal.close()
         self._disk.close(self._lock)
 
     # --- inside -------------------------------------------------------------------------------------------------
-
-    def fail(self, detail: str) -> None:
-        """Take the directory offline because its disk is unreliable, and record that for the next process.
-
-        Any thread may call this. Only the first call has an effect.
-        """
-        with self._mark_lock:
-            if self.offline is not None:
-                return
-            self.offline = detail
-        logger.error("log directory %s goes offline: %s", self.path, detail)
-        self._note_failure()
-
-    def _note_failure(self) -> None:
-        with self._mark_lock:
-            try:
-                mark = BootMark(self._boot_id, self.incarnation, doubted=True, named=self._names_complete)
-                mark_failed(self._disk, self.path, mark)
-            except OSError as failure:
-                logger.critical(
-                    "%s: the next start must not trust this directory, but the mark for it cannot be written: %s",
-                    self.path,
-                    failure,
-                )
-
-    def _sync_failed(self, failure: OSError) -> None:
-        """Take the directory offline, unless the disk is only full.
-
-        The caller of the fsync handles a full disk, which need not have lost data.
-        """
-        if not is_full(failure):
-            self.fail(f"fsync: {failure}")
-
-    def _check_online(self) -> None:
-        if self.offline is not None:
-            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self.path} is offline: {self.offline}")
-
-    def _delete_retired(self) -> None:
-        """Delete segments below a log start that is now on disk."""
-        retired = self._services.retired
-        if not retired:
-            return
-        waiting = {tp: self._logs[tp] for tp in retired if tp in self._logs}
-        for entry in self._checkpoint_content or ():
-            log = waiting.get(TopicPartition(entry.topic, entry.partition))
-            if log is not None and log.topic_id == entry.topic_id:
-                log.retention.delete_retired(entry.log_start_offset)
-        retired.intersection_update([tp for tp, log in waiting.items() if log.retention.has_retired])
-
-    def _remove_later(self, paths: Sequence[Path]) -> None:
-        def remove() -> None:
-            for path in paths:
-                try:
-                    self._disk.remove(path)
-                except OSError as failure:  # noqa: PERF203 - a failed one must not stop the others
-                    # A file that stays does no harm: the next start removes it.
-                    logger.warning("cannot remove %s: %s", path, failure)
-
-        if paths:
-            self._in_background(remove)
-
-    def _removed_path(self) -> Path:
-        """Return a new name in ``removed/``. Raises OSError."""
-        self._disk.make_directory(self.path / _REMOVED)
-        return self.path / _REMOVED / f"{os.getpid()}-{time.time_ns()}-{next(self._removals)}"
-
-    def _remove_directory(self, directory: Path) -> None:
-        try:
-            target = self._removed_path()
-            self._disk.rename(directory, target)
-        except OSError as failure:
-            detail = f"deleting {directory}: {failure}"
-            self.fail(detail)
-            raise StorageError(f"log directory {self.path}: {detail}") from failure
-        self._remove_tree_later(target)
-
-    def _remove_tree_later(self, target: Path) -> None:
-        def remove() -> None:
-            try:
-                try:
-                    self._disk.remove_tree(target)
-                except NotADirectoryError:  # an entry that is a single file
-                    self._disk.remove(target)
-            except OSError as failure:
-                logger.warning("cannot remove %s: %s", target, failure)
-
-        self._in_background(remove)
-
-    def _remove_leftovers(self) -> None:
-        if self._disk.exists(self.path / _REMOVED):
-            for name in self._disk.names(self.path / _REMOVED):
-                self._remove_tree_later(self.path / _REMOVED / name)
 
     def _set_aside(self, name: str, reason: str) -> None:
         named = parse_directory_name(name) or TopicPartition(name, -1)

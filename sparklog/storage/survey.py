@@ -13,9 +13,9 @@ import msgspec
 
 from sparklog.errors import StorageError
 from sparklog.model import NO_EPOCH, DirectoryInventory, LogCopy, SeenNumbers
-from sparklog.storage.checkpoints import RUNNING_FILE, BootMark
 from sparklog.storage.cluster_seen import read_seen
 from sparklog.storage.directory_meta import BROKER_LOCK, META_FILE, DirectoryMeta, is_locked
+from sparklog.storage.directory_trust import RUNNING_FILE, BootMark
 from sparklog.storage.disk import RealDisk, read_file
 from sparklog.storage.formats import decode_state
 from sparklog.storage.inspect import StoredPartition

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sparklog.model import BrokerRegistration
-from sparklog.storage.checkpoints import RUNNING_FILE, BootMark
+from sparklog.storage.directory_trust import RUNNING_FILE, BootMark
 from sparklog.testing.failing_disk import READ_ONLY
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.zk import codecs, paths

@@ -209,7 +209,7 @@ def test_long_lived_objects_are_frozen_for_the_garbage_collector(
 
     def look(partitions: int, on_disk: int) -> list[str]:
         broker.partitions[:] = [cast(Partition, None)] * partitions
-        directory.on_disk = on_disk
+        directory._checkpoints.on_disk = on_disk
         done.clear()
         subject._freeze_objects()
         return list(done)

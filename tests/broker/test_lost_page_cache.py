@@ -11,7 +11,8 @@ import pytest
 from sparklog.client.admin.admin import Admin
 from sparklog.model import TopicPartition
 from sparklog.record.header import HEADER_BYTES
-from sparklog.storage.checkpoints import CHECKPOINT_FILE, RUNNING_FILE, BootMark
+from sparklog.storage.checkpoints import CHECKPOINT_FILE
+from sparklog.storage.directory_trust import RUNNING_FILE, BootMark
 from sparklog.storage.formats import encode_state
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.zk import paths

@@ -81,7 +81,7 @@ def test_logs_are_flushed_at_once_and_after_the_leaderships_move() -> None:
     directory = open_directory(disk=disk, boot_id="another")
     found = directory.get(TP)
     assert found is not None and found.log_end_offset == 9, "durable without the stop's own round"
-    assert not directory.clean
+    assert not directory.trust.clean
 
 
 def test_the_running_flush_round_is_awaited_and_is_the_last() -> None:
@@ -143,4 +143,4 @@ def test_no_room_for_the_checkpoint_is_the_stops_own_concern() -> None:
     disk.capacity_bytes = None
     directory.write_clean_marker()
     disk.restart(page_cache_lost=True)
-    assert open_directory(disk=disk, boot_id="another").clean
+    assert open_directory(disk=disk, boot_id="another").trust.clean

@@ -31,7 +31,7 @@ def found_after_power_cut(disk: SimDisk, tps: list[TopicPartition]) -> list[int]
     """Ends of these logs, all of which the clean stop before it has kept."""
     disk.restart(page_cache_lost=True)
     directory = open_directory(disk=disk)
-    assert directory.clean and directory.trusted
+    assert directory.trust.clean and directory.trusted
     found = {log.tp: log for log in directory.logs()}
     assert not any(log.findings for log in found.values())
     assert all(log.recovery_point == log.log_end_offset for log in found.values())
@@ -65,7 +65,7 @@ def test_a_failed_sync_of_the_file_system_prevents_a_clean_marker(
     with pytest.raises(StorageError):
         directory.write_clean_marker()
     disk.restart(page_cache_lost=False)
-    assert not open_directory(disk=disk).clean
+    assert not open_directory(disk=disk).trust.clean
 
 
 def sync_ahead(directory: LogDirectory, *, meanwhile: Callable[[], object] = lambda: None) -> None:
@@ -131,7 +131,7 @@ def test_a_disk_error_ahead_of_a_stop_prevents_a_clean_stop(disk: SimDisk, monke
     with pytest.raises(BrokerError, match="offline"):
         directory.write_clean_marker()
     disk.restart(page_cache_lost=False)
-    assert not open_directory(disk=disk).clean
+    assert not open_directory(disk=disk).trust.clean
 
 
 def test_many_logs_are_synced_file_by_file_where_needed(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_many_logs_are_synced_file_by_file_where_needed(disk: SimDisk, monkeypat
     directory.write_clean_marker()
     disk.restart(page_cache_lost=True)
     directory = open_directory(disk=disk)
-    assert directory.clean and len(directory.logs()) == 3
+    assert directory.trust.clean and len(directory.logs()) == 3
     for tp in tps:
         names = disk.names(directory.path / directory_name(tp))
         [snapshot] = [name for name in names if name.endswith(".producers")]

@@ -12,7 +12,8 @@ import pytest
 
 from sparklog.errors import StorageError
 from sparklog.model import TopicPartition
-from sparklog.storage.checkpoints import CHECKPOINT_FILE, RUNNING_FILE, read_checkpoint
+from sparklog.storage.checkpoints import CHECKPOINT_FILE, read_checkpoint
+from sparklog.storage.directory_trust import RUNNING_FILE
 from sparklog.storage.disk import RealDisk
 from sparklog.storage.log import Log
 from sparklog.storage.log_directory import LogDirectory
@@ -99,7 +100,7 @@ def fail(disk: SimDisk, directory: LogDirectory, sync: Sync) -> Log:
     # As the broker does with what a job raises.
     with pytest.raises(StorageError) as caught:
         sync(disk, directory, log)
-    directory.fail(str(caught.value))
+    directory.trust.fail(str(caught.value))
     return log
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.storage.batches import *
 directory = open_directory(Path(sys.argv[1]))
 log = create_log(directory, segment_bytes=20_000)
-print(directory.clean, directory.trusted, flush=True)
+print(directory.trust.clean, directory.trusted, flush=True)
 for number in itertools.count(1):
     fill(log, 1)
     if number % 10 == 0:
@@ -69,7 +69,7 @@ def test_kill_9_of_a_writer(tmp_path: Path, offsets: int) -> None:
             assert writer.stdout is not None
             reported = [int(line) for line in writer.stdout.read().split(b"\n")[:-1]]
         directory = open_directory(tmp_path / "log")
-        assert (directory.clean, directory.trusted) == (False, True)
+        assert (directory.trust.clean, directory.trusted) == (False, True)
         log = directory.get(TP)
         assert log is not None and log.findings == ()
         # a truncation by 3 may have been under way, or an append have finished unreported

@@ -10,8 +10,9 @@ import pytest
 
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
-from sparklog.storage.checkpoints import CHECKPOINT_FILE, RESERVE_FILE, read_boot_id, read_checkpoint
+from sparklog.storage.checkpoints import CHECKPOINT_FILE, RESERVE_FILE, read_checkpoint
 from sparklog.storage.directory_meta import META_FILE, DirectoryMeta, claim_directory, file_system_of, refuse_remote
+from sparklog.storage.directory_trust import read_boot_id
 from sparklog.storage.disk import RealDisk, read_file, replace_file
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.log_directory import LogDirectory
@@ -290,7 +291,7 @@ def test_the_lock_and_boot_id_are_real(tmp_path: Path) -> None:
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     assert directory.meta == DirectoryMeta("cluster", 1, 9093)
     assert [read_numbers(log) for log in directory.load()] == [list(range(6))]
-    assert directory.clean and directory.trusted
+    assert directory.trust.clean and directory.trusted
     directory.close()
 
 

@@ -111,7 +111,7 @@ class LogMachine(RuleBasedStateMachine):
         self.directory.close()
         self.disk.restart(page_cache_lost=power_cut)
         self._open("boot-2" if power_cut else "boot-1")
-        assert self.directory.clean
+        assert self.directory.trust.clean
         assert self.log.high_watermark == self.high_watermark
         if not self.batches:
             self.start = self.end = self.high_watermark = self.log.log_end_offset

@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from sparklog.model import TopicPartition
-from sparklog.storage.checkpoints import CHECKPOINT_FILE, RUNNING_FILE, BootMark
+from sparklog.storage.checkpoints import CHECKPOINT_FILE
+from sparklog.storage.directory_trust import RUNNING_FILE, BootMark
 from sparklog.storage.disk import read_file, replace_file
 from sparklog.storage.formats import decode_state, encode_state
 from sparklog.storage.log import Log

@@ -350,7 +350,7 @@ def test_records_of_an_earlier_process_are_not_truncated_in_place(disk: SimDisk)
 
 def test_a_removal_in_progress_spares_a_recreated_log(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
-    directory._in_background = lambda work: None
+    directory._removal._in_background = lambda work: None
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
     log.set_high_watermark(30)

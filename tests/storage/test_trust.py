@@ -65,7 +65,7 @@ def test_clean_and_trusted(disk: SimDisk) -> None:
     def opened(boot_id: str) -> tuple[LogDirectory, bool, bool]:
         disk.restart(page_cache_lost=False)
         directory = open_directory(disk=disk, boot_id=boot_id)
-        return directory, directory.clean, directory.trusted
+        return directory, directory.trust.clean, directory.trusted
 
     assert opened("a")[1:] == (False, True)
     directory, *state = opened("a")

@@ -44,7 +44,7 @@ from sparklog.net.descriptors import boot_id
 from sparklog.net.server import Server, serve
 from sparklog.protocol.messages import HelloReply
 from sparklog.protocol.proof import KeyRing, Secret
-from sparklog.storage.checkpoints import read_boot_id
+from sparklog.storage.directory_trust import read_boot_id
 from sparklog.storage.log import Log
 from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.open_files import descriptors_for_clients
@@ -313,7 +313,7 @@ class BrokerProcess:
             self._context.counters["log.failures"] += 1
             _log.critical("log directory %s is offline: %s", self._config.log_dir, error)
             if self._directory is not None:
-                self._directory.fail(str(error))
+                self._directory.trust.fail(str(error))
             self._context.state = "failed"
             asyncio.get_running_loop().call_soon(self._fail_all, error)
 

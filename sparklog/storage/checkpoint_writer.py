@@ -1,0 +1,196 @@
+"""The writer of a log directory's checkpoint, and what follows from a written one.
+
+A checkpoint has the entries of all logs with records. Only changed logs get a new entry. Any thread may write it. A
+durable checkpoint names new logs, and allows the deletion of segments below the log starts that it has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from sparklog.errors import StorageError
+from sparklog.model import TopicPartition
+from sparklog.storage.checkpoints import Checkpoint, PartitionCheckpoint, write_checkpoint
+from sparklog.storage.directory_trust import DirectoryTrust
+from sparklog.storage.disk import Disk, is_full
+from sparklog.storage.log import Log
+from sparklog.storage.log_context import LogContext
+
+
+class CheckpointWriter:
+    """The checkpoint of one ``LogDirectory``, which owns it, on the event loop.
+
+    Other threads only run the function that ``job`` returns.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: Path,
+        *,
+        logs: Mapping[TopicPartition, Log],
+        services: LogContext,
+        trust: DirectoryTrust,
+    ) -> None:
+        self._disk = disk
+        self._path = path
+        self._logs = logs
+        self._services = services
+        self._trust = trust
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._written = 0
+        #: The entries that this process wrote last. None: it has written no checkpoint.
+        self._content: tuple[PartitionCheckpoint, ...] | None = None
+        #: The last entry of each log with records, and the tuple of all entries that was made last.
+        self._marks: dict[TopicPartition, PartitionCheckpoint] = {}
+        self._taken: tuple[PartitionCheckpoint, ...] = ()
+        self._changed: set[TopicPartition] = set()
+        #: The number of logs that had files when the last checkpoint was taken.
+        self.on_disk = 0
+        #: Logs with a directory that no durable checkpoint names.
+        self.unnamed: set[TopicPartition] = set()
+        #: Called when ``unnamed`` grows. None: logs need no name before they count.
+        self._on_unnamed: Callable[[], None] | None = None
+        #: Logs that a checkpoint has named since the last call of ``consume_named``.
+        self._newly_named: list[Log] = []
+
+    # --- names ----------------------------------------------------------------------------------------------------
+
+    @property
+    def names_logs(self) -> bool:
+        """Return whether a log counts only once a durable checkpoint names it."""
+        return self._on_unnamed is not None
+
+    def name_logs(self, on_unnamed: Callable[[], None]) -> None:
+        """Require from now on that a durable checkpoint names a new log before the log is ``named``.
+
+        ``on_unnamed`` is called when another log needs a name. The caller then writes a checkpoint and calls
+        ``consume_named``.
+
+        A replica does not count before its log is named: its fetches confirm no records, and as a leader it commits
+        none. So the next start can distinguish a lost log from a log that never held records. Neither has a directory,
+        but the checkpoint names the lost one.
+        """
+        self._on_unnamed = on_unnamed
+        if self.unnamed:
+            on_unnamed()
+
+    def created(self, tp: TopicPartition) -> None:
+        """Record that the log of ``tp`` has made its directory, which no checkpoint names."""
+        self.unnamed.add(tp)
+        if self._on_unnamed is not None:
+            self._on_unnamed()
+
+    def found_unnamed(self, tps: Iterable[TopicPartition]) -> None:
+        """Record logs on disk that the checkpoint does not name."""
+        self.unnamed.update(tps)
+
+    def removed(self, tp: TopicPartition) -> None:
+        """Record that the log of ``tp`` left the directory."""
+        self._marks.pop(tp, None)
+        self.unnamed.discard(tp)
+
+    def consume_named(self) -> list[Log]:
+        """Mark the logs that checkpoints have named durably since the last call as named, and return them."""
+        with self._lock:
+            found, self._newly_named = self._newly_named, []
+        named = []
+        for log in found:
+            if self._logs.get(log.tp) is log:
+                self.unnamed.discard(log.tp)
+                if not log.named:
+                    log.named = True
+                    named.append(log)
+        return named
+
+    # --- writes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_written(self) -> bool:
+        """Return whether this process has written a checkpoint."""
+        return self._content is not None
+
+    def write(self) -> None:
+        """Write the checkpoint and block for its fsync. Raises as ``LogDirectory.checkpoint``."""
+        self.job()()
+        self._delete_retired()
+
+    def job(self) -> Callable[[], None]:
+        """Collect the content now, and return a function that writes it. Raises as ``LogDirectory.checkpoint_job``."""
+        self._delete_retired()
+        number = next(self._numbers)
+        entries = self._take()
+        self.on_disk = len(entries)
+        unnamed = [self._logs[tp] for tp in self.unnamed if tp in self._logs]
+
+        def write() -> None:
+            with self._lock:
+                if number < self._written:
+                    return  # The later checkpoint names these logs too, and has reported them.
+                # Set this even if there is nothing to write: an older content must not be written later.
+                self._written = number
+                content = entries if self._trust.offline is None else self._with_earlier_syncs(entries)
+                if content is self._content or content == self._content:
+                    self._newly_named += unnamed
+                    return
+                try:
+                    write_checkpoint(self._disk, self._path, Checkpoint(content))
+                except OSError as failure:
+                    if is_full(failure):
+                        raise
+                    self._trust.fail(f"writing the checkpoint: {failure}")
+                    raise StorageError(f"log directory {self._path}: writing the checkpoint: {failure}") from failure
+                self._content = content
+                self._newly_named += unnamed
+
+        return write
+
+    def _with_earlier_syncs(self, entries: Iterable[PartitionCheckpoint]) -> tuple[PartitionCheckpoint, ...]:
+        """Return ``entries`` without the recovery points that have risen since the checkpoint was last written.
+
+        The fsyncs that raised them may have followed the failed one. Such an fsync proves nothing.
+        """
+        before = {(entry.topic_id, entry.partition): entry.recovery_point for entry in self._content or ()}
+        return tuple(
+            msgspec.structs.replace(
+                entry, recovery_point=min(entry.recovery_point, before.get((entry.topic_id, entry.partition), 0))
+            )
+            for entry in entries
+        )
+
+    def _take(self) -> tuple[PartitionCheckpoint, ...]:
+        """Return the entries of all logs with records: the same tuple object as last time if no entry changed."""
+        moved = self._services.consume_moved()
+        self._changed |= moved
+        for tp in moved:
+            log = self._logs.get(tp)
+            # A log without records has no directory. If the checkpoint named it, the next start would report it as
+            # lost.
+            if log is not None and log.on_disk:
+                self._marks[tp] = log.checkpoint()
+        if moved or len(self._marks) != len(self._taken):
+            self._taken = tuple(self._marks.values())
+        return self._taken
+
+    def consume_changed(self) -> set[TopicPartition]:
+        """Return the logs that changed since the last call. See ``LogDirectory.consume_changed``."""
+        changed, self._changed = self._changed | self._services.moved, set()
+        return changed
+
+    def _delete_retired(self) -> None:
+        """Delete segments below a log start that is now on disk."""
+        retired = self._services.retired
+        if not retired:
+            return
+        waiting = {tp: self._logs[tp] for tp in retired if tp in self._logs}
+        for entry in self._content or ():
+            log = waiting.get(TopicPartition(entry.topic, entry.partition))
+            if log is not None and log.topic_id == entry.topic_id:
+                log.retention.delete_retired(entry.log_start_offset)
+        retired.intersection_update([tp for tp, log in waiting.items() if log.retention.has_retired])

@@ -1,0 +1,274 @@
+"""Whether the logs of a directory have everything that earlier processes wrote, and the marks that show it.
+
+``running`` is written when a directory is opened and has the host's boot id. ``clean-stop`` is written when it is
+closed after everything was fsynced. The next open concludes from them:
+
+- clean-stop exists: nothing was lost;
+- no clean-stop, same boot id: the process died, but not the page cache. Every completed write exists (trusted);
+- no clean-stop, another boot id: the page cache was lost. Writes without an fsync may be missing (untrusted).
+
+``running`` also has the last incarnation of the directory's broker. The number is written before ZooKeeper counts it.
+So a directory whose number is below ZooKeeper's count is not the one that its broker wrote last: it was emptied, or
+restored from an older copy (``zk/broker_registry``). A doubt stays in ``running`` until the broker's registration
+reports it, because a process that found damaged logs may end before it registers. A doubt covers all logs, or those
+that ``running`` names.
+
+The same doubt is recorded when the disk fails. After a failed fsync the kernel counts the pages as written and shows
+them to the next process, but the disk may not have them. By the boot id alone they would be trusted.
+
+A broker writes the name of each new log to the checkpoint before its replica counts (``CheckpointWriter.name_logs``).
+``running`` records that once the first checkpoint exists. From then on a log that the checkpoint names and the disk
+lacks is lost, and an unreadable checkpoint makes all logs doubtful.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from sparklog.errors import BrokerError, ErrorCode, StorageError
+from sparklog.model import TopicPartition
+from sparklog.storage.disk import Disk, is_full, read_file, replace_file, write_all
+from sparklog.storage.formats import NewerFormatError, decode_state, encode_state
+
+RUNNING_FILE = "running"
+CLEAN_STOP_FILE = "clean-stop"
+
+logger = logging.getLogger(__name__)
+
+
+class DoubtedLog(msgspec.Struct, frozen=True, array_like=True):
+    """A log that may lack acknowledged records. ``topic_id`` is empty if the directory does not have it."""
+
+    topic: str
+    partition: int
+    topic_id: str = ""
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+class BootMark(msgspec.Struct, frozen=True):
+    boot_id: str
+    #: The broker's last incarnation. None: an older release wrote the mark without it.
+    incarnation: int | None = None
+    #: Logs may lack records, and no registration has reported that yet.
+    doubted: bool = False
+    version: int = 1
+    #: The logs that ``doubted`` covers. Empty: all of them.
+    logs: tuple[DoubtedLog, ...] = ()
+    #: The checkpoint exists, and names each log whose replica may have confirmed or committed records.
+    named: bool = False
+
+
+_DAMAGED = BootMark("")
+
+
+class LastStop(NamedTuple):
+    """How the last process with this directory ended."""
+
+    clean: bool
+    #: Every write that the process completed exists.
+    trusted: bool
+    #: Its last incarnation: 0 for a new directory, None if the mark does not have it.
+    incarnation: int | None
+    #: The page cache may show data that the disk does not have.
+    failed: bool
+    #: Doubted logs that no registration has reported yet, if the others are trusted.
+    doubted: tuple[DoubtedLog, ...] = ()
+    #: The checkpoint names each log whose replica may have confirmed or committed records.
+    named: bool = False
+
+
+class DirectoryTrust:
+    """The trust in one log directory, from its last stop and from what this process finds.
+
+    ``LogDirectory`` owns it. Any thread may call ``fail`` and ``note_incarnation``, the event loop the other methods.
+    """
+
+    def __init__(self, disk: Disk, path: Path, *, boot_id: str, last_stop: LastStop) -> None:
+        self._disk = disk
+        self._path = path
+        self._boot_id = boot_id
+        #: Held while ``running`` is written. If that write fails, the failure is recorded under the same lock.
+        self._lock = threading.RLock()
+        #: The reason why the directory is offline. None: it is usable.
+        self.offline: str | None = None
+        #: No write was in flight when the last process ended.
+        self.clean = last_stop.clean
+        #: The disk has everything that the last process wrote: no page cache was lost, and no damage was found.
+        self.trusted = last_stop.trusted
+        #: The last incarnation of the broker that this directory records. None: none is recorded.
+        self.incarnation = last_stop.incarnation
+        #: The disk failed a process since this boot. The page cache may show data that the disk does not have.
+        self.failed_before = last_stop.failed
+        #: Topic ids of logs that may lack acknowledged records although the directory as a whole is trusted. An empty
+        #: id means that the id is unknown.
+        self.doubted: dict[TopicPartition, str] = {log.tp: log.topic_id for log in last_stop.doubted}
+        #: The checkpoint names each log whose replica may have confirmed or committed records.
+        self.names_complete = last_stop.named
+
+    def check_online(self) -> None:
+        if self.offline is not None:
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self._path} is offline: {self.offline}")
+
+    def doubt_all(self) -> None:
+        """Stop trusting all logs, durably.
+
+        After the repair the logs show no damage. If this process ends too early, the next one must find the mark.
+        """
+        if self.trusted:
+            self.trusted = False
+            self._mark_doubt()
+
+    def doubt(self, logs: Mapping[TopicPartition, str]) -> None:
+        """Add these logs, with their topic ids, to ``doubted``, durably.
+
+        The next checkpoint does not name the missing ones. If this process ends too early, the next one must find the
+        mark.
+        """
+        known = len(self.doubted)
+        for tp, topic_id in logs.items():
+            self.doubted[tp] = topic_id or self.doubted.get(tp, "")
+        if len(self.doubted) > known and self.trusted:
+            self._mark_doubt()
+
+    def _mark_doubt(self) -> None:
+        logs = tuple(DoubtedLog(*tp, topic_id) for tp, topic_id in self.doubted.items()) if self.trusted else ()
+        mark = BootMark(self._boot_id, self.incarnation, doubted=True, logs=logs, named=self.names_complete)
+        with self._lock:
+            try:
+                mark_running(self._disk, self._path, mark)
+            except OSError as failure:
+                if not is_full(failure):
+                    raise
+                mark_failed(self._disk, self._path, mark)
+
+    def set_names_complete(self, complete: bool) -> None:
+        """Set whether the checkpoint names all logs that count. The next mark records it."""
+        self.names_complete = complete
+
+    def note_incarnation(self, incarnation: int) -> None:
+        """Record ``incarnation``, which this process has or is about to receive.
+
+        The registration says whether the broker's logs are trusted. So the directory is no longer in doubt, unless its
+        disk failed this process. Any thread may call this. It blocks for an fsync.
+
+        Raises:
+            OSError: it is not recorded. The next process then counts as untrusted.
+        """
+        with self._lock:
+            self.incarnation = incarnation
+            if self.offline is None:
+                mark = BootMark(self._boot_id, incarnation, named=self.names_complete)
+                mark_running(self._disk, self._path, mark)
+                return
+        self._note_failure()
+
+    def fail(self, detail: str) -> None:
+        """Take the directory offline because its disk is unreliable, and record that for the next process.
+
+        Any thread may call this. Only the first call has an effect.
+        """
+        with self._lock:
+            if self.offline is not None:
+                return
+            self.offline = detail
+        logger.error("log directory %s goes offline: %s", self._path, detail)
+        self._note_failure()
+
+    def _note_failure(self) -> None:
+        with self._lock:
+            try:
+                mark = BootMark(self._boot_id, self.incarnation, doubted=True, named=self.names_complete)
+                mark_failed(self._disk, self._path, mark)
+            except OSError as failure:
+                logger.critical(
+                    "%s: the next start must not trust this directory, but the mark for it cannot be written: %s",
+                    self._path,
+                    failure,
+                )
+
+    def sync_failed(self, failure: OSError) -> None:
+        """Take the directory offline, unless the disk is only full.
+
+        The caller of the fsync handles a full disk, which need not have lost data.
+        """
+        if not is_full(failure):
+            self.fail(f"fsync: {failure}")
+
+    def mark_clean_stop(self) -> None:
+        """Write the mark of a clean stop: everything is fsynced, and nothing more will be written. Raises OSError."""
+        mark_clean_stop(self._disk, self._path, boot_id=self._boot_id)
+
+
+def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:
+    """Find out how the last process ended, and mark the directory as in use by this process."""
+    clean = _read_mark(disk, log_dir / CLEAN_STOP_FILE) not in (None, _DAMAGED)
+    earlier = _read_mark(disk, log_dir / RUNNING_FILE)
+    in_doubt = earlier.logs if earlier is not None else ()
+    all_in_doubt = earlier is not None and earlier.doubted and not in_doubt
+    trusted = earlier is None or ((clean or earlier.boot_id == boot_id) and not all_in_doubt)
+    failed = earlier is not None and all_in_doubt and earlier.boot_id == boot_id
+    doubted = in_doubt if trusted else ()
+    incarnation = 0 if earlier is None else earlier.incarnation
+    named = earlier is not None and earlier.named
+    mark = BootMark(boot_id, incarnation, doubted=not trusted or bool(doubted), logs=doubted, named=named)
+    # Write only a changed mark: a killed process must start again on a full disk, so that retention can free space.
+    if mark != earlier:
+        mark_running(disk, log_dir, mark)
+    if clean:
+        disk.remove(log_dir / CLEAN_STOP_FILE)
+        disk.sync_directory(log_dir)
+    return LastStop(clean, trusted, incarnation, failed, doubted, named)
+
+
+def mark_running(disk: Disk, log_dir: Path, mark: BootMark) -> None:
+    """Write ``running``. Durable on return. Raises OSError."""
+    replace_file(disk, log_dir / RUNNING_FILE, encode_state(mark))
+
+
+def mark_failed(disk: Disk, log_dir: Path, mark: BootMark) -> None:
+    """Write a doubting ``mark`` to a disk that fails or is full: as a new file or, if that fails, over the old one.
+
+    A partly written mark also counts as doubt. It is not durable: after a reboot the directory is in doubt anyway, and
+    an fsync would fail or hang. Raises OSError if the disk accepts neither.
+    """
+    path, content = log_dir / RUNNING_FILE, encode_state(mark)
+    try:
+        replace_file(disk, path, content, sync=False)
+    except OSError:
+        handle = disk.open(path)
+        try:
+            write_all(disk, handle, [content], 0)
+            disk.truncate(handle, len(content))
+        finally:
+            disk.close(handle)
+
+
+def mark_clean_stop(disk: Disk, log_dir: Path, *, boot_id: str) -> None:
+    """Write the mark of a clean stop: everything in the directory is fsynced, and nothing more will be written."""
+    replace_file(disk, log_dir / CLEAN_STOP_FILE, encode_state(BootMark(boot_id)))
+
+
+def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
+    """Return the boot id. It changes when the host's kernel starts, with an empty page cache."""
+    return path.read_text(encoding="ascii").strip()
+
+
+def _read_mark(disk: Disk, path: Path) -> BootMark | None:
+    try:
+        return decode_state(read_file(disk, path), BootMark, path=path)
+    except FileNotFoundError:
+        return None
+    except NewerFormatError:
+        raise
+    except StorageError as failure:
+        logger.warning("%s; treating the page cache as lost", failure)
+        return _DAMAGED
