@@ -25,12 +25,14 @@ class Append:
 class SendMarkers:
     """Markers for the partitions' leaders, sent until the leaders have written them.
 
-    The result is MarkersWritten for each, in any order.
+    The result is MarkersWritten for each, in any order. A decision about many participants is carried out in parts:
+    ``part`` counts them from 0.
     """
 
     key: str
     decision: int
     markers: tuple[TransactionMarker, ...]
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,11 +116,12 @@ class AppendRefused:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWritten:
-    """The partitions that have the committed markers of this decision, or whose topics no longer exist."""
+    """The partitions that have the committed markers of this part of a decision, or whose topics no longer exist."""
 
     key: str
     decision: int
     places: tuple[Place, ...]
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

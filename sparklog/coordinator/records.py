@@ -6,6 +6,7 @@ thousandth task of a write costs as many bytes as the first.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -106,15 +107,33 @@ class Participant(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     topics: tuple[RegisteredTopic, ...] = ()
 
+    @property
+    def place_count(self) -> int:
+        return sum(len(found.numbers) for found in self.topics)
+
     def places(self) -> set[Place]:
         return {Place(found.topic, number, found.topic_id) for found in self.topics for number in found.numbers}
 
+    def has(self, place: Place) -> bool:
+        for found in self.topics:
+            if (found.topic, found.topic_id) == (place.topic, place.topic_id):
+                at = bisect_left(found.numbers, place.partition)
+                return at < len(found.numbers) and found.numbers[at] == place.partition
+        return False
+
     def with_places(self, added: Iterable[Place]) -> Participant:
-        by_topic: dict[tuple[str, str], list[int]] = {}
-        for place in sorted(self.places().union(added)):
-            by_topic.setdefault((place.topic, place.topic_id), []).append(place.partition)
-        topics = (RegisteredTopic(topic, tuple(found), topic_id) for (topic, topic_id), found in by_topic.items())
-        return Participant(self.epoch, tuple(topics))
+        """Return the participant with these partitions as well; the same object if it has all of them."""
+        by_topic: dict[tuple[str, str], set[int]] = {}
+        for place in added:
+            by_topic.setdefault((place.topic, place.topic_id), set()).add(place.partition)
+        known = {(found.topic, found.topic_id): found for found in self.topics}
+        topics = dict(known)
+        for (topic, topic_id), numbers in by_topic.items():
+            found = known.get((topic, topic_id))
+            if found is None or not numbers.issubset(found.numbers):
+                together = numbers.union(found.numbers) if found is not None else numbers
+                topics[topic, topic_id] = RegisteredTopic(topic, tuple(sorted(together)), topic_id)
+        return self if topics == known else Participant(self.epoch, tuple(topics[name] for name in sorted(topics)))
 
 
 class TransactionKey(msgspec.Struct, frozen=True, array_like=True, tag="transaction"):

@@ -5,7 +5,8 @@ The functions are pure and work on an ``Entry``; ``transactions`` decides when t
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from collections.abc import Iterable
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -26,9 +27,12 @@ from sparklog.coordinator.transaction_entry import Draft, Entry
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TransactionMarker
 
-#: The number of participants that one append removes.
-PARTICIPANTS_AT_ONCE = 20_000
+#: The most participants of one part of a decision, and the most partitions that they have registered together. A
+#: coordinator makes the markers of a part in one step, and one append removes its participants. The leader of a
+#: partition writes a marker in one turn, whose length grows with the marker's participants.
+PARTICIPANTS_AT_ONCE, PLACES_AT_ONCE = 20_000, 40_000
 
+_Ids = tuple[tuple[int, int], ...]
 #: The (producer id, epoch) pairs that are committed, and those that are aborted.
 _Fates = tuple[list[tuple[int, int]], list[tuple[int, int]]]
 _GroupOffsets = tuple[tuple[str, tuple[GroupOffset, ...]], ...]
@@ -147,7 +151,8 @@ def decide(entry: Entry, *, commit: bool, now_ms: int, winners: tuple[int, ...] 
         fenced=now.fencing(now.run_id) if fence else now.fenced,
         used_ms=now_ms,
     )
-    if any(participant.topics for participant in entry.participants.values()) or decided.offsets:
+    many = len(entry.participants) > PARTICIPANTS_AT_ONCE
+    if many or decided.offsets or any(participant.topics for participant in entry.participants.values()):
         return Draft(decided)
     return Draft(_over(decided, now_ms), dict.fromkeys(entry.participants))
 
@@ -158,7 +163,7 @@ def _raised(entry: Entry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicV
     The version rises in every topic that they may have written.
     """
     now = entry.transaction
-    written = {place.topic_id for winner in winners for place in entry.participants[winner].places()}
+    written = {found.topic_id for winner in winners for found in entry.participants[winner].topics}
     known = {found.topic_id: found for found in now.versions}
     for topic_id in written:
         known[topic_id] = TopicVersion(topic_id, max(now.version, now.version_in(topic_id)), now_ms)
@@ -202,13 +207,25 @@ def empty_version(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
     return Draft(over, answers=[Answer(request.ticket, Ended(True))])
 
 
-def completed(entry: Entry, *, now_ms: int) -> Draft:
-    """Return the next part of a transaction's end after all markers are written: participants are removed.
+def next_part(entry: Entry) -> set[int]:
+    """Return the participants of the next part of the decision; empty if no participants remain."""
+    part: set[int] = set()
+    places = 0
+    for producer_id, participant in entry.participants.items():
+        places += participant.place_count
+        if part and (len(part) == PARTICIPANTS_AT_ONCE or places > PLACES_AT_ONCE):
+            break
+        part.add(producer_id)
+    return part
 
-    The last part ends the transaction. After a crash between two parts the next coordinator repeats the markers of the
+
+def completed(entry: Entry, *, now_ms: int) -> Draft:
+    """Return the end of the present part of a decision, whose markers are all written: its participants are removed.
+
+    The last part ends the transaction. After a crash between two parts the next coordinator sends the markers of the
     participants that remain.
     """
-    removed = dict.fromkeys(islice(entry.participants, PARTICIPANTS_AT_ONCE))
+    removed = dict.fromkeys(entry.marked)
     if len(removed) < len(entry.participants):
         return Draft(entry.transaction, removed)
     return Draft(_over(entry.transaction, now_ms), removed)
@@ -225,26 +242,30 @@ def _over(decided: Transaction, now_ms: int) -> Transaction:
     )
 
 
-def orders(entry: Entry) -> list[Effect]:
-    """Return the markers for every registered partition, and the offsets that a commit hands over."""
-    now = entry.transaction
+def send_part(entry: Entry) -> list[Effect]:
+    """Return the markers of the next part, for every partition that its participants registered.
+
+    With the first part, also return the offsets that a commit hands over.
+    """
+    now, part = entry.transaction, entry.parts
     effects: list[Effect] = []
-    if markers := _markers(entry):
-        effects.append(SendMarkers(entry.key, now.decision, markers))
-    effects += [SendOffsets(entry.key, now.decision, group, offsets) for group, offsets in now.offsets]
+    entry.marked = next_part(entry)
+    entry.parts += 1
+    if markers := _markers(entry, sorted(entry.marked)):
+        effects.append(SendMarkers(entry.key, now.decision, tuple(markers.values()), part))
+        entry.missing = set(markers)
+    if part == 0:
+        effects += [SendOffsets(entry.key, now.decision, group, offsets) for group, offsets in now.offsets]
+        entry.missing_groups = {group for group, _ in now.offsets}
     return effects
 
 
-def marked_places(entry: Entry) -> set[Place]:
-    topics = {found for participant in entry.participants.values() for found in participant.topics}
-    return {Place(found.topic, number, found.topic_id) for found in topics for number in found.numbers}
-
-
-def _markers(entry: Entry) -> tuple[TransactionMarker, ...]:
+def _markers(entry: Entry, part: Iterable[int]) -> dict[Place, TransactionMarker]:
+    """Return the markers of these participants, whose ids are in order."""
     winners = set(entry.transaction.winners) if entry.transaction.state == COMMITTING else set()
     # The tasks of a sink often write the same partitions: each set of partitions is visited once, with all its ids.
     by_topics: dict[tuple[RegisteredTopic, ...], _Fates] = {}
-    for producer_id in sorted(entry.participants):
+    for producer_id in part:
         participant = entry.participants[producer_id]
         committed, aborted = by_topics.setdefault(participant.topics, ([], []))
         (committed if producer_id in winners else aborted).append((producer_id, participant.epoch))
@@ -254,21 +275,22 @@ def _markers(entry: Entry) -> tuple[TransactionMarker, ...]:
             by_number = fates.setdefault((written.topic, written.topic_id), {})
             for number in written.numbers:
                 by_number.setdefault(number, []).append(found)
-    places = sorted((topic, number, topic_id) for (topic, topic_id), by_number in fates.items() for number in by_number)
-    return tuple(
-        _marker(topic, number, topic_id, fates=fates[topic, topic_id][number]) for topic, number, topic_id in places
+    return {
+        Place(topic, number, topic_id): TransactionMarker(topic, number, *_merged(by_number[number]), topic_id)
+        for (topic, topic_id), by_number in sorted(fates.items(), key=lambda found: found[0])
+        for number in sorted(by_number)
+    }
+
+
+def _merged(fates: list[_Fates]) -> tuple[_Ids, _Ids]:
+    """Return all the committed ids and all the aborted ones, in order; each list is in order."""
+    if len(fates) == 1:
+        committed, aborted = fates[0]
+        return tuple(committed), tuple(aborted)
+    return (
+        tuple(sorted(chain.from_iterable(committed for committed, _ in fates))),
+        tuple(sorted(chain.from_iterable(aborted for _, aborted in fates))),
     )
-
-
-def _marker(topic: str, number: int, topic_id: str, *, fates: list[_Fates]) -> TransactionMarker:
-    committed = _merged([committed for committed, _ in fates])
-    aborted = _merged([aborted for _, aborted in fates])
-    return TransactionMarker(topic, number, committed, aborted, topic_id)
-
-
-def _merged(ids: list[list[tuple[int, int]]]) -> tuple[tuple[int, int], ...]:
-    """Return all the ids in order; each list is in order."""
-    return tuple(ids[0]) if len(ids) == 1 else tuple(sorted(chain.from_iterable(ids)))
 
 
 def with_offsets(known: _GroupOffsets, group: str, added: tuple[GroupOffset, ...]) -> _GroupOffsets:

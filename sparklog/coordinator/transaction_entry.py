@@ -33,6 +33,8 @@ class Draft:
     answers: list[Answer] = field(default_factory=list)
     #: (ticket, deadline) of the end request that this performs
     ended: tuple[int, int] | None = None
+    #: The work on the requests that share this change so far: about the number of partitions, offsets and versions
+    work: int = 0
 
     @property
     def changes_nothing(self) -> bool:
@@ -49,7 +51,7 @@ class Draft:
 class Entry:
     """The state of a key, created when a request first names it or a record has it."""
 
-    __slots__ = ("begins", "completing", "draft", "key", "missing", "missing_groups", "participants", "queue",
+    __slots__ = ("begins", "draft", "key", "marked", "missing", "missing_groups", "participants", "parts", "queue",
                  "touched_ms", "transaction", "waiting")  # fmt: skip
 
     def __init__(self, key: str, now_ms: int) -> None:
@@ -64,11 +66,13 @@ class Entry:
         self.begins: list[BeginRequested | SettleRequested] = []
         #: End requests that wait for the markers: ticket to deadline.
         self.waiting: dict[int, int] = {}
-        #: Partitions without their markers and groups without their offsets so far.
+        #: The participants of the present part of a decision: their markers are sent, and they are not removed yet.
+        self.marked: set[int] = set()
+        #: The number of parts that this coordinator has sent of the decision so far.
+        self.parts = 0
+        #: Partitions without the present part's markers, and groups without their offsets so far.
         self.missing: set[Place] = set()
         self.missing_groups: set[str] = set()
-        #: Whether all markers are written, and the removal of the participants has begun.
-        self.completing = False
         #: The time of the last request that keeps the transaction alive.
         self.touched_ms = now_ms
 
@@ -97,5 +101,6 @@ class Entry:
         for producer_id, participant in draft.participants.items():
             if participant is None:
                 self.participants.pop(producer_id, None)
+                self.marked.discard(producer_id)
             else:
                 self.participants[producer_id] = participant

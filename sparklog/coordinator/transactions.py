@@ -43,7 +43,6 @@ from sparklog.coordinator.records import (
     OPEN,
     UNNUMBERED,
     Participant,
-    Place,
     Transaction,
     TransactionKey,
     decode_record,
@@ -55,6 +54,9 @@ from sparklog.protocol.fields import MAX_ENTRIES
 
 #: The number of requests of one key that may wait; a Spark stage has a few thousand tasks.
 MAX_QUEUED = 10_000
+
+#: The ``Draft.work`` beyond which waiting requests go into the next append.
+_WORK_AT_ONCE = 10_000
 
 #: Every producer id serves one attempt, so its epoch never changes.
 EPOCH = 0
@@ -113,9 +115,9 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             case VerifyRequested():
                 self._answer(event.ticket, self._verified(event))
             case MarkersWritten():
-                self._arrived(event.key, event.decision, now_ms, places=event.places)
+                self._markers_written(event, now_ms)
             case OffsetsWritten():
-                self._arrived(event.key, event.decision, now_ms, groups=(event.group,))
+                self._offsets_written(event, now_ms)
             case _:
                 assert_never(event)
 
@@ -273,13 +275,13 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             entry.begins.append(request)
             return transaction_end.decide(entry, commit=False, now_ms=now_ms, fence=True)
         draft = draft or transaction_end.unchanged(entry)
+        draft.work += 1 + len(now.versions)
         draft.answers.append(Answer(request.ticket, Settled(now.version_in(request.topic_id))))
         return draft
 
     def _add(self, entry: Entry, request: AddRequested, draft: Draft | None, now_ms: int) -> Draft | None:
         """Register partitions for one producer id, together with the registrations that ``draft`` has already."""
         now = draft.transaction if draft is not None and draft.transaction is not None else entry.transaction
-        joined = {**entry.participants, **(draft.participants if draft else {})}
         refusal = _not_open(entry.key, now, request)
         if refusal is None and request.producer_epoch != EPOCH:
             refusal = _fenced(entry.key, f"{request.run_id}, producer epoch {request.producer_epoch}")
@@ -294,17 +296,19 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             self._answer(request.ticket, refusal)
             return draft
         entry.touched_ms = now_ms
-        participant = joined.get(request.producer_id) or Participant(EPOCH)
-        added = set(request.places) - participant.places()
-        staged = draft is not None and request.producer_id in draft.participants
-        if not added and not request.offsets and not staged:
+        staged = draft.participants.get(request.producer_id) if draft is not None else None
+        known = staged or entry.participants.get(request.producer_id)
+        participant = (known or Participant(EPOCH)).with_places(request.places)
+        if known is participant and staged is None and not request.offsets:
             self._answer(request.ticket, Done())
             return draft
         draft = draft or Draft(entry.transaction)
-        if added or request.producer_id not in joined:
-            draft.participants[request.producer_id] = participant.with_places(added)
+        draft.work += 1 + len(request.places) + participant.place_count
+        if known is not participant:
+            draft.participants[request.producer_id] = participant
         if request.offsets:
             draft.transaction = replace(now, offsets=offsets)
+            draft.work += sum(len(found) for _, found in offsets)
         draft.answers.append(Answer(request.ticket, Done()))
         return draft
 
@@ -359,7 +363,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             return Refused(ErrorCode.INVALID_TXN_STATE, detail)
         if entry.draft is not None and entry.draft.transaction is not None and entry.draft.transaction.state != OPEN:
             return Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: the transaction is being ended")
-        if request.place not in participant.places():
+        if not participant.has(request.place):
             topic, number, _ = request.place
             detail = f"{request.key}: {topic}-{number} is not registered for {request.producer_id}"
             return Refused(ErrorCode.INVALID_TXN_STATE, detail)
@@ -412,43 +416,42 @@ class Transactions(CoordinatorCore[Entry, Draft]):
     # --- after the decision ----------------------------------------------------------------------------------------
 
     def _carry_out(self, entry: Entry, now_ms: int) -> None:
-        """Send the effects of a decision; complete it when nothing is missing."""
-        if entry.ending and entry.completing:
-            self._complete_if_done(entry, now_ms)
-        elif entry.ending and not entry.missing and not entry.missing_groups:
-            orders = transaction_end.orders(entry)
-            self._effects += orders
-            entry.missing = transaction_end.marked_places(entry)
-            entry.missing_groups = {group for group, _ in entry.transaction.offsets}
+        """Send the effects of a decision, one part after the other; complete each part when nothing is missing."""
+        if entry.ending:
+            if not entry.marked and (entry.participants or entry.parts == 0):
+                self._effects += transaction_end.send_part(entry)
             self._complete_if_done(entry, now_ms)
         elif entry.transaction.state == EMPTY:
-            entry.completing = False
+            entry.parts = 0
             self._resume_begins(entry, now_ms)
         self._watch(entry)
 
-    def _arrived(
-        self,
-        key: str,
-        decision: int,
-        now_ms: int,
-        *,
-        places: Iterable[Place] = (),
-        groups: Iterable[str] = (),
-    ) -> None:
+    def _markers_written(self, event: MarkersWritten, now_ms: int) -> None:
+        entry = self._decided(event.key, event.decision)
+        # A repeated event about an earlier part must not count for this one, which has other producers.
+        if entry is not None and event.part == entry.parts - 1:
+            entry.missing.difference_update(event.places)
+            self._complete_if_done(entry, now_ms)
+
+    def _offsets_written(self, event: OffsetsWritten, now_ms: int) -> None:
+        entry = self._decided(event.key, event.decision)
+        if entry is not None:
+            entry.missing_groups.discard(event.group)
+            self._complete_if_done(entry, now_ms)
+
+    def _decided(self, key: str, decision: int) -> Entry | None:
+        """Return the entry if this decision of its key is being carried out."""
         entry = self._entries.get(key)
-        if entry is None or not entry.ending or entry.transaction.decision != decision:
-            return
-        entry.missing.difference_update(places)
-        entry.missing_groups.difference_update(groups)
-        self._complete_if_done(entry, now_ms)
+        return entry if entry is not None and entry.ending and entry.transaction.decision == decision else None
 
     def _complete_if_done(self, entry: Entry, now_ms: int) -> None:
+        """Remove the participants of a part whose markers are all written. After the last part respond as well."""
         if entry.missing or entry.missing_groups or entry.draft is not None:
             return
-        for ticket in entry.waiting:
-            self._answer(ticket, Ended(True))
-        entry.waiting.clear()
-        entry.completing = True
+        if len(entry.marked) == len(entry.participants):
+            for ticket in entry.waiting:
+                self._answer(ticket, Ended(True))
+            entry.waiting.clear()
         self._change(entry, transaction_end.completed(entry, now_ms=now_ms))
 
     def _resume_begins(self, entry: Entry, now_ms: int) -> None:
@@ -527,7 +530,9 @@ def _blocks(now: Transaction, request: SettleRequested) -> bool:
 
 
 def _joins(draft: Draft, request: Request, now: Transaction) -> bool:
-    """Return whether one append can perform both."""
+    """Return whether one append can perform both. The work of one step has a bound, and so has one append."""
+    if draft.work > _WORK_AT_ONCE:
+        return False
     if draft.changes_nothing:
         return isinstance(request, SettleRequested) and not _blocks(now, request)
     return isinstance(request, AddRequested)

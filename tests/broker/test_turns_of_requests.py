@@ -16,11 +16,19 @@ import msgspec
 import pytest
 
 from sparklog.broker.transactions.coordinator_runtime import _encoded
-from sparklog.coordinator.effects import Append
-from sparklog.coordinator.events import AddRequested, Appended, BeginRequested
+from sparklog.coordinator.effects import Append, SendMarkers
+from sparklog.coordinator.events import AddRequested, Appended, BeginRequested, EndRequested, MarkersWritten
 from sparklog.coordinator.group_events import CommitRequested
 from sparklog.coordinator.group_offsets import Groups
-from sparklog.coordinator.records import Place
+from sparklog.coordinator.records import (
+    OPEN,
+    Participant,
+    Place,
+    RegisteredTopic,
+    Transaction,
+    participant_record,
+    transaction_record,
+)
 from sparklog.coordinator.transactions import Transactions
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.connection import encode_reply
@@ -175,18 +183,29 @@ def test_a_client_s_commit_of_too_many_offsets_is_refused() -> None:
 
 
 def longest_step_s(core: Any, events: list[Any]) -> float:
-    """The processor time of the longest step of a coordinator, with the batches of what it appends."""
-    core.load([])
+    """Return the processor time of the longest step of a coordinator, with the batches of what it appends."""
     core.start(0)
     longest_s = 0.0
     while events:
         began_s = time.thread_time()
-        for effect in core.step(events.pop(0), 1):
+        effects = core.step(events.pop(0), 1)
+        for effect in effects:
             if isinstance(effect, Append):
                 _encoded(effect.records, 0)
-                events.insert(0, Appended(effect.append))
         longest_s = max(longest_s, time.thread_time() - began_s)
+        events[:0] = [event for event in map(result_of, effects) if event is not None]
     return longest_s
+
+
+def result_of(effect: object) -> object:
+    match effect:
+        case Append():
+            return Appended(effect.append)
+        case SendMarkers():
+            places = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in effect.markers)
+            return MarkersWritten(effect.key, effect.decision, places, effect.part)
+        case _:
+            return None
 
 
 @pytest.mark.alone
@@ -206,3 +225,38 @@ def test_no_step_of_a_transactions_coordinator_takes_long() -> None:
         AddRequested(3, "k", "r", 1, 0, (), "g", offsets, -1, 0),
     ]
     assert min(longest_step_s(Transactions(), list(events)) for _ in range(3)) < LIMIT_S
+
+
+def sink(tasks: int, *, partitions: int, of: int) -> Transactions:
+    """Return the coordinator of a sink's open transaction: each task writes this number ``of`` a topic's partitions."""
+    core = Transactions()
+    open_now = Transaction(state=OPEN, run_id="r", run=1, version=2, timeout_ms=60_000, by_topic=True)
+    core.load([transaction_record("k", open_now)])
+    for task in range(tasks):
+        numbers = tuple(sorted((task * partitions + number) % of for number in range(partitions)))
+        participant = Participant(0, (RegisteredTopic("t", numbers, "i" * 32),))
+        core.load([participant_record("k", task, participant)])
+    return core
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("tasks", "partitions", "of"), [(100_000, 10, 1000), (2000, 500, 100_000), (100_000, 1, 1)])
+def test_no_step_takes_long_when_a_large_sink_commits(tasks: int, partitions: int, of: int) -> None:
+    end = EndRequested(1, "k", "r", 2, True, tuple(range(tasks)), 5000, 0)
+    core = sink(tasks, partitions=partitions, of=of)
+    assert longest_step_s(core, [end]) < LIMIT_S
+    assert not core._entries["k"].participants
+
+
+@pytest.mark.alone
+def test_no_step_takes_long_when_many_tasks_of_a_large_sink_register() -> None:
+    core = sink(50_000, partitions=1, of=1000)
+    tasks = range(50_000, 55_000)
+    events = [AddRequested(task, "k", "r", task, 0, (Place("t", 0, "i" * 32),), version=2) for task in tasks]
+    core.start(0)
+    (first,) = core.step(events[0], 1)
+    for event in events[1:]:
+        core.step(event, 1)
+    assert isinstance(first, Append)
+    assert longest_step_s(core, [Appended(first.append)]) < LIMIT_S
+    assert len(core._entries["k"].participants) == 55_000

@@ -206,11 +206,11 @@ class FakeCoordinator:
                 case Append(append, records):
                     self.records += records
                     todo += self._core.step(events.Appended(append), _now_ms())
-                case SendMarkers(key, decision, markers):
+                case SendMarkers(key, decision, markers, part):
                     for marker in markers:
                         self._mark(marker.topic, marker.partition, Marker(marker.committed, marker.aborted))
                     there = tuple(Place(marker.topic, marker.partition) for marker in markers)
-                    todo += self._core.step(events.MarkersWritten(key, decision, there), _now_ms())
+                    todo += self._core.step(events.MarkersWritten(key, decision, there, part), _now_ms())
                 case SendOffsets(key, decision, group, offsets):
                     for found in offsets:
                         self.cluster.groups.offsets[group, found.topic, found.partition] = found.offset

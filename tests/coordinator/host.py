@@ -96,7 +96,7 @@ class Host:
             if markers:
                 for sent in self._take(self.markers):
                     written = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers)
-                    self.step(MarkersWritten(sent.key, sent.decision, written))
+                    self.step(MarkersWritten(sent.key, sent.decision, written, sent.part))
                 for handed in self._take(self.offsets):
                     self.step(OffsetsWritten(handed.key, handed.decision, handed.group))
 

@@ -311,7 +311,7 @@ class Histories:
         for sent in list(self.host.markers):
             self.mark(sent)
             written = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers)
-            self.host.step(MarkersWritten(sent.key, sent.decision, written))
+            self.host.step(MarkersWritten(sent.key, sent.decision, written, sent.part))
 
     def mark(self, sent: object) -> None:
         for marker in sent.markers:  # type: ignore[attr-defined]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.coordinator import transaction_end
-from sparklog.coordinator.effects import Begun, Ended, Refused
-from sparklog.coordinator.events import MarkersWritten
+from sparklog.coordinator import transaction_end, transactions
+from sparklog.coordinator.effects import Begun, Ended, Refused, SendMarkers
+from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
 from sparklog.coordinator.records import FENCED_KEPT, Place
 from sparklog.coordinator.transactions import MAX_QUEUED, TransactionSettings
 from sparklog.errors import ErrorCode
@@ -167,7 +167,7 @@ def test_the_coordinator_dies_between_decision_and_markers(host: Host) -> None:
 
 @pytest.fixture
 def ending(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let a commit of five producers get its markers: the removal of the first two producers is in flight."""
+    """Commit five producers in parts of two: the markers of the first part are in flight."""
     monkeypatch.setattr(transaction_end, "PARTICIPANTS_AT_ONCE", 2)
     producers = [opened(host, version=2), *(host.producer(host.begin("k", "r1", 2)) for _ in range(4))]
     for number, producer in enumerate(producers):
@@ -175,33 +175,83 @@ def ending(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     host.settle()
     host.end("k", "r1", 2, *producers)
     host.commit_one()
-    written = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in host.sent_markers())
-    (sent,) = host.markers
-    host.markers.clear()
-    host.step(MarkersWritten("k", sent.decision, written))
     return producers
 
 
-def test_many_participants_are_removed_in_parts(host: Host, ending: list[int]) -> None:
+def marked(host: Host) -> list[int]:
+    """Return the producers whose markers are in flight."""
+    return sorted(producer for marker in host.sent_markers() for producer, _ in (*marker.committed, *marker.aborted))
+
+
+def write_markers(host: Host) -> SendMarkers:
+    """Let the leaders write the markers in flight."""
+    (sent,) = host.markers
+    host.markers.clear()
+    host.step(written_by(sent))
+    return sent
+
+
+def written_by(sent: SendMarkers) -> MarkersWritten:
+    places = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers)
+    return MarkersWritten(sent.key, sent.decision, places, sent.part)
+
+
+def test_many_participants_get_their_markers_in_parts(host: Host, ending: list[int]) -> None:
     begin = host.begin("k", "r1", 3)
-    for left in (3, 1, 0):
+    for part in (ending[:2], ending[2:4], ending[4:]):
+        assert marked(host) == part
         assert begin not in host.answers
+        write_markers(host)
         (append,) = host.appends
         assert len(append.records) <= 2
         host.commit_one()
-        assert len(host.core._entries["k"].participants) == left
-    assert not host.markers, "markers were sent again"
+        assert not set(part).intersection(host.core._entries["k"].participants)
     host.settle()
     assert host.code(begin) == "Begun"
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_the_next_coordinator_removes_the_remaining_participants(host: Host, ending: list[int], parts: int) -> None:
+def test_a_part_has_a_bound_on_its_partitions(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_end, "PLACES_AT_ONCE", 5)
+    producers = [opened(host, version=2), *(host.producer(host.begin("k", "r1", 2)) for _ in range(3))]
+    for producer, count in zip(producers, (2, 3, 1, 9), strict=True):
+        host.add("k", "r1", producer, *(("a", number) for number in range(count)))
+    host.settle()
+    host.end("k", "r1", 2, commit=False)
+    host.commit_one()
+    for part in (producers[:2], producers[2:3], producers[3:]):
+        assert set(marked(host)) == set(part)
+        write_markers(host)
+        host.commit_one()
+    assert not host.core._entries["k"].participants
+
+
+def test_a_commit_is_complete_after_the_last_part(host: Host, ending: list[int]) -> None:
+    again = host.end("k", "r1", 2, *ending)
+    for _ in range(2):
+        write_markers(host)
+        host.commit_one()
+        assert again not in host.answers
+    write_markers(host)
+    assert host.answers[again] == Ended(True)
+
+
+def test_a_repeated_marker_does_not_count_for_the_next_part(host: Host, ending: list[int]) -> None:
+    first = write_markers(host)
+    host.commit_one()
+    host.step(written_by(first))
+    assert not host.appends, "producers were removed without a marker"
+    write_markers(host)
+    assert len(host.appends) == 1
+
+
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_the_next_coordinator_marks_the_remaining_participants(host: Host, ending: list[int], parts: int) -> None:
     for _ in range(parts):
+        write_markers(host)
         host.commit_one()
     host.crash()
-    repeated = {producer for marker in host.sent_markers() for producer, _ in marker.committed}
-    assert repeated == set(ending[2 * parts :])
+    assert marked(host) == ending[2 * parts : 2 * parts + 2]
+    assert all(not marker.aborted for marker in host.sent_markers())
     again = host.end("k", "r1", 2, *ending)
     host.settle()
     assert host.answers[again] == Ended(True)
@@ -210,13 +260,47 @@ def test_the_next_coordinator_removes_the_remaining_participants(host: Host, end
 
 
 def test_a_refused_part_of_the_removal_is_retried(host: Host, ending: list[int]) -> None:
-    host.commit_one()
+    write_markers(host)
     host.refuse_one()
-    again = host.end("k", "r1", 2, *ending)
+    assert not host.markers
     host.tick(500)
-    assert host.answers[again] == Ended(True)
+    host.commit_one()
+    assert marked(host) == ending[2:4]
     host.settle()
-    assert not host.markers and not host.core._entries["k"].participants
+    assert not host.core._entries["k"].participants
+
+
+def test_offsets_are_handed_over_once_with_many_parts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_end, "PARTICIPANTS_AT_ONCE", 1)
+    producers = [opened(host, version=2), host.producer(host.begin("k", "r1", 2))]
+    for producer in producers:
+        host.add("k", "r1", producer, ("a", 0), group="g", offsets=(GroupOffset("in", 0, 5),))
+    host.settle()
+    host.end("k", "r1", 2, *producers)
+    host.commit_one()
+    (handed,) = host.offsets
+    write_markers(host)
+    assert not host.appends, "a part ended before the group has its offsets"
+    host.offsets.clear()
+    host.step(OffsetsWritten(handed.key, handed.decision, handed.group))
+    host.commit_one()
+    assert marked(host) == producers[1:]
+    host.settle()
+    assert not host.offsets and not host.core._entries["k"].participants
+
+
+def test_many_waiting_registrations_share_several_appends(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "_WORK_AT_ONCE", 10)
+    opened(host, version=2)
+    host.begin("k", "r1", 2)
+    producers = [host.producer(host.begin("k", "r1", 2)) for _ in range(20)]
+    tickets = [host.add("k", "r1", producer, ("a", 0), ("a", 1)) for producer in producers]
+    sizes = []
+    while host.appends:
+        sizes.append(len(host.appends[0].records))
+        host.commit_one()
+    assert sum(sizes) == 20 and max(sizes) == 3
+    assert all(host.code(ticket) == "Done" for ticket in tickets)
 
 
 def test_a_joined_task_continues_with_the_next_coordinator(host: Host) -> None:

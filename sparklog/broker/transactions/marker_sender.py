@@ -56,10 +56,13 @@ class _PendingMarker:
     """One marker that is not written yet."""
 
     host: CoordinatorRuntime
-    key: str
-    decision: int
+    effect: SendMarkers
     marker: TransactionMarker
     attempts: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.effect.key
 
     @property
     def tp(self) -> TopicPartition:
@@ -106,9 +109,7 @@ class MarkerSender:
 
     def send_markers(self, host: CoordinatorRuntime, effect: SendMarkers) -> None:
         said_by = {"coordinator": host.partition.tp.partition, "coordinator_epoch": host.epoch}
-        due = [
-            _PendingMarker(host, effect.key, effect.decision, replace(marker, **said_by)) for marker in effect.markers
-        ]
+        due = (_PendingMarker(host, effect, replace(marker, **said_by)) for marker in effect.markers)
         # This never runs inside a partition's step: the marker's partition might be that one.
         asyncio.get_running_loop().call_soon(self._dispatch, due)
 
@@ -243,14 +244,14 @@ class MarkerSender:
         asyncio.get_running_loop().call_later(pause_s, self._dispatch, [due])
 
     def _arrived(self, written: Iterable[_PendingMarker]) -> None:
-        """Notify the coordinators, once for each decision."""
-        decisions: dict[tuple[CoordinatorRuntime, str, int], list[Place]] = {}
+        """Notify the coordinators, once for each part of a decision."""
+        parts: dict[tuple[CoordinatorRuntime, str, int, int], list[Place]] = {}
         for due in written:
             place = Place(due.marker.topic, due.marker.partition, due.marker.topic_id)
-            decisions.setdefault((due.host, due.key, due.decision), []).append(place)
-        for (host, key, decision), places in decisions.items():
+            parts.setdefault((due.host, due.key, due.effect.decision, due.effect.part), []).append(place)
+        for (host, key, decision, part), places in parts.items():
             self._context.counters["transactions.markers"] += len(places)
-            host.step(MarkersWritten(key, decision, tuple(places)))
+            host.step(MarkersWritten(key, decision, tuple(places), part))
 
     # --- offsets ---------------------------------------------------------------------------------------------------
 
