@@ -123,7 +123,7 @@ class PartitionStateIo:
     async def _read_refused(self, writes: Sequence[StateWrite]) -> None:
         found: dict[TopicPartition, VersionedState | None] = {}
         with suppress(ZkUnreachable):
-            found = await self._store.read_states([write.tp for write in writes])
+            found = await self._store.levels.states([write.tp for write in writes])
         tps = [write.tp for write in writes if self._is_pending(write)]
         read = {tp: found[tp] for tp in tps if tp in found}
         if read:
@@ -148,7 +148,7 @@ class PartitionStateIo:
         Raises:
             ZkUnreachable: the connection was lost.
         """
-        found = await self._store.read_states(tps)
+        found = await self._store.levels.states(tps)
         if found:
             self._runner.step(StatesRead(found))
         self._read_later([tp for tp in tps if tp not in found])
@@ -165,7 +165,7 @@ class PartitionStateIo:
             found: dict[TopicPartition, VersionedState | None] = {}
             with suppress(ZkUnreachable):
                 await self._store.session.connected()
-                found = await self._store.read_states(tuple(self._unread))
+                found = await self._store.levels.states(tuple(self._unread))
             for tp in found:
                 del self._unread[tp]
             if found:

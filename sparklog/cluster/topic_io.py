@@ -93,7 +93,7 @@ class TopicIo:
 
         async def read() -> None:
             nonlocal found
-            found = await self._store.read_topic_again(name)
+            found = await self._store.levels.topic(name)
 
         await self._runner.retry(read)
         if found is None:

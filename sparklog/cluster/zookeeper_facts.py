@@ -66,10 +66,10 @@ class ZookeeperFacts:
         # untrusted broker.
         await self._proofs.load()
         brokers, retired = await self._brokers()
-        absent = self._proofs.admitted(await self._store.read_absent({found.broker_id for found in brokers}))
-        stopping = await self._store.read_stopping()
-        topics, unreadable = await self._store.read_topics()
-        deletions = await self._store.read_deletions()
+        absent = self._proofs.admitted(await self._store.levels.absent({found.broker_id for found in brokers}))
+        stopping = await self._store.levels.stopping()
+        topics, unreadable = await self._store.levels.topics()
+        deletions = await self._store.levels.deletions()
         snapshots = tuple(TopicSnapshot(topic.record, topic.states, topic.version) for topic in topics)
         elections = await self._elections()
         refusals = await self._refusals()
@@ -78,11 +78,11 @@ class ZookeeperFacts:
         )
 
     async def _brokers(self) -> tuple[tuple[BrokerRegistration, ...], frozenset[int]]:
-        brokers = self._proofs.admitted(await self._store.read_brokers())
-        return brokers, await self._store.read_retired({found.broker_id for found in brokers})
+        brokers = self._proofs.admitted(await self._store.levels.brokers())
+        return brokers, await self._store.levels.retired({found.broker_id for found in brokers})
 
     async def _elections(self) -> dict[str, ElectionRequested]:
-        found = await self._store.read_elections()
+        found = await self._store.levels.elections()
         return {
             name: ElectionRequested(
                 request.kind,
@@ -102,7 +102,7 @@ class ZookeeperFacts:
                 found.offset,
                 found.high_watermark,
             )
-            for found in await self._store.read_refusals()
+            for found in await self._store.levels.refusals()
         )
 
     def follow(self) -> None:
@@ -159,7 +159,7 @@ class ZookeeperFacts:
 
     async def read_stopping(self) -> None:
         """Read the brokers that request a controlled shutdown."""
-        stopping = await self._store.read_stopping()
+        stopping = await self._store.levels.stopping()
         if not self._runner.core.brokers.stopping <= stopping.keys():
             # A broker that no longer stops may have ended. Read the registrations first: otherwise the core would treat
             # the ended broker as live for a moment, and carry out what it postponed during the stop.
@@ -167,7 +167,7 @@ class ZookeeperFacts:
         self._runner.step(StoppingRead(stopping))
 
     async def _read_deletions(self) -> None:
-        self._runner.step(DeletionsRead(await self._store.read_deletions()))
+        self._runner.step(DeletionsRead(await self._store.levels.deletions()))
 
     async def _read_elections(self) -> None:
         self._runner.step(ElectionsRead(await self._elections()))
@@ -178,11 +178,11 @@ class ZookeeperFacts:
     async def _read_isr_changes(self) -> None:
         """Read notifications of ISR changes until none is left: an addition to a node fires no watch on its parent."""
         while True:
-            nodes, told, named = await self._store.read_isr_changes()
+            nodes, reported, named = await self._store.levels.isr_changes()
             if not nodes:
                 return
-            if told:
-                self._runner.step(StatesReported(told))
+            if reported:
+                self._runner.step(StatesReported(reported))
             if named is None:
                 named = tuple(partition.tp for partition in self._runner.core.state.partitions())
             if named:

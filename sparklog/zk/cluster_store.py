@@ -329,7 +329,7 @@ class ClusterStore:
             return FateUnknown(sent=False, why=str(error))
         return NodeGone() if found is None else Refused(found, reason)
 
-    async def notify_isr_change(self, broker_id: int, told: Sequence[TopicStates]) -> None:
+    async def notify_isr_change(self, broker_id: int, states: Sequence[TopicStates]) -> None:
         """Notify the controller of the states that this broker wrote as the leader.
 
         May be repeated.
@@ -343,16 +343,16 @@ class ClusterStore:
         path = paths.isr_change(broker_id)
         while True:
             with suppress(ZkNodeExists):
-                await self.session.create(path, _notification(told))
+                await self.session.create(path, _notification(states))
                 return
             with suppress(ZkNoNode, ZkBadVersion):
                 node = await self.session.get(path)
                 try:
-                    noted = codecs.decode_isr_changes(path, node.data).told
+                    noted = codecs.decode_isr_changes(path, node.data).reported
                 except codecs.ZkFormatError as error:
                     self.unreadable.skip(path, error)
                     noted = ()  # The old content is unknown, so any partition may be meant.
-                value = _notification(_merged((*noted, *told)) if noted else ())
+                value = _notification(_merged((*noted, *states)) if noted else ())
                 await self.session.set(path, value, node.version)
                 return
 
@@ -554,18 +554,18 @@ class ClusterStore:
         return codecs.decode(path, node.data, codecs.GenerationName)
 
 
-def _notification(told: Iterable[TopicStates]) -> bytes:
+def _notification(states: Iterable[TopicStates]) -> bytes:
     """Encode a notification; one of too many states for a node names none, which means any partition."""
-    value = codecs.encode_isr_changes(told)
+    value = codecs.encode_isr_changes(states)
     return value if len(value) <= MAX_NOTIFICATION_BYTES else codecs.encode_isr_changes(())
 
 
-def _merged(told: Iterable[TopicStates]) -> Iterable[TopicStates]:
+def _merged(reports: Iterable[TopicStates]) -> Iterable[TopicStates]:
     """Return the newest state of each partition."""
     topics: dict[tuple[str, str], dict[int, VersionedState]] = {}
-    for said in told:
-        newest = topics.setdefault((said.topic, said.topic_id), {})
-        for partition, stored in said.states.items():
+    for report in reports:
+        newest = topics.setdefault((report.topic, report.topic_id), {})
+        for partition, stored in report.states.items():
             known = newest.get(partition)
             if known is None or known.version < stored.version:
                 newest[partition] = stored

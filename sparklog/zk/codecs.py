@@ -374,12 +374,12 @@ class IsrChanges(NamedTuple):
     If both are empty, any partition may have changed.
     """
 
-    told: tuple[TopicStates, ...] = ()
+    reported: tuple[TopicStates, ...] = ()
     named: tuple[TopicPartition, ...] = ()
 
 
-def encode_isr_changes(told: Iterable[TopicStates]) -> bytes:
-    return _json.encode(_IsrChanges(VERSION, (), tuple(told)))
+def encode_isr_changes(states: Iterable[TopicStates]) -> bytes:
+    return _json.encode(_IsrChanges(VERSION, (), tuple(states)))
 
 
 def decode_isr_changes(path: str, data: bytes) -> IsrChanges:

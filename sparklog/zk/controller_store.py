@@ -1,6 +1,4 @@
-"""The reads and writes of a controller in ZooKeeper.
-
-Every write is bound to its controller epoch.
+"""The election of a controller in ZooKeeper, and its writes, each of which is bound to its controller epoch.
 
 The version of ``/controller_epoch`` holds the epoch: a multi that checks it fails as soon as another controller has
 been elected, whatever this one believes. Writes are pipelined, with one multi per partition.
@@ -9,35 +7,19 @@ been elected, whatever this one believes. Writes are pipelined, with one multi p
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import msgspec
-
-from sparklog.errors import ClusterError
-from sparklog.model import (
-    NO_EPOCH,
-    BrokerRegistration,
-    LeaderAndIsr,
-    TopicPartition,
-    TopicRecord,
-    TopicStates,
-    VersionedState,
-    check_topic_name,
-)
+from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicPartition, TopicRecord
 from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, WriteOutcome, Written, encode_record
-from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNoNode, ZkNotEmpty, ZkUnreachable
+from sparklog.zk.controller_levels import ControllerLevels
+from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNoNode, ZkUnreachable, raise_other_than
 from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
+from sparklog.zk.topic_deletion import TopicDeletion
 
-#: The maximum number of ids of deleted topics that are listed.
-_DELETED_KEPT = 10_000
-_T = TypeVar("_T")
-#: The levels of nodes below a topic that its deletion removes; sparklog's own nodes have three.
-_DEEPEST = 20
 #: The version of a node that does not exist yet.
 NO_NODE = -1
 
@@ -57,33 +39,6 @@ class Superseded:
 StateOutcome = WriteOutcome | EpochLost
 
 
-class StoredTopic(NamedTuple):
-    """A topic with its states. ``version`` is the one of the topic's own node."""
-
-    record: TopicRecord
-    states: dict[int, VersionedState]
-    version: int
-
-
-class TopicsRead(NamedTuple):
-    """All topics, and the names of those with an unreadable record or unreadable states."""
-
-    topics: tuple[StoredTopic, ...]
-    unreadable: frozenset[str]
-
-
-class IsrChangesRead(NamedTuple):
-    """The ISR change notifications.
-
-    ``nodes`` has their versions, ``told`` the reported states, and ``named`` the partitions that changed without a
-    reported state; None means that any partition may have changed.
-    """
-
-    nodes: dict[str, int]
-    told: tuple[TopicStates, ...]
-    named: tuple[TopicPartition, ...] | None
-
-
 class StateChange(NamedTuple):
     """One partition's part of ``write_topic``."""
 
@@ -94,13 +49,15 @@ class StateChange(NamedTuple):
 
 
 class ControllerStore:
-    """One controller's access to ZooKeeper. ``elect`` comes first; the writes need its epoch."""
+    """One controller's access to ZooKeeper. ``elect`` comes first; the writes need its epoch, the ``levels`` do not."""
 
     def __init__(self, session: ZkSession) -> None:
         self.session = session
         self.cluster = ClusterStore(session)
         #: The nodes that were skipped.
         self.unreadable = self.cluster.unreadable
+        self.levels = ControllerLevels(self.cluster)
+        self._deletion = TopicDeletion(self.levels)
         self._epoch_version = NO_NODE
         #: Only one deletion request is dropped at a time: if two callers read the same request, one would drop it, and
         #: the other its successor.
@@ -206,208 +163,6 @@ class ControllerStore:
         """Return whether ``/controller``, as read, belongs to this session."""
         return holder is not None and holder.ephemeral_owner == self.session.session_id
 
-    # --- levels ----------------------------------------------------------------------------------------------------
-
-    async def read_brokers(self) -> tuple[BrokerRegistration, ...]:
-        """Return the live brokers, with their trust according to the marks.
-
-        A broker is untrusted while its mark exists, whatever its registration says: a controller deletes the mark after
-        it has acted on it.
-        """
-        live = await self.cluster.live_brokers()
-        marks = await self._read_children(paths.UNTRUSTED)
-        return tuple(self._marked(found, marks.get(str(found.broker_id))) for found in live)
-
-    def _marked(self, registration: BrokerRegistration, mark: Node | None) -> BrokerRegistration:
-        """Return the registration with the doubts of its mark. An unreadable mark doubts all logs."""
-        if mark is None:
-            return msgspec.structs.replace(registration, trusted=True, doubted=())
-        said = self._read(paths.untrusted(registration.broker_id), mark, codecs.UntrustedNode)
-        doubted = tuple(TopicPartition(*pair) for pair in said.partitions) if said is not None else ()
-        return msgspec.structs.replace(registration, trusted=False, doubted=doubted)
-
-    async def read_retired(self, live: Collection[int]) -> frozenset[int]:
-        """Return the brokers, other than the ``live`` ones, whose last incarnation is proved dead.
-
-        This is read after the live ones, because the deletion of a registration and the creation of its mark are one
-        multi.
-        """
-        absent = [broker_id for broker_id in await self._ids(paths.RETIRED) if broker_id not in live]
-        marks = await self._nodes([paths.retired(i) for i in absent])
-        counters = await self._nodes([paths.incarnation(i) for i in absent])
-        return frozenset(
-            broker_id
-            for broker_id, mark, counter in zip(absent, marks, counters, strict=True)
-            if mark is not None
-            and counter is not None
-            and mark.data
-            and (said := self._read(paths.retired(broker_id), mark, codecs.CounterNode)) is not None
-            and said.value == counter.version
-        )
-
-    async def _ids(self, path: str) -> list[int]:
-        return self.unreadable.numbers(path, await self.session.children(path))
-
-    async def _nodes(self, found: Sequence[str]) -> list[Node | None]:
-        """Read these nodes; the result has None for each that does not exist."""
-        nodes = await asyncio.gather(*map(self.session.get, found), return_exceptions=True)
-        _raise_other_than(nodes, ZkNoNode)
-        return [node if isinstance(node, Node) else None for node in nodes]
-
-    def _read(self, path: str, node: Node, kind: type[_T]) -> _T | None:
-        """Return the node's value, or skip it and return None if it is unreadable."""
-        try:
-            return codecs.decode(path, node.data, kind)
-        except codecs.ZkFormatError as error:
-            self.unreadable.skip(path, error)
-            return None
-
-    async def read_absent(self, live: Collection[int]) -> tuple[BrokerRegistration, ...]:
-        """Return the last registrations of brokers other than the ``live`` ones, which have their processes' addresses.
-
-        Brokers with untrusted logs are excluded.
-        """
-        marked = await self._ids(paths.UNTRUSTED)
-        absent = [i for i in await self._ids(paths.INCARNATIONS) if i not in marked and i not in live]
-        nodes = await self._nodes([paths.incarnation(i) for i in absent])
-        found = []
-        for broker_id, node in zip(absent, nodes, strict=True):
-            if node is None or not node.data:  # An earlier release left the node empty.
-                continue
-            try:
-                known = codecs.decode_broker(paths.incarnation(broker_id), node.data, broker_id)
-            except codecs.ZkFormatError as error:
-                self.unreadable.skip(paths.incarnation(broker_id), error)
-            else:
-                found.append(msgspec.structs.replace(known, incarnation=node.version, trusted=True))
-        return tuple(found)
-
-    async def read_stopping(self) -> dict[int, int]:
-        """Return the brokers that request a controlled shutdown, with the incarnation that requested it."""
-        found = await self._read_values(paths.STOPPING, codecs.StoppingNode)
-        return {i: found[str(i)].incarnation for i in self.unreadable.numbers(paths.STOPPING, tuple(found))}
-
-    async def read_deletions(self) -> dict[str, str]:
-        """Return the topics to delete, with the id of the requested topic."""
-        found = await self._read_values(paths.DELETE_TOPICS, codecs.DeletionRequest)
-        return {name: request.topic_id for name, request in found.items()}
-
-    async def read_isr_changes(self) -> IsrChangesRead:
-        """Return the ISR changes that leaders report.
-
-        An unreadable notification still proves a change, which may be of any partition.
-        """
-        nodes = await self._read_children(paths.ISR_CHANGES)
-        told: list[TopicStates] = []
-        named: dict[TopicPartition, None] | None = {}
-        for name, node in nodes.items():
-            path = f"{paths.ISR_CHANGES}/{name}"
-            try:
-                said = codecs.decode_isr_changes(path, node.data)
-            except codecs.ZkFormatError as error:
-                self.unreadable.skip(path, error)
-                said = codecs.IsrChanges()
-            told += said.told
-            if not any(said):
-                named = None
-            elif named is not None:
-                named.update(dict.fromkeys(said.named))
-        versions = {name: node.version for name, node in nodes.items()}
-        return IsrChangesRead(versions, tuple(told), None if named is None else tuple(named))
-
-    async def delete_isr_changes(self, nodes: Mapping[str, int]) -> bool:
-        """Delete processed notifications with the versions that were read.
-
-        Returns False if one has changed since.
-
-        The deletion is bound to the epoch: a deposed controller must not delete what the new one has not seen.
-        """
-        fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
-        deletions = [
-            self.session.multi([fence, Delete(f"{paths.ISR_CHANGES}/{name}", version)])
-            for name, version in nodes.items()
-        ]
-        results = await asyncio.gather(*deletions, return_exceptions=True)
-        _raise_other_than(results, ZkMultiFailed)
-        return not any(isinstance(r, ZkMultiFailed) and isinstance(r.cause, ZkBadVersion) and r.index for r in results)
-
-    async def read_topics(self) -> TopicsRead:
-        """Read all topics with the states of their partitions. Children with invalid names are not topics."""
-        names = await self.topic_names()
-        found = await asyncio.gather(*(self.cluster.read_topic(name) for name in names), return_exceptions=True)
-        _raise_other_than(found, codecs.ZkFormatError)
-        for name, read in zip(names, found, strict=True):
-            if isinstance(read, codecs.ZkFormatError):
-                self.unreadable.skip(paths.topic(name), read)
-        topics = [read for read in found if isinstance(read, tuple)]
-        tps = [TopicPartition(record.name, p) for record, _ in topics for p in range(len(record.assignment))]
-        states = await self.read_states(tps)
-        by_topic: dict[str, dict[int, VersionedState]] = {record.name: {} for record, _ in topics}
-        for tp, stored in states.items():
-            if stored is not None:
-                by_topic[tp.topic][tp.partition] = stored
-        unread = {n for n, read in zip(names, found, strict=True) if isinstance(read, codecs.ZkFormatError)}
-        unread.update(tp.topic for tp in tps if tp not in states)
-        read_whole = tuple(StoredTopic(record, by_topic[record.name], version) for record, version in topics)
-        return TopicsRead(read_whole, frozenset(unread))
-
-    async def topic_names(self) -> list[str]:
-        """Return the children of ``/brokers/topics`` with valid topic names; skip the others."""
-        names = []
-        for name in await self.session.children(paths.TOPICS):
-            problem = check_topic_name(name)
-            if problem is None:
-                names.append(name)
-            else:
-                self.unreadable.skip(paths.topic(name), problem)
-        return names
-
-    async def read_topic_again(self, name: str) -> tuple[TopicRecord, int] | None:
-        """Return the topic's record and version as they are after everything written through this session."""
-        await self.session.sync(paths.topic(name))
-        return await self.cluster.read_topic(name)
-
-    async def read_elections(self) -> dict[str, codecs.ElectionRequest]:
-        """Return the requests for elections, by the name of their node."""
-        return await self._read_values(paths.ELECTIONS, codecs.ElectionRequest)
-
-    async def read_refusals(self) -> tuple[codecs.TruncationRefusal, ...]:
-        """Return the truncations that replicas refuse.
-
-        The parent node is created if it is missing, as in a cluster of an earlier release.
-        """
-        await self.session.ensure(paths.CUT_REFUSALS)
-        return tuple((await self._read_values(paths.CUT_REFUSALS, codecs.TruncationRefusal)).values())
-
-    async def read_states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
-        """Return these partitions' states, None for those without one; omit those whose state is unreadable.
-
-        The result includes everything written through this session.
-        """
-        if tps:
-            await self.session.sync(paths.TOPICS)
-        nodes = await self._nodes([paths.state(tp) for tp in tps])
-        found: dict[TopicPartition, VersionedState | None] = {}
-        for tp, node in zip(tps, nodes, strict=True):
-            path = paths.state(tp)
-            try:
-                found[tp] = None if node is None else codecs.decode_state(path, node.data, node.version)
-            except codecs.ZkFormatError as error:
-                self.unreadable.skip(path, error)
-        return found
-
-    async def _read_values(self, path: str, kind: type[_T]) -> dict[str, _T]:
-        """Return the values of a node's children by name, without the unreadable ones."""
-        nodes = await self._read_children(path)
-        values = {name: self._read(f"{path}/{name}", node, kind) for name, node in nodes.items()}
-        return {name: value for name, value in values.items() if value is not None}
-
-    async def _read_children(self, path: str) -> Mapping[str, Node]:
-        names = await self.session.children(path)
-        nodes = await asyncio.gather(*(self.session.get(f"{path}/{name}") for name in names), return_exceptions=True)
-        _raise_other_than(nodes, ZkNoNode)
-        return {name: node for name, node in zip(names, nodes, strict=True) if isinstance(node, Node)}
-
     # --- writes ----------------------------------------------------------------------------------------------------
 
     def write_state(
@@ -473,87 +228,29 @@ class ControllerStore:
             return
 
     async def delete_topic(self, name: str, topic_id: str) -> bool:
-        """Delete a topic's nodes and its deletion request, and list its id as deleted.
-
-        The call is idempotent, even if a topic of that name was recreated meanwhile. False: another controller has been
-        elected.
+        """Delete a topic's nodes and its deletion request. See ``TopicDeletion.delete``.
 
         Raises:
           ZkUnreachable: part of it may be done.
         """
-        try:
-            partitions = await self.session.children(paths.partitions(name))
-        except ZkNoNode:
-            partitions = ()
         fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
-        same = Check(paths.topic_id(topic_id), -1)
-        numbers = self.unreadable.numbers(paths.partitions(name), partitions)
-        tps = [TopicPartition(name, number) for number in numbers]
+        return await self._deletion.delete(name, topic_id, fence)
+
+    async def delete_isr_changes(self, nodes: Mapping[str, int]) -> bool:
+        """Delete processed notifications with the versions that were read.
+
+        Returns False if one has changed since.
+
+        The deletion is bound to the epoch: a deposed controller must not delete what the new one has not seen.
+        """
+        fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
         deletions = [
-            self.session.multi([fence, same, Delete(paths.state(tp)), Delete(paths.partition(tp))]) for tp in tps
+            self.session.multi([fence, Delete(f"{paths.ISR_CHANGES}/{name}", version)])
+            for name, version in nodes.items()
         ]
-        for result in await asyncio.gather(*deletions, return_exceptions=True):
-            if isinstance(result, ZkMultiFailed) and result.index == 0:
-                return False
-            if isinstance(result, BaseException) and not _is_missing(result) and not _has_other_children(result):
-                raise result
-        rest = [paths.partitions(name), paths.topic(name), paths.delete_topic(name)]
-        await self.session.ensure(paths.DELETED_TOPICS)
-        await self._drop_old_deletions()
-        named = codecs.DeletedTopic(name, time.time_ns() // 1_000_000)
-        deleted = Create(paths.deleted_topic(topic_id), codecs.encode(named))
-        try:
-            return await self._delete_all([fence, Delete(same.path), deleted], rest)
-        except ZkMultiFailed as error:
-            if not _has_other_children(error):
-                raise
-        await self._clear(paths.topic(name), [fence, same])
-        return await self._delete_all([fence, Delete(same.path), deleted], rest)
-
-    async def _drop_old_deletions(self) -> None:
-        """Drop the older half of the listed deleted topics if there are too many.
-
-        A broker that was absent for the whole time keeps their logs until an operator decides.
-        """
-        if len(await self.session.children(paths.DELETED_TOPICS)) < _DELETED_KEPT:
-            return
-        found = await self._read_values(paths.DELETED_TOPICS, codecs.DeletedTopic)
-        times = {name: deleted.deleted_ms for name, deleted in found.items()}
-        oldest = sorted(times, key=times.__getitem__)[: len(times) // 2]
-        gone = await asyncio.gather(
-            *(self.session.delete(paths.deleted_topic(name)) for name in oldest), return_exceptions=True
-        )
-        _raise_other_than(gone, ZkNoNode)
-
-    async def _clear(self, path: str, bound: list[Op], *, depth: int = _DEEPEST) -> None:
-        """Delete all nodes below a topic's node that remain or that another actor created.
-
-        If ``bound`` no longer holds, it deletes nothing, and ``_delete_all`` detects that.
-        """
-        names = await self.session.children(path) if depth else ()
-        for child in (f"{path}/{name}" for name in names):
-            with suppress(ZkNoNode):
-                await self._clear(child, bound, depth=depth - 1)
-            with suppress(ZkMultiFailed):
-                await self.session.multi([*bound, Delete(child)])
-                self.unreadable.skip(child, "it is in a deleted topic and is deleted with it")
-
-    async def _delete_all(self, bound: list[Op], rest: list[str]) -> bool:
-        """Delete these nodes in one multi with ``bound``; skip nodes that no longer exist.
-
-        If the topic id is gone, nothing is deleted: it goes with all of them, and remaining nodes belong to another
-        topic. False: the epoch check failed.
-        """
-        try:
-            await self.session.multi([*bound, *(Delete(path) for path in rest)])
-        except ZkMultiFailed as error:
-            if error.index == 0:
-                return False
-            if not _is_missing(error):
-                raise
-            found = error.index - len(bound)
-            return found < 0 or await self._delete_all(bound, rest[:found] + rest[found + 1 :])
-        return True
+        results = await asyncio.gather(*deletions, return_exceptions=True)
+        raise_other_than(results, ZkMultiFailed)
+        return not any(isinstance(r, ZkMultiFailed) and isinstance(r.cause, ZkBadVersion) and r.index for r in results)
 
     async def raise_counters(self, controller_epoch: int, *, producer_ids: int) -> None:
         """Raise the controller epoch and the counter of producer ids to at least these values.
@@ -569,7 +266,7 @@ class ControllerStore:
             if epoch.version != self._epoch_version:
                 return
             newest = self._newest_epoch(epoch)
-            given = self._read(paths.PRODUCER_IDS, ids, codecs.CounterNode) or codecs.CounterNode()
+            given = self.levels.decode(paths.PRODUCER_IDS, ids, codecs.CounterNode) or codecs.CounterNode()
             next_id = given.value
             with suppress(ZkMultiFailed):
                 await self.session.multi(
@@ -590,7 +287,7 @@ class ControllerStore:
         async with self._dropping:
             try:
                 node = await self.session.get(path)
-                request = self._read(path, node, codecs.DeletionRequest)
+                request = self.levels.decode(path, node, codecs.DeletionRequest)
                 if request is not None and request.topic_id == topic_id:
                     fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
                     await self.session.multi([fence, Delete(path, node.version)])
@@ -630,20 +327,6 @@ def _outcome(future: asyncio.Future[tuple[int, ...]], expected_version: int) -> 
     return FateUnknown(sent=True)
 
 
-def _is_missing(error: BaseException) -> bool:
-    return isinstance(error, ZkMultiFailed) and isinstance(error.cause, ZkNoNode)
-
-
-def _has_other_children(error: BaseException) -> bool:
-    return isinstance(error, ZkMultiFailed) and isinstance(error.cause, ZkNotEmpty)
-
-
-def _raise_other_than(results: Sequence[object], allowed: type[ClusterError]) -> None:
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, allowed):
-            raise result
-
-
 __all__ = [
     "NO_NODE",
     "ControllerStore",
@@ -653,7 +336,6 @@ __all__ = [
     "Refused",
     "StateChange",
     "StateOutcome",
-    "StoredTopic",
     "Superseded",
     "Written",
 ]

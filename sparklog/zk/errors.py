@@ -5,6 +5,8 @@ The essential question after a lost connection is whether the request can have b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sparklog.errors import ClusterError
 
 
@@ -66,3 +68,10 @@ class ZkMultiFailed(ZkError):
 
     def __str__(self) -> str:
         return f"operation {self.index} of a multi: {type(self.cause).__name__} {self.cause}"
+
+
+def raise_other_than(results: Sequence[object], allowed: type[ClusterError]) -> None:
+    """Raise the first exception among gathered results that is not an ``allowed`` one."""
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, allowed):
+            raise result

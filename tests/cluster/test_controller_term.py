@@ -59,6 +59,7 @@ class BreakingSession:
 
 def term_on(session: BreakingSession, events: list[Event], **store_methods: Any) -> ControllerTerm:
     store: Any = SimpleNamespace(session=session, cluster=session, unreadable=Unreadable(), **store_methods)
+    store.levels = store
     core = Controller(controller_id="c", controller_epoch=1, settings=ControllerSettings())
     core.step = lambda event, now_ms: events.append(event) or []  # type: ignore[method-assign, func-returns-value]
     return ControllerTerm(store, core, cluster_id="", session_timeout_ms=1000, on_change=lambda: None)
@@ -134,7 +135,7 @@ def test_a_recreated_topic_is_read_during_its_predecessors_deletion() -> None:
         async def read(name: str) -> tuple[TopicRecord, int] | None:
             return found.get(name)
 
-        term = term_on(BreakingSession(0), events, delete_topic=delete, read_topic_again=read)
+        term = term_on(BreakingSession(0), events, delete_topic=delete, topic=read)
         term.performer.perform(DeleteTopic("t", "id-1"))
         tasks = set(term.runner.tasks)
         await term.topics.read("t")
@@ -164,9 +165,9 @@ def test_an_ended_broker_is_gone_before_its_stop_request_is() -> None:
         term = term_on(
             BreakingSession(0),
             events,
-            read_stopping=lambda: answer(dict(asked)),
-            read_brokers=lambda: answer(()),
-            read_retired=lambda live: answer(frozenset()),
+            stopping=lambda: answer(dict(asked)),
+            brokers=lambda: answer(()),
+            retired=lambda live: answer(frozenset()),
         )
         term.core.brokers.stopping = frozenset({1})
         await term.facts.read_stopping()
@@ -183,13 +184,14 @@ class RecordingStore:
 
     def __init__(self) -> None:
         self.session = BreakingSession(0)
+        self.levels = self
         self.unreadable = Unreadable()
         self.written: list[tuple[int, str]] = []
         self.told: list[Callable[[StateOutcome | None], None]] = []
         self.error: Exception | None = None
         self.read = asyncio.Event()
 
-    async def read_states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
+    async def states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
         await self.read.wait()
         return dict.fromkeys(tps)
 

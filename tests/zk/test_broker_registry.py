@@ -236,7 +236,7 @@ def test_a_mark_removed_while_another_untrusted_process_registers_is_restored(co
 
             store.session.multi = after_the_controller  # type: ignore[assignment, method-assign]
             registry = await registered(store, broker(1, trusted=trusted))
-            assert [b.trusted for b in await controller.read_brokers()] == [trusted]
+            assert [b.trusted for b in await controller.levels.brokers()] == [trusted]
             assert [b.trusted for b in await store.live_brokers()] == [trusted]
             assert await store.session.exists(paths.untrusted(1)) is not trusted
             await controller.trust_broker(1, 1)
@@ -459,7 +459,7 @@ def test_a_process_proved_dead_is_retired_in_any_incarnation(connect: str) -> No
             assert [b.broker_id for b in await other.live_brokers()] == [1]
             assert await retire(other, registry)
             assert await other.live_brokers() == ()
-            assert (await ControllerStore(other.session).read_retired(())) == {1}
+            assert (await ControllerStore(other.session).levels.retired(())) == {1}
             await registry.close()
 
     asyncio.run(scenario())
@@ -473,12 +473,12 @@ def test_a_process_with_an_expired_registration_is_proved_dead(connect: str) -> 
             registry = await registered(store, broker(1))
             await registry.close()
             await store.session.close()
-            assert await controller.read_retired(()) == frozenset()
+            assert await controller.levels.retired(()) == frozenset()
             changed = asyncio.Event()
             await other.session.children(paths.RETIRED, on_change=changed.set)
             for _ in range(2):
                 assert await retire(other, registry)
-                assert await controller.read_retired(()) == {1}
+                assert await controller.levels.retired(()) == {1}
             await asyncio.wait_for(changed.wait(), 30)
 
     asyncio.run(scenario())
@@ -523,7 +523,7 @@ def test_a_registration_and_its_mark_name_the_logs_in_doubt(connect: str) -> Non
                     registry = BrokerRegistry(store.session, broker(1))
                     registry.doubt(found)
                     await registry.start(timeout_ms=30_000)
-                    [live] = await controller.read_brokers()
+                    [live] = await controller.levels.brokers()
                     assert (live.trusted, live.doubted) == (False, kept)
                     assert live.doubts(kept[0]) and not live.doubts(TopicPartition("t", 1))
                     assert [(b.trusted, b.doubted) for b in await store.live_brokers()] == [(False, kept)]
@@ -531,7 +531,7 @@ def test_a_registration_and_its_mark_name_the_logs_in_doubt(connect: str) -> Non
             await controller.trust_broker(1, 3)
             async with opened(connect) as store:
                 registry = await registered(store, broker(1))
-                [live] = await controller.read_brokers()
+                [live] = await controller.levels.brokers()
                 assert (live.trusted, live.doubted) == (True, ())
                 await registry.close()
 
@@ -555,7 +555,7 @@ def test_doubt_about_one_log_does_not_narrow_doubt_about_all(connect: str, first
             registry = BrokerRegistry(store.session, broker(1))
             registry.doubt([ONE])
             await registry.start(timeout_ms=30_000)
-            [live] = await ControllerStore(store.session).read_brokers()
+            [live] = await ControllerStore(store.session).levels.brokers()
             assert (live.trusted, live.doubted, live.doubts(TWO)) == (False, (), True)
             await registry.close()
 

@@ -219,7 +219,9 @@ def test_isr_changes_do_not_accumulate_without_a_controller(connect: str) -> Non
         async with opened(connect) as store:
 
             async def noted(broker_id: int) -> tuple[TopicStates, ...]:
-                return codecs.decode_isr_changes("", (await store.session.get(paths.isr_change(broker_id))).data).told
+                return codecs.decode_isr_changes(
+                    "", (await store.session.get(paths.isr_change(broker_id))).data
+                ).reported
 
             def told(*versions: int, topic: str = "b", topic_id: str = "id") -> TopicStates:
                 states = enumerate(versions)

@@ -108,7 +108,7 @@ def test_outcomes_of_pipelined_writes_are_distinguished(connect: str) -> None:
                 (other, STATE, NO_NODE, "id-0"),  # an earlier topic of this name
                 (TopicPartition("none", 0), STATE, NO_NODE, "id-x"),
             ) == [Written(0), Written(1), None, None, NodeGone(), NodeGone()]
-            assert await store.read_states([TP, other]) == {TP: VersionedState(NEXT, 1, 7), other: None}
+            assert await store.levels.states([TP, other]) == {TP: VersionedState(NEXT, 1, 7), other: None}
 
     asyncio.run(scenario())
 
@@ -126,10 +126,10 @@ def test_a_record_and_its_states_are_written_together_or_not_at_all(connect: str
             assert isinstance(await store.write_topic(moved, 3, []), Superseded)
             other_topic = msgspec.structs.replace(moved, topic_id="id-0")
             assert isinstance(await store.write_topic(other_topic, 0, []), Superseded)
-            assert await store.read_topic_again("orders") == (TOPIC, 0)
+            assert await store.levels.topic("orders") == (TOPIC, 0)
             assert await store.write_topic(moved, 0, [StateChange(TP, NEXT, 7, 0)]) == Written(1)
-            assert await store.read_topic_again("orders") == (moved, 1)
-            assert await store.read_states([TP, other]) == {
+            assert await store.levels.topic("orders") == (moved, 1)
+            assert await store.levels.states([TP, other]) == {
                 TP: VersionedState(NEXT, 1, 7),
                 other: VersionedState(STATE, 0, 7),
             }
@@ -147,10 +147,10 @@ def test_requests_for_elections_are_read_and_dropped(connect: str) -> None:
             asked = codecs.ElectionRequest("preferred", (("orders", 0),))
             await cluster.request_election(paths.election("one"), asked)
             await cluster.request_election(paths.election("other"), codecs.ElectionRequest("unclean"))
-            assert (await store.read_elections())["one"] == asked
+            assert (await store.levels.elections())["one"] == asked
             await store.drop_election("one")
             await store.drop_election("one")
-            assert await store.read_elections() == {"other": codecs.ElectionRequest("unclean")}
+            assert await store.levels.elections() == {"other": codecs.ElectionRequest("unclean")}
 
     asyncio.run(scenario())
 
@@ -160,8 +160,8 @@ def test_an_election_request_ends_with_the_session_of_its_requester(connect: str
         async with opened(connect) as one:
             async with opened(connect) as other:
                 await other.request_election(paths.election("one"), codecs.ElectionRequest("unclean"))
-                assert set(await ControllerStore(one.session).read_elections()) == {"one"}
-            assert await ControllerStore(one.session).read_elections() == {}
+                assert set(await ControllerStore(one.session).levels.elections()) == {"one"}
+            assert await ControllerStore(one.session).levels.elections() == {}
 
     asyncio.run(scenario())
 
@@ -176,9 +176,9 @@ def test_isr_changes_with_and_without_partitions_are_read(connect: str) -> None:
             store = ControllerStore(leader.session)
             await leader.session.create(paths.isr_change(1), b'{"version":1,"partitions":[["orders",0]]}')
             await leader.notify_isr_change(2, [told(1)])
-            assert await store.read_isr_changes() == ({"1": 0, "2": 0}, (told(1),), (TP,))
+            assert await store.levels.isr_changes() == ({"1": 0, "2": 0}, (told(1),), (TP,))
             await leader.session.create(paths.isr_change(3), codecs.encode_isr_changes(()))
-            assert await store.read_isr_changes() == ({"1": 0, "2": 0, "3": 0}, (told(1),), None)
+            assert await store.levels.isr_changes() == ({"1": 0, "2": 0, "3": 0}, (told(1),), None)
 
     asyncio.run(scenario())
 
@@ -189,14 +189,14 @@ def test_an_isr_change_extended_after_it_was_read_stays(connect: str) -> None:
             store = await elected(two.session)
             await leader.notify_isr_change(1, [told(1)])
             await leader.notify_isr_change(2, [told(0)])
-            seen = await store.read_isr_changes()
-            assert (seen.told, seen.named) == ((told(1), told(0)), ())
+            seen = await store.levels.isr_changes()
+            assert (seen.reported, seen.named) == ((told(1), told(0)), ())
             await leader.notify_isr_change(1, [told(2)])  # another write of the same ISR
             assert not await store.delete_isr_changes(seen.nodes)
-            seen = await store.read_isr_changes()
-            assert (list(seen.nodes), seen.told, seen.named) == (["1"], (told(2),), ())
+            seen = await store.levels.isr_changes()
+            assert (list(seen.nodes), seen.reported, seen.named) == (["1"], (told(2),), ())
             assert await store.delete_isr_changes(seen.nodes)
-            assert await store.read_isr_changes() == ({}, (), ())
+            assert await store.levels.isr_changes() == ({}, (), ())
 
     asyncio.run(scenario())
 
@@ -209,8 +209,8 @@ def test_a_deposed_controller_writes_nothing(connect: str) -> None:
             await one.session.delete(paths.CONTROLLER)
             await elected(two.session)
             await two.notify_isr_change(1, [told(1)])
-            seen = await deposed.read_isr_changes()
-            assert seen.told == (told(1),)
+            seen = await deposed.levels.isr_changes()
+            assert seen.reported == (told(1),)
             assert await write(deposed, *WRITES) == [EpochLost()]
             assert await deposed.write_topic(TOPIC, 0, []) == EpochLost()
             assert not await deposed.delete_topic("orders", "id-1")
@@ -238,13 +238,13 @@ def test_deleting_a_topic_removes_everything_and_may_be_repeated(connect: str) -
             await cluster.create_topic(TOPIC)
             await write(store, *WRITES)  # one of its two partitions has a state
             await cluster.request_delete_topic("orders", "id-1")
-            assert await store.read_deletions() == {"orders": "id-1"}
-            assert [(t.record, t.states) for t in (await store.read_topics()).topics] == [
+            assert await store.levels.deletions() == {"orders": "id-1"}
+            assert [(t.record, t.states) for t in (await store.levels.topics()).topics] == [
                 (TOPIC, {0: VersionedState(STATE, 0, 7)})
             ]
             assert await store.delete_topic("orders", "id-1")
-            assert (await store.read_topics()).topics == ()
-            assert await store.read_deletions() == {}
+            assert (await store.levels.topics()).topics == ()
+            assert await store.levels.deletions() == {}
             assert await cluster.session.children(paths.TOPIC_IDS) == ()
             assert await store.delete_topic("orders", "id-1")
             await cluster.create_topic(TOPIC)
@@ -265,10 +265,10 @@ def test_a_repeated_deletion_spares_a_recreated_topic(connect: str) -> None:
             assert await write(store, (TP, STATE, NO_NODE, "id-2")) == [Written(0)]
             await cluster.request_delete_topic("orders", "id-2")
             assert await store.delete_topic("orders", "id-1")
-            assert [(t.record, t.states) for t in (await store.read_topics()).topics] == [
+            assert [(t.record, t.states) for t in (await store.levels.topics()).topics] == [
                 (ANEW, {0: VersionedState(STATE, 0, 7)})
             ]
-            assert await store.read_deletions() == {"orders": "id-2"}, "nor is what was asked of it forgotten"
+            assert await store.levels.deletions() == {"orders": "id-2"}, "nor is what was asked of it forgotten"
 
     asyncio.run(scenario())
 
@@ -283,9 +283,9 @@ def test_a_repeated_drop_spares_a_deletion_request_for_another_topic(connect: st
             await cluster.create_topic(ANEW)
             await cluster.request_delete_topic("orders", "id-2")
             await store.drop_deletion_request("orders", "id-1")
-            assert await store.read_deletions() == {"orders": "id-2"}
+            assert await store.levels.deletions() == {"orders": "id-2"}
             await store.drop_deletion_request("orders", "id-2")
-            assert await store.read_deletions() == {}
+            assert await store.levels.deletions() == {}
 
     asyncio.run(scenario())
 
@@ -319,7 +319,7 @@ def test_dropping_a_deletion_request_spares_its_replacement(
             await other.request_delete_topic("orders", "id-2")
             go_on.set()
             await asyncio.gather(first, *more)
-            assert await store.read_deletions() == {"orders": "id-2"}
+            assert await store.levels.deletions() == {"orders": "id-2"}
 
     asyncio.run(scenario())
 
@@ -332,9 +332,9 @@ def test_a_deposed_controller_drops_no_deletion_request(connect: str) -> None:
             await cluster.session.delete(paths.CONTROLLER)
             store = await elected(other.session)
             await deposed.drop_deletion_request("orders", "id-1")
-            assert await store.read_deletions() == {"orders": "id-1"}
+            assert await store.levels.deletions() == {"orders": "id-1"}
             await store.drop_deletion_request("orders", "id-1")
-            assert await store.read_deletions() == {}
+            assert await store.levels.deletions() == {}
 
     asyncio.run(scenario())
 
@@ -349,7 +349,7 @@ def test_a_deletion_request_for_an_earlier_topic_is_ignored(connect: str) -> Non
             await cluster.session.children(paths.DELETE_TOPICS, on_change=changed.set)
             await cluster.request_delete_topic("orders", "id-2")
             await asyncio.wait_for(changed.wait(), 10)
-            assert await store.read_deletions() == {"orders": "id-2"}
+            assert await store.levels.deletions() == {"orders": "id-2"}
 
     asyncio.run(scenario())
 
@@ -361,16 +361,16 @@ def test_a_retired_broker_stays_known_until_it_registers_again(connect: str) -> 
             registry = BrokerRegistry(cluster.session, broker(1))
             await registry.start()
             assert not await retire(cluster, registry, pid=registry.registration.pid + 1)
-            assert await store.read_retired(()) == frozenset(), "what was tried and refused proves nothing"
+            assert await store.levels.retired(()) == frozenset(), "what was tried and refused proves nothing"
             assert await retire(cluster, registry)
-            assert await store.read_retired(()) == {1}
-            assert await store.read_retired({1}) == frozenset()
+            assert await store.levels.retired(()) == {1}
+            assert await store.levels.retired({1}) == frozenset()
             await registry.close()
             again = BrokerRegistry(cluster.session, broker(1))
             await again.start()
             await again.close()
             await cluster.session.delete(paths.broker(1))
-            assert await store.read_retired(()) == frozenset(), "this incarnation has merely vanished"
+            assert await store.levels.retired(()) == frozenset(), "this incarnation has merely vanished"
 
     asyncio.run(scenario())
 
@@ -381,14 +381,14 @@ def test_a_broker_is_untrusted_while_its_mark_exists(connect: str) -> None:
             store = await elected(cluster.session)
             registry = BrokerRegistry(cluster.session, broker(1, trusted=False))
             incarnation = await registry.start()
-            assert [found.trusted for found in await store.read_brokers()] == [False]
+            assert [found.trusted for found in await store.levels.brokers()] == [False]
             await store.trust_broker(1, incarnation - 1)
-            assert [found.trusted for found in await store.read_brokers()] == [False], "meant for another incarnation"
+            assert [found.trusted for found in await store.levels.brokers()] == [False], "meant for another incarnation"
             await store.trust_broker(1, incarnation)
-            assert [found.trusted for found in await store.read_brokers()] == [True]
+            assert [found.trusted for found in await store.levels.brokers()] == [True]
             await store.trust_broker(1, incarnation)
             await registry.announce_stopping()
-            assert await store.read_stopping() == {1: incarnation}
+            assert await store.levels.stopping() == {1: incarnation}
             await registry.close()
 
     asyncio.run(scenario())
@@ -400,22 +400,22 @@ def test_brokers_without_a_registration_are_found_by_their_last_one(connect: str
             store = await elected(cluster.session)
             registry = BrokerRegistry(cluster.session, broker(1, port=9191))
             first = await registry.start()
-            assert await store.read_absent({1}) == ()
+            assert await store.levels.absent({1}) == ()
             await registry.close()
             await cluster.session.delete(paths.broker(1))
-            [found] = await store.read_absent(())
+            [found] = await store.levels.absent(())
             assert (found.host, found.port, found.incarnation, found.trusted) == ("h1", 9191, first, True)
             again = BrokerRegistry(cluster.session, broker(1, port=9192))
             await again.start()
             await again.close()
             await cluster.session.delete(paths.broker(1))
-            [found] = await store.read_absent(())
+            [found] = await store.levels.absent(())
             assert (found.port, found.incarnation) == (9192, first + 1)
             untrusted = BrokerRegistry(doubted.session, broker(2, trusted=False))
             await untrusted.start()
             await untrusted.close()
             await cluster.session.ensure(paths.incarnation(3))  # as of an earlier release
             await cluster.session.delete(paths.broker(2))
-            assert [found.broker_id for found in await store.read_absent(())] == [1]
+            assert [found.broker_id for found in await store.levels.absent(())] == [1]
 
     asyncio.run(scenario())

@@ -190,7 +190,7 @@ def test_isr_changes_are_gathered_while_more_are_being_written(connect: str, tmp
             assert not await store.session.exists(path, on_change=told.set)
             await told.wait()
             assert time.monotonic() - begun >= 0.1
-            said = codecs.decode_isr_changes(path, (await store.session.get(path)).data).told
+            said = codecs.decode_isr_changes(path, (await store.session.get(path)).data).reported
             assert said == (TopicStates("t", "id", {number: stored(number) for number in range(400)}),)
             await state.end_tasks()
 
