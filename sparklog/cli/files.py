@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from sparklog.cli.text_values import DECODER, from_csv, from_json
+from sparklog.cli.parse_values import DECODER, from_csv, from_json
 from sparklog.client.producer.partitioning import PARTITION_COLUMN
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.record.exact_values import ValueRefusedError
 from sparklog.record.required_columns import misplaced_null
-from sparklog.record.rows import ValueRefusedError
 from sparklog.record.schema import plain_schema
 
 _READ_BYTES = 1 << 20

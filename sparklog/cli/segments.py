@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
+from sparklog.cli.format_values import as_json, json_values, text_values
 from sparklog.cli.output import human_bytes, print_json, print_json_line, print_line, print_table
-from sparklog.cli.text_values import as_json, json_values, text_values
 from sparklog.errors import ConfigError, StorageError
 from sparklog.model import TopicPartition
 from sparklog.record.header import Flag

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from sparklog.cli import files
+from sparklog.cli.format_values import csv_values, json_values, text_values
 from sparklog.cli.output import on_terminal
 from sparklog.cli.template import Show, Template
-from sparklog.cli.text_values import csv_values, json_values, text_values
 from sparklog.errors import ConfigError
 from sparklog.escaping import escaped_json, shown_bytes
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklog.cli import files
+from sparklog.cli.format_values import _stored, stored_type
 from sparklog.cli.sinks import Format, format_of, open_sink
-from sparklog.cli.text_values import _stored, _stored_type
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.record.rows import ColumnOfValues
@@ -94,7 +94,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
     found = draw(st.lists(fields(), min_size=1, max_size=4))
     rows = draw(st.integers(0, 4))
     columns = [
-        ColumnOfValues(_stored_type(kind)).array(draw(st.lists(st.none() | values, min_size=rows, max_size=rows)))
+        ColumnOfValues(stored_type(kind)).array(draw(st.lists(st.none() | values, min_size=rows, max_size=rows)))
         for kind, values in found
     ]
     names = draw(st.permutations(["a", "b,c", 'd"e', "ä ö"]))[: len(found)]
@@ -144,7 +144,7 @@ def test_every_type_survives_a_round_trip_at_its_limits(tmp_path: Path, name: st
         (pa.float32(), [float("nan"), 0.10000000149011612, 1.401298464324817e-45, 3.4028234663852886e38]),
         (pa.binary(), [b"", b"NA", b"\xff", b"\x00", b"\r", b'{"base64":"/w=="}', None]),
     ):
-        array = ColumnOfValues(_stored_type(kind)).array(values).cast(kind)
+        array = ColumnOfValues(stored_type(kind)).array(values).cast(kind)
         for schema, columns in (
             (pa.schema([pa.field("a", kind)]), [array]),
             (pa.schema([pa.field("a", kind), pa.field("n", pa.int8())]), [array, pa.nulls(len(array), pa.int8())]),

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklog.cli.files import Format, _flat_objects, open_input
-from sparklog.cli.text_values import _from_cells, _stored, from_csv, from_json, json_values, parse_json
-from sparklog.record.rows import ValueRefusedError
+from sparklog.cli.format_values import _stored, json_values
+from sparklog.cli.parse_values import _from_cells, from_csv, from_json, parse_json
+from sparklog.record.exact_values import ValueRefusedError
 from tests.cli.in_process import Cli
 from tests.cli.rows import TYPED, table_of
 from tests.client.fake_cluster import FakeCluster

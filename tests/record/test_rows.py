@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BrokerError
-from sparklog.record.rows import ColumnOfValues, RowColumns, ValueRefusedError
+from sparklog.record.exact_values import ValueRefusedError
+from sparklog.record.rows import ColumnOfValues, RowColumns
 from sparklog.record.schema_cast import fit_table
 
 UTC = dt.timezone.utc

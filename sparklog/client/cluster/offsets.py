@@ -19,7 +19,7 @@ from sparklog.protocol.messages import (
     ListOffsetsPartition,
     ListOffsetsReply,
 )
-from sparklog.record.rows import datetime_us
+from sparklog.record.exact_values import datetime_us
 
 #: A position in a log: an end of it, or a time (datetime, or microseconds since the epoch).
 OffsetQuery = Literal["earliest", "latest"] | dt.datetime | int

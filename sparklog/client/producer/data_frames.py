@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.record.exact_values import ValueRefusedError
 from sparklog.record.layout import is_variable_binary
-from sparklog.record.rows import ColumnOfValues, ValueRefusedError
+from sparklog.record.rows import ColumnOfValues
 
 _NOT_CONVERTED = (pa.ArrowException, ValueError, TypeError, OverflowError)
 

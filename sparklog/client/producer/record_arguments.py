@@ -10,7 +10,7 @@ from typing import Any
 from sparklog.client.producer.partitioning import ProducerTopic
 from sparklog.client.producer.record_chunk import Header
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.record.rows import datetime_us
+from sparklog.record.exact_values import datetime_us
 
 
 def microseconds(timestamp: dt.datetime | int) -> int:

@@ -18,7 +18,7 @@ from sparklog.client.producer.partitioning import ProducerTopic, Rows
 from sparklog.client.producer.record_future import abandon_listener
 from sparklog.client.producer.results import BatchOutcome, RecordMetadata
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.record.rows import ValueRefusedError
+from sparklog.record.exact_values import ValueRefusedError
 from sparklog.record.schema import DEFAULT_SCHEMA
 
 #: The number of characters of a refused record that its error shows.
