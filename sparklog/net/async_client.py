@@ -6,8 +6,8 @@ import asyncio
 import os
 import select
 import time
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
 
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
 from sparklog.model import host_and_port
@@ -100,9 +100,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 return connection
             nearer = make()
             try:
-                # The shield lets this finish after a cancellation: some releases of uvloop would otherwise close the
-                # socket twice.
-                await asyncio.shield(loop.create_unix_connection(lambda: nearer, sock=by_unix))
+                await _finish(loop.create_unix_connection(lambda: nearer, sock=by_unix), nearer.abort)
                 again = await asyncio.wait_for(nearer._greet(greeting), unix_socket.greeting_s(connect_timeout_s))
                 if unix_socket.is_same(greeted, again):
                     return nearer
@@ -259,8 +257,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         tune(transport)
         self._socket_number = transport.get_extra_info("socket").fileno()
-        if self.closed:
-            self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._end.get_buffer()
@@ -332,6 +328,25 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def _lost_error(self) -> BrokerError:
         return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"connection to {self.address}: {self._reason}")
+
+
+async def _finish(connecting: Coroutine[Any, Any, Any], abort: Callable[[], None]) -> None:
+    """Wait for a transport on a socket; if this wait is cancelled, let it be made, then ``abort`` it.
+
+    uvloop takes the socket over only at the end. A transport that ends earlier closes the descriptor, and the socket
+    object closes it a second time, when the number may belong to another file.
+    """
+    made = asyncio.ensure_future(connecting)
+
+    def give_up(ended: asyncio.Future[Any]) -> None:
+        if not ended.cancelled() and ended.exception() is None:
+            abort()
+
+    try:
+        await asyncio.shield(made)
+    except asyncio.CancelledError:
+        made.add_done_callback(give_up)
+        raise
 
 
 def _raise(error: BaseException) -> None:
