@@ -1,4 +1,4 @@
-"""A cluster of fakes, and the command with its address."""
+"""Fixtures: a fake cluster, and the command with its address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One command in this process, with pipes for its standard streams: what a process of its own would print, sooner."""
+"""One command in this process, with pipes as standard streams: it prints what a separate process would print, but
+faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that commands write and read, and what a topic holds in the end."""
+"""Rows that commands write and read, and the final content of a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command as people run it: a process with pipes, signals and an exit code, against real brokers."""
+"""Tests of the command as users run it: a process with pipes, signals and an exit code, against real brokers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sparklog(environment: dict[str, str], *arguments: object, stdin: bytes = b""
     )
 
 
-def test_a_file_in_and_lines_out(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_file_becomes_records_and_lines(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("carrier,delay\nUA,1.5\nAA,\n")
     assert sparklog(environment, "topics", "create", "f", "-p", 2, "--schema-from", tmp_path / "f.csv").returncode == 0
     written = sparklog(environment, "produce", "f", tmp_path / "f.csv")
@@ -59,7 +59,7 @@ def test_a_file_in_and_lines_out(environment: dict[str, str], tmp_path: Path) ->
     assert gone.stderr.count(b"\n") == 1
 
 
-def test_ctrl_c_while_following(environment: dict[str, str]) -> None:
+def test_ctrl_c_ends_a_following_consumer(environment: dict[str, str]) -> None:
     assert sparklog(environment, "topics", "create", "follow").returncode == 0
     with subprocess.Popen(
         [*COMMAND, "consume", "follow", "--follow"],
@@ -80,7 +80,7 @@ def test_ctrl_c_while_following(environment: dict[str, str]) -> None:
             reader.kill()
 
 
-def test_a_reader_that_leaves(environment: dict[str, str]) -> None:
+def test_a_closed_pipe_ends_the_command(environment: dict[str, str]) -> None:
     assert sparklog(environment, "topics", "create", "pipe").returncode == 0
     lines = b"".join(b"%d\n" % number for number in range(200_000))
     assert sparklog(environment, "produce", "pipe", "-q", stdin=lines).returncode == 0
@@ -103,14 +103,14 @@ def test_lines_are_written_as_they_arrive(environment: dict[str, str]) -> None:
             writer.stdin.write(b"now\n")
             writer.stdin.flush()
             read = sparklog(environment, "consume", "typed", "--follow", "-n", 1)
-            assert read.stdout == b"now\n", "while standard input is still open"
+            assert read.stdout == b"now\n", "the line must arrive while standard input is still open"
             writer.stdin.close()
             assert writer.wait(30) == 0
         finally:
             writer.kill()
 
 
-def test_on_a_terminal(environment: dict[str, str]) -> None:
+def test_a_terminal_gets_a_table(environment: dict[str, str]) -> None:
     assert sparklog(environment, "topics", "create", "shown").returncode == 0
     ours, theirs = pty.openpty()
     try:
@@ -134,13 +134,15 @@ def test_top_draws_on_a_terminal(environment: dict[str, str]) -> None:
         terminal = {**environment, "COLUMNS": "120", "LINES": "40", "TERM": "xterm"}
         with subprocess.Popen([*COMMAND, "top", "-i", "0.2", "-n", "3"], env=terminal, stdout=theirs) as watching:
             os.close(theirs)
-            with contextlib.suppress(OSError):  # what reading gives once nobody holds the other end
+            with contextlib.suppress(OSError):  # the read fails when no process has the other end open
                 while part := os.read(ours, 65536):
                     shown += part
             assert watching.wait(30) == 0
     finally:
         os.close(ours)
-    assert shown.startswith(b"\x1b[?1049h") and b"\x1b[?1049l" in shown, "a screen of its own, and back"
+    assert shown.startswith(b"\x1b[?1049h") and b"\x1b[?1049l" in shown, (
+        "top must switch to the alternate screen and back"
+    )
     assert b"1 brokers, 0 under-replicated, 0 without a leader" in shown
     assert b"busiest partitions" in shown and b"watched-0" in shown
 

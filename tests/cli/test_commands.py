@@ -1,4 +1,4 @@
-"""Every command against a cluster of fakes: what it prints, and how it ends."""
+"""Tests of every command against a fake cluster: its output and its exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.client.fake_cluster import FakeCluster
 # --- topics ---
 
 
-def test_topics_create_list_describe_delete(cli: Cli) -> None:
+def test_topics_are_created_listed_described_and_deleted(cli: Cli) -> None:
     made = cli("topics", "create", "flights", "-p", 6, "--schema", "carrier string, delay double", "--key", "carrier",
                "-c", "retention.ms=1000")  # fmt: skip
     assert made == Result(0, b"flights: 6 partitions, replication factor 1\n", "")
@@ -47,7 +47,7 @@ def test_topics_create_list_describe_delete(cli: Cli) -> None:
     assert cli("topics", "list").text == ""
 
 
-def test_a_topic_for_a_file(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
+def test_a_topic_can_be_created_for_a_file(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
     categorical = ROWS.set_column(0, "carrier", ROWS.column(0).dictionary_encode())
     pa.parquet.write_table(categorical, tmp_path / "f.parquet")
     pa.feather.write_feather(ROWS, tmp_path / "f.arrow", compression="uncompressed")
@@ -78,7 +78,7 @@ def test_deleting_a_topic_asks_or_needs_yes(cli: Cli, fake: FakeCluster) -> None
 # --- brokers ---
 
 
-def test_brokers(cli: Cli) -> None:
+def test_brokers_are_listed(cli: Cli) -> None:
     text = cli("brokers").text.splitlines()
     assert text[0] == "cluster fake"
     assert text[1].split() == ["broker", "address", "rack", "state", "pid", "leads", "replicas", "size"]
@@ -127,7 +127,7 @@ def test_hanging_transactions_are_found_and_ended(cli: Cli, fake: FakeCluster) -
     named = ("--topic", "t", "--partition", 1, "--producer-id", 4711)
     for wrong in (("id:orders", *named), named[:4], ()):
         assert (cli("transactions", "abort", *wrong, "--yes").code, len(fake.coordinator.hanging)) == (2, 2)
-    assert cli("transactions", "abort", *named).code == 2, "not without --yes"
+    assert cli("transactions", "abort", *named).code == 2, "the command needs --yes"
     assert cli("transactions", "abort", *named, "--yes").text == "producer 4711 in t-1: aborted\n"
     again = cli("transactions", "abort", *named, "--yes")
     assert (again.code, "nothing open" in again.err) == (1, True)
@@ -149,7 +149,7 @@ def test_consume_reads_committed_records_by_default(cli: Cli, fake: FakeCluster)
     assert cli("consume", "t", "--isolation", "none").code == 2
 
 
-def test_groups_and_their_lag(cli: Cli, fake: FakeCluster) -> None:
+def test_groups_are_listed_with_their_lag(cli: Cli, fake: FakeCluster) -> None:
     fake.create("__consumer_offsets")
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap) as producer:
@@ -172,15 +172,15 @@ def test_groups_and_their_lag(cli: Cli, fake: FakeCluster) -> None:
         "topic": "t", "partition": 0, "offset": 1, "end_offset": 3, "lag": 2, "member": None,
     }  # fmt: skip
     assert cli("groups", "describe", "h").text.splitlines()[1].split() == ["t", "0", "-", "3", "-", "m1"]
-    unknown = cli("groups", "describe", "nobody")
-    assert (unknown.code, "'nobody' has no committed offsets" in unknown.err) == (1, True)
+    unknown = cli("groups", "describe", "unknown")
+    assert (unknown.code, "'unknown' has no committed offsets" in unknown.err) == (1, True)
     told = cli("groups", "members", "h").text.splitlines()
     assert told[0] == "group h: stable, epoch 3"
     assert told[2].split() == ["m1", "c", "::1", "-", "-", "3", "1", "t:0"]
-    assert cli("groups", "members", "nobody").code == 1
+    assert cli("groups", "members", "unknown").code == 1
 
 
-def test_offsets_of_groups_are_set(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
+def test_offsets_of_groups_can_be_set(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
     fake.create("__consumer_offsets")
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap) as producer:
@@ -197,13 +197,13 @@ def test_offsets_of_groups_are_set(cli: Cli, fake: FakeCluster, tmp_path: Path) 
         return [change["after"] for change in json.loads(result.text)]
 
     assert reset("--to", "earliest", "--dry-run") == [0, 0]
-    assert kept() == {("t", 0): 2, ("t", 1): 3}, "nothing was set"
+    assert kept() == {("t", 0): 2, ("t", 1): 3}, "a refused command must set nothing"
     asked = cli("groups", "reset-offsets", "g", "--to", "latest")
     assert (asked.code, "pass --yes" in asked.err) == (2, True)
     assert reset("--to", "latest", "--yes") == [5, 5]
     assert kept() == {("t", 0): 5, ("t", 1): 5}
     assert reset("--shift", -2, "--yes") == [3, 3]
-    assert reset("--shift", -9, "--topic", "t:1", "--dry-run") == [0], "no further than the log goes"
+    assert reset("--shift", -9, "--topic", "t:1", "--dry-run") == [0], "no offset may be above the end of the log"
     assert reset("--to", 4, "--topic", "t", "--yes") == [4, 4]
     assert reset("--to", "1970-01-01T00:00:05Z", "--dry-run") == [3, 2]
     assert reset("--to", "-1h", "--dry-run") == [5, 5]
@@ -276,7 +276,7 @@ def test_an_invalid_move_is_one_line(cli: Cli, arguments: list[str], expected: s
     ("text", "count"),
     [("1", 1), ("1500", 1500), ("50MB", 50_000_000), ("50 MiB/s", 50 << 20), ("1.5k", 1500), ("2gb", 2 * 10**9)],
 )
-def test_byte_counts(text: str, count: int) -> None:
+def test_byte_counts_have_units(text: str, count: int) -> None:
     assert byte_count(text, what="--throttle") == count
 
 
@@ -298,7 +298,7 @@ def test_usage_errors_are_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert "found; expected host:port" in cli("topics", "list", "-b", "a:b:c").err
 
 
-def test_the_other_environment_variable_counts_too(
+def test_both_environment_variables_name_the_brokers(
     cli: Cli, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.create("t")
@@ -322,7 +322,7 @@ def test_a_wrong_address_is_reported_before_the_timeout(
     assert (result.code, "tried for 0.2 s" in result.err) == (3, True)
 
 
-def test_version_and_help(cli: Cli) -> None:
+def test_version_and_help_are_printed(cli: Cli) -> None:
     assert cli("--version").text.startswith("sparklog ")
     for arguments in ([], ["topics"], ["topics", "create"], ["produce"], ["consume"], ["brokers"]):
         result = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"})

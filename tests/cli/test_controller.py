@@ -1,4 +1,4 @@
-"""``sparklog controller`` as a process: waits, takes over, lets go."""
+"""Tests of ``sparklog controller`` as a process: it waits, takes over, and releases its lock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Standby:
-    """One command under way, and the lines it has said."""
+    """One running command, and the lines that it has printed."""
 
     def __init__(self, zookeeper: str, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -50,7 +50,7 @@ class Standby:
     def _listen(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
-            self.lines.extend(lines)  # a list grows while its argument is read
+            self.lines.extend(lines)  # the list grows while extend() reads its argument
 
     def says(self, words: str) -> None:
         deadline = time.monotonic() + PATIENCE_S

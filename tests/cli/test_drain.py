@@ -1,4 +1,5 @@
-"""``sparklog brokers drain``: a broker is empty when it is found empty, not when what it held at first is gone."""
+"""Tests of ``sparklog brokers drain``: a broker is empty when it hosts no replica, not when its first replicas are
+gone."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
 
 
 class Moves:
-    """Ends the moves that are waited for, whereupon somebody makes the next topic."""
+    """A stand-in that ends the moves that the command waits for. After each one a user creates the next topic."""
 
     def __init__(self, fake: FakeCluster, topics: list[str], *, dies: bool = False) -> None:
         self._fake = fake
@@ -72,7 +73,7 @@ def test_an_empty_broker_is_reported_empty(fake: FakeCluster, capsys: pytest.Cap
     assert capsys.readouterr().out.splitlines()[-1] == "broker 0: holds no replicas"
 
 
-def test_a_drain_asks_first(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drain_asks_for_confirmation(fake: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     fake.create("first")
     assert run(["brokers", "drain", "0"]) == 2
     assert "draining broker 0: stdin is not a terminal; pass --yes" in capsys.readouterr().err

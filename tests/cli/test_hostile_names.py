@@ -1,4 +1,5 @@
-"""Names, error texts and records that others chose: what every command shows of them, in a pipe and on a terminal."""
+"""Tests of names, error texts and records from other users: what every command shows of them, in a pipe and on a
+terminal."""
 
 from __future__ import annotations
 
@@ -30,13 +31,14 @@ from tests.cli.in_process import Result, in_process
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.conftest import ROOT
 
-#: Sets a terminal's title, clears it by a code of one character, forges a row, reads backwards, and is bad markup.
-NAME = "x\x1b]0;owned\x07\x9b2J\nforged row\u202e[/nobody][blink]"
-SHOWN = r"x\x1b]0;owned\x07\x9b2J\nforged row\u202e[/nobody][blink]"
-#: Colours and the like, which rich writes.
+#: It sets a terminal's title, clears the screen by a one-character code, forges a row, reverses text, and is invalid
+#: markup.
+NAME = "x\x1b]0;owned\x07\x9b2J\nforged row\u202e[/unopened][blink]"
+SHOWN = r"x\x1b]0;owned\x07\x9b2J\nforged row\u202e[/unopened][blink]"
+#: Colors and other styles that rich writes.
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-#: Arguments for every command that asks a cluster; True where its output has the name.
+#: Arguments for every command that queries a cluster. True if its output contains the name.
 COMMANDS: dict[str, tuple[list[str], bool]] = {
     "brokers": ([], True),
     "brokers describe": (["0"], True),
@@ -81,14 +83,14 @@ COMMANDS: dict[str, tuple[list[str], bool]] = {
     "transactions find-hanging": ([], True),
     "transactions list": ([], False),
 }
-#: Those that read files, ask ZooKeeper or start processes, and print through the same functions; and whole groups.
+#: Commands that read files, query ZooKeeper or start processes, and print through the same functions; and whole groups.
 WITHOUT_CLUSTER = {"cluster start", "cluster stop", "controller", "topics restore"}
 GROUPS_WITHOUT_CLUSTER = ("segments ", "zookeeper ")
 
 
 @pytest.fixture
 def hostile(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    """A cluster in which everything that others can choose is ``NAME``."""
+    """Yield a cluster in which every text that another user can choose is ``NAME``."""
     monkeypatch.setenv("SPARKLOG_BOOTSTRAP", fake.bootstrap)
     monkeypatch.setenv("COLUMNS", "2000")
     monkeypatch.setenv("TERM", "xterm")
@@ -132,7 +134,7 @@ def check(result: Result, *, on_terminal: bool) -> str:
 
 
 def commands() -> set[str]:
-    """All there are, as they are typed."""
+    """Return all commands, as users type them."""
 
     def below(command: object, path: tuple[str, ...]) -> Iterator[str]:
         inner = getattr(command, "commands", None)
@@ -154,7 +156,7 @@ def test_a_command_escapes_names_chosen_by_others(hostile: FakeCluster, command:
     arguments, has_name = COMMANDS[command]
     result = in_process(*command.split(), *arguments, on_terminal=on_terminal)
     if command == "consume" and not on_terminal:
-        assert result.out == NAME.encode() + b"\n", "a pipe gets records as they are"
+        assert result.out == NAME.encode() + b"\n", "a pipe must get records unchanged"
         return
     assert (SHOWN in check(result, on_terminal=on_terminal)) >= has_name, result
 
@@ -186,7 +188,7 @@ def test_records_on_a_terminal_escape_unprintable_characters(
 ) -> None:
     found = in_process("consume", "t", *options, on_terminal=True)
     assert (found.code, found.text) == (0, expected)
-    assert NAME in in_process("consume", "t", *options).text, "a pipe gets records as they are"
+    assert NAME in in_process("consume", "t", *options).text, "a pipe must get records unchanged"
 
 
 def test_json_on_a_terminal_prints_and_means_the_same(hostile: FakeCluster) -> None:

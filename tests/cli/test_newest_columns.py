@@ -1,4 +1,4 @@
-"""``consume`` over a schema change and of empty topics, into files named after their format."""
+"""Tests of ``consume`` across a schema change and of empty topics, into files in every format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def widen(fake: FakeCluster, topic: str) -> None:
 
 @pytest.fixture
 def grown(fake: FakeCluster) -> FakeCluster:
-    """A topic with a record of its first schema and one of its second."""
+    """Create a topic with a record of its first schema and a record of its second."""
     fake.create("t", schema=TYPED)
     with Producer(fake.bootstrap) as producer:
         producer.send("t", {"carrier": "UA", "delay": 1.0}).result(30)
@@ -100,7 +100,7 @@ def test_a_table_does_not_change_its_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Format.TEXT, Format.JSON, Format.CSV])
 def test_a_text_file_has_each_batch_at_once(tmp_path: Path, kind: Format) -> None:
-    """Of ``consume --follow -o FILE``: another program may read the file meanwhile."""
+    """Another program may read the file of ``consume --follow -o FILE`` meanwhile."""
     batch = pa.RecordBatch.from_pylist([{"carrier": "UA"}], schema=TYPED)
     with open_sink(kind, tmp_path / "o", schema=TYPED, keys=False, template=None) as sink:
         sink.write(batch)

@@ -1,4 +1,4 @@
-"""Commands of operators against a cluster of fakes: filters, plans, settings, names nearly right."""
+"""Tests of operators' commands against a fake cluster: filters, plans, settings, names that are almost right."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_the_shell_completes_topic_names(fake: FakeCluster, monkeypatch: pytest.
     assert topic_names(context, "fl") == ["flights"]
     context.params = {}
     monkeypatch.delenv("SPARKLOG_BOOTSTRAP", raising=False)
-    assert topic_names(context, "fl") == [], "nobody to ask"
+    assert topic_names(context, "fl") == [], "no broker to ask"
 
 
-# --- partitions in trouble ---
+# --- unhealthy partitions ---
 
 
 def described(*isrs: tuple[int, ...], leader: int | None = 0, min_isr: str = "") -> TopicDescription:
@@ -63,7 +63,7 @@ def described(*isrs: tuple[int, ...], leader: int | None = 0, min_isr: str = "")
         (PartitionFilter(unavailable=True), []),
     ],
 )
-def test_filters(health: PartitionFilter, expected: list[int]) -> None:
+def test_filters_select_unhealthy_partitions(health: PartitionFilter, expected: list[int]) -> None:
     topic = described((0, 1, 2), (0, 1), (0,), ())
     assert [part.partition for part in health.only(topic, "2").partitions] == expected
 
@@ -75,7 +75,7 @@ def test_filters_use_the_topics_own_minimum_and_its_replicas() -> None:
     assert len(PartitionFilter(unavailable=True).only(described((0,), leader=None), "1").partitions) == 1
 
 
-def test_filters_of_a_healthy_cluster(cli: Cli, fake: FakeCluster) -> None:
+def test_filters_of_a_healthy_cluster_select_nothing(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t")
     for option in ("--under-replicated", "--unavailable", "--under-min-isr", "--at-min-isr"):
         assert cli("topics", "list", option) == Result(0, b"", "")
@@ -110,7 +110,7 @@ def test_a_plan_is_made_read_and_applied(cli: Cli, fake: FakeCluster, tmp_path: 
 
 
 def test_a_move_that_ends_before_its_cancel_is_no_error(cli: Cli, fake: FakeCluster) -> None:
-    """Its partition was not named: the command takes back what it finds."""
+    """The command names no partition and cancels all moves that it finds."""
     fake.create("t", partitions=2)
     fake.create("u", partitions=2)
 
@@ -133,7 +133,7 @@ def test_a_move_that_ends_before_its_cancel_is_no_error(cli: Cli, fake: FakeClus
     assert cli("partitions", "reassign", "cancel", "t", "--yes").text == "0 moves cancelled\n"
     move("t:0", "u:0", "u:1")
     taken = cli("partitions", "reassign", "cancel", "u:1", "u", "t", "--yes", "--json")
-    assert (taken.code, json.loads(taken.out)) == (0, {"cancelled": ["u-1", "u-0"]}), "each once"
+    assert (taken.code, json.loads(taken.out)) == (0, {"cancelled": ["u-1", "u-0"]}), "each move must be cancelled once"
     move("u:1")
     refused = cli("partitions", "reassign", "cancel", "t:0", "u", "--yes")
     assert (refused.code, fake.moves) == (1, {})
@@ -176,7 +176,7 @@ def test_a_single_broker_is_described(cli: Cli) -> None:
 # --- kcat's habits ---
 
 
-def test_reading_by_time_and_from_the_end(cli: Cli, fake: FakeCluster) -> None:
+def test_a_consumer_reads_by_time_and_from_the_end(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t")
     now_us = time.time_ns() // 1000
     with Producer(fake.bootstrap) as producer:
@@ -199,7 +199,7 @@ def test_written_records_are_reported_in_json(cli: Cli, fake: FakeCluster) -> No
     assert cli("consume", "t", "-t", "%k=%s").text == "k=v"
 
 
-def test_points_in_time() -> None:
+def test_points_in_time_are_parsed() -> None:
     now = dt.datetime.now(dt.timezone.utc)
     found = point_in_time("-90s")
     assert found is not None

@@ -1,4 +1,4 @@
-"""docs/cli.md and the command say the same: every command of the page runs as it stands there, and none is left out."""
+"""Tests that docs/cli.md and the command agree: every command of the page runs, and the page has every command."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.delta.tables import Archived, described, placed
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "sparklog.cli.main"]
-#: What the page says of a command that does not end with 0.
+#: The page's words for a command that exits with 1.
 FAILS = "exits with 1"
-#: They run until they are told to end, so they have no document to print; a dump of records is lines.
+#: These run until a signal ends them, so they have no document to print. A dump of records is lines.
 WITHOUT_JSON = {"cluster start", "controller"}
 
 
 def lines_of(*sections: str) -> list[str]:
-    """The commands of the page, in order: of these sections, or of all but these where they begin with a minus."""
+    """Return the page's commands in order: those of the sections, or with minus signs those of all other sections."""
     found = []
     for part in re.split(r"^## ", (ROOT / "docs" / "cli.md").read_text("utf-8"), flags=re.MULTILINE):
         title = part.partition("\n")[0]
@@ -47,7 +47,7 @@ def words_of(line: str) -> list[str]:
 
 
 def stages_of(line: str) -> tuple[list[list[str]], str | None]:
-    """The commands of a pipeline, and the file that its end goes to."""
+    """Return the commands of a pipeline, and the file for its output."""
     words, file = words_of(line), None
     if ">" in words:
         at = words.index(">")
@@ -62,7 +62,7 @@ def stages_of(line: str) -> tuple[list[list[str]], str | None]:
 
 
 def run_line(line: str) -> Result:
-    """As a shell would, with the commands of sparklog in this process."""
+    """Run a line as a shell would, with sparklog's commands in this process."""
     stages, file = stages_of(line)
     result = Result(0, b"", "")
     for stage in stages:
@@ -89,7 +89,7 @@ ALL.pop("", None)
 
 
 def name_of(words: list[str]) -> str:
-    """The longest command that ``words`` begin with."""
+    """Return the longest command that ``words`` begin with."""
     return max((name for name in ALL if words[: len(name.split())] == name.split()), key=len, default="")
 
 
@@ -113,11 +113,11 @@ def test_every_command_of_the_page_runs_as_printed(tmp_path: Path, monkeypatch: 
             expected = 1 if FAILS in line else 0
             assert result.code == expected, f"{line}\n{result.text}\n{result.err}"
             assert "--json" not in line or result.out.strip()[:1] in {b"[", b"{"} or ">" in line, line
-        assert in_process("topics", "list").text == "events\n", "the page's last words"
+        assert in_process("topics", "list").text == "events\n", "only the page's last topic may remain"
 
 
 def archive_clicks(lake: Path) -> None:
-    """The table of a topic that is no more."""
+    """Write the table of a deleted topic."""
     topic = described("clicks", DEFAULT_SCHEMA, partitions=2, key=("key",), event_time="timestamp")
     rows = [{"key": None, "value": b"%d" % offset, "headers": None} for offset in range(5)]
     own = pa.Table.from_pylist(rows, schema=DEFAULT_SCHEMA.remove(3))
@@ -126,7 +126,7 @@ def archive_clicks(lake: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.timeout(240)
-def test_a_cluster_is_started_looked_at_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_is_started_inspected_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("conf").symlink_to(ROOT / "conf")
     started, status, stopped, standby = (words_of(line) for line in lines_of("A cluster"))
@@ -170,7 +170,7 @@ def stands_by(words: list[str], zookeeper: str, monkeypatch: pytest.MonkeyPatch)
             process.kill()
 
 
-# --- the page and the help, with nothing running ---
+# --- the page and the help, without a cluster ---
 
 
 def test_the_page_has_every_command() -> None:

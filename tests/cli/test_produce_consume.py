@@ -1,4 +1,4 @@
-"""``sparklog produce`` and ``consume`` against a cluster of fakes: formats in and out, places to start, bad input."""
+"""Tests of ``sparklog produce`` and ``consume`` against a fake cluster: formats, start positions, bad input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.client.fake_cluster import FakeCluster
 # --- produce ---
 
 
-def test_lines_with_and_without_keys(cli: Cli, fake: FakeCluster) -> None:
+def test_lines_may_have_keys(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t")
     done = cli("produce", "t", stdin=b"one\ntwo\n\nfour")
     assert done.code == 0
@@ -49,7 +49,9 @@ def test_the_whole_input_is_one_record(
     assert cli("produce", "t", tmp_path / "a.json", "--format", "whole").err.startswith("1 records written to t")
     assert cli("produce", "t", "-f", "whole", "-K", ":", "--quiet", stdin=b"k\n:v:w\n").code == 0
     assert cli("produce", "t", "-f", "whole", "-K", "|", "--quiet", stdin=b"v\n").code == 0
-    assert json.loads(cli("produce", "t", "-f", "whole", "--json").out)["records"] == 0, "a pipe without a byte"
+    assert json.loads(cli("produce", "t", "-f", "whole", "--json").out)["records"] == 0, (
+        "an empty pipe must have no record"
+    )
     found = table_of(fake, "t")
     assert found.column("value").to_pylist() == [text, text, b"v:w\n", b"v\n"]
     assert found.column("key").to_pylist() == [None, None, b"k\n", None]
@@ -61,7 +63,7 @@ def test_the_whole_input_is_one_record(
     assert cli("produce", "typed", "-f", "whole", stdin=b"x").code == 2
 
 
-def test_json_lines(cli: Cli, fake: FakeCluster) -> None:
+def test_json_lines_become_records(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t", schema=TYPED)
     fake.create("d")
     lines = b'{"carrier": "UA", "delay": 1}\n\n{"delay": 2.5}\n'
@@ -76,7 +78,7 @@ def test_json_lines(cli: Cli, fake: FakeCluster) -> None:
     assert row["timestamp"].isoformat() == "2026-01-01T00:00:00+00:00"
 
 
-def test_arrow_from_a_pipe(cli: Cli, fake: FakeCluster) -> None:
+def test_arrow_is_read_from_a_pipe(cli: Cli, fake: FakeCluster) -> None:
     fake.create("t", schema=TYPED)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, TYPED) as writer:
@@ -125,14 +127,14 @@ def produce_numbers(fake: FakeCluster, count: int = 10) -> None:
             producer.send("t", b"%d" % index, key=b"k%d" % index, timestamp=index * 1_000_000)
 
 
-def test_text(cli: Cli, fake: FakeCluster) -> None:
+def test_consume_prints_one_line_for_each_record(cli: Cli, fake: FakeCluster) -> None:
     produce_numbers(fake)
     assert cli("consume", "t").text == "".join(f"{index}\n" for index in range(10))
     assert cli("consume", "t", "--keys", "-n", 2).text == "k0\t0\nk1\t1\n"
     assert cli("consume", "t", "--count", 0).text == ""
 
 
-def test_places_to_start(cli: Cli, fake: FakeCluster) -> None:
+def test_consume_starts_at_the_given_position(cli: Cli, fake: FakeCluster) -> None:
     produce_numbers(fake)
     assert cli("consume", "t", "--from", 7).text == "7\n8\n9\n"
     assert cli("consume", "t", "--from", "latest").text == ""
@@ -147,7 +149,7 @@ def test_following_ends_with_the_count(cli: Cli, fake: FakeCluster) -> None:
     assert cli("consume", "t", "--follow", "-n", 10).text.count("\n") == 10
 
 
-def test_json_of_both_kinds_of_topics(cli: Cli, fake: FakeCluster) -> None:
+def test_json_is_printed_for_both_kinds_of_topics(cli: Cli, fake: FakeCluster) -> None:
     produce_numbers(fake, 1)
     (line,) = cli("consume", "t", "-f", "json", "--places").text.splitlines()
     assert json.loads(line) == {
@@ -169,7 +171,7 @@ def test_json_of_both_kinds_of_topics(cli: Cli, fake: FakeCluster) -> None:
     assert json.loads(cli("consume", "t", "-f", "json", "--from", 1).text)["value"] == {"base64": "//4="}
 
 
-def test_arrow_to_a_file_and_a_pipe(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
+def test_arrow_is_written_to_a_file_and_a_pipe(cli: Cli, fake: FakeCluster, tmp_path: Path) -> None:
     fake.create("t", schema=TYPED)
     with Producer(fake.bootstrap) as producer:
         producer.write("t", ROWS)

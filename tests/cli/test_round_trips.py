@@ -1,4 +1,4 @@
-"""What ``consume`` writes, ``produce`` reads as the same records: every type, in every format but lines."""
+"""Tests that ``produce`` reads the same records that ``consume`` wrote: every type, in every format except lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _times(kind: pa.DataType, per_second: int) -> tuple[pa.DataType, st.SearchSt
     return kind, _ints(64, low=0, high=86_400 * per_second - 1)
 
 
-#: Types, and the values that they store: for times the numbers.
+#: Types, and the values that they store. Times are numbers.
 LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.bool_(), st.booleans()),
     *((getattr(pa, f"int{bits}")(), _ints(bits)) for bits in (8, 16, 32, 64)),
@@ -104,7 +104,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 def stored(table: pa.Table) -> str:
-    """All that a table holds; NaN is equal to NaN in it, and -0.0 is not 0.0."""
+    """Return all values of a table, with NaN equal to NaN, and -0.0 unequal to 0.0."""
     table.validate(full=True)
     return repr([_stored(column.combine_chunks()).to_pylist() for column in table.columns])
 
@@ -122,7 +122,7 @@ def round_trip(path: Path, batch: pa.RecordBatch) -> pa.Table:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(batch=batches())
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))  # which judge by the clock, too
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))  # the health checks depend on the clock
 def test_any_columns_survive_a_round_trip(tmp_path: Path, name: str, batch: pa.RecordBatch) -> None:
     found = round_trip(tmp_path / name, batch)
     assert found.schema.equals(batch.schema)
@@ -162,7 +162,7 @@ def test_a_time_that_parquet_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [kind.value for kind in Format if kind is not Format.TEXT])
 def test_a_topic_survives_a_pipe(cli: Cli, fake: FakeCluster, kind: str) -> None:
-    """Of records as Kafka has them, too: keys that are no UTF-8, headers, nulls."""
+    """The records are also those that Kafka allows: keys that are not UTF-8, headers, nulls."""
     typed = pa.schema([pa.field("m", pa.map_(pa.string(), pa.timestamp("us", "UTC"))), pa.field("x", pa.float32())])
     for name in ("t", "copy"):
         fake.create(name)

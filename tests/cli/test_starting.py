@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a program's imports."""
+"""Tests of Ctrl-C during a program's imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-#: Stands for a library that takes long to import: says that it is being imported, and waits.
+#: A stand-in for a library that takes long to import: it prints a line and waits.
 SLOW = """
 import signal
 print("importing", flush=True)

@@ -1,4 +1,5 @@
-"""Output by a template: kcat's words, columns by name, escapes, and what is refused before anything is read."""
+"""Tests of output by a template: kcat's placeholders, columns by name, escapes, and templates refused before the
+first read."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ TYPED = pa.RecordBatch.from_pydict({"carrier": ["UA", None], "delay": [1.5, 2.0]
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("%t[%p]@%o;", b"t[3]@7;t[3]@9;"),  # the offset is the record's own: in a compacted topic there are gaps
+        ("%t[%p]@%o;", b"t[3]@7;t[3]@9;"),  # the offset is the record's own: a compacted topic has gaps
         ("%k/%K %s/%S,", b"k/1 v\xff/2,/-1 /-1,"),
         ("%T\\n", b"1767225601500\n1767225601500\n"),
         ("%h|", b"h=w||"),
@@ -39,7 +40,7 @@ TYPED = pa.RecordBatch.from_pydict({"carrier": ["UA", None], "delay": [1.5, 2.0]
         ("%s%", b"v\xff%%"),
     ],
 )
-def test_words(text: str, expected: bytes) -> None:
+def test_kcats_placeholders_are_replaced(text: str, expected: bytes) -> None:
     assert b"".join(Template(text).render(plain())) == expected
 
 

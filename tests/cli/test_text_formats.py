@@ -1,4 +1,4 @@
-"""JSON and CSV into topics: what is null, what a time is, and which column and row an error names."""
+"""Tests of JSON and CSV as records: nulls, times, and the column and row that an error names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def us64(array: pa.Array) -> Any:
 
 
 def cells(*found: bytes | None, kind: pa.DataType) -> pa.Array:
-    """As CSV's reader gives them; the way for all cells at once and the one for each agree."""
+    """Parse cells as from CSV's reader. The parser of whole columns and the parser of single cells must agree."""
     try:
         array = from_csv(pa.array(found, pa.binary()), kind)
     except ValueRefusedError:
@@ -63,7 +63,7 @@ def test_only_an_empty_field_is_null(cli: Cli, fake: FakeCluster) -> None:
 def test_a_quoted_value_may_have_newlines_wherever_blocks_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
-    """Blocks of some size end between a carriage return and a line feed."""
+    """At one of these block sizes a block ends between a carriage return and a line feed."""
     monkeypatch.setattr("sparklog.cli.files._CSV_BLOCK_BYTES", block_bytes)
     schema = pa.schema([pa.field("text", pa.string()), pa.field("i", pa.int64())])
     text = io.StringIO(newline="")
@@ -78,7 +78,7 @@ def test_a_quoted_value_may_have_newlines_wherever_blocks_end(
 
 
 def test_a_file_of_rows_with_newlines_is_read_completely(cli: Cli, fake: FakeCluster) -> None:
-    """More than the reader's own blocks of 1 MB."""
+    """The file is larger than one block of the reader, 1 MB."""
     fake.create("t", schema=pa.schema([pa.field("text", pa.string()), pa.field("i", pa.int64())]))
     text = "text,i\n" + "".join(f'"ab\ncd",{index}\n' for index in range(120_000))
     assert cli("produce", "t", "-", "-f", "csv", "-q", stdin=text.encode()).code == 0
@@ -88,7 +88,7 @@ def test_a_file_of_rows_with_newlines_is_read_completely(cli: Cli, fake: FakeClu
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("kind", ["csv", "json", "txt", "parquet", "arrow"])
-def test_compressed_files_are_known_by_their_ending(
+def test_compressed_files_are_recognized_by_their_extension(
     cli: Cli, fake: FakeCluster, tmp_path: Path, suffix: str, kind: str
 ) -> None:
     schema = TYPED if kind != "txt" else pa.schema([])
@@ -155,7 +155,7 @@ def test_a_broken_compressed_file_is_named(cli: Cli, fake: FakeCluster, tmp_path
         (b'{"a":"2024-01-31"}', pa.struct([pa.field("a", pa.string())]), {"a": "2024-01-31"}),
     ],
 )
-def test_cells(cell: bytes, kind: pa.DataType, expected: Any) -> None:
+def test_cells_become_values(cell: bytes, kind: pa.DataType, expected: Any) -> None:
     assert cells(cell, None, kind=kind).to_pylist() == [expected, None]
 
 
@@ -179,7 +179,7 @@ def test_cells(cell: bytes, kind: pa.DataType, expected: Any) -> None:
         (b"[300]", pa.list_(pa.int8())),
     ],
 )
-def test_cells_that_do_not_fit(cell: bytes, kind: pa.DataType) -> None:
+def test_cells_that_do_not_fit_are_refused(cell: bytes, kind: pa.DataType) -> None:
     with pytest.raises(ValueRefusedError) as caught:
         cells(None, cell, kind=kind)
     assert caught.value.row == 1
@@ -252,7 +252,7 @@ _SOME = {
 
 @pytest.mark.parametrize("kind", _SOME, ids=str)
 @given(data=st.data())
-@settings(max_examples=50, suppress_health_check=list(HealthCheck))  # which judge by the clock, too
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))  # the health checks depend on the clock
 def test_columns_parsed_together_equal_cell_by_cell_parsing(kind: pa.DataType, data: st.DataObject) -> None:
     pattern = st.from_regex(_SOME[kind], fullmatch=True).filter(str.isascii)
     found = data.draw(st.lists(st.none() | pattern.map(str.encode), max_size=3))
@@ -282,7 +282,7 @@ def test_columns_parsed_together_equal_cell_by_cell_parsing(kind: pa.DataType, d
         (b"{}\n", [None]),
     ],
 )
-def test_objects_need_not_have_a_line_each(cli: Cli, fake: FakeCluster, stdin: bytes, expected: list[str]) -> None:
+def test_objects_need_not_be_on_separate_lines(cli: Cli, fake: FakeCluster, stdin: bytes, expected: list[str]) -> None:
     fake.create("t", schema=TYPED)
     assert cli("produce", "t", "-f", "json", stdin=stdin).code == 0
     assert table_of(fake, "t")["carrier"].to_pylist() == expected
@@ -340,7 +340,7 @@ def test_a_null_in_a_required_column_is_named_by_line(cli: Cli, fake: FakeCluste
         ("2932897 d", pa.date32(), "2932897 d"),
     ],
 )
-def test_json_of_types_that_json_has_not(value: Any, kind: pa.DataType, expected: Any) -> None:
+def test_types_unknown_to_json_have_a_json_form(value: Any, kind: pa.DataType, expected: Any) -> None:
     assert json_values(from_json([value, None], kind)) == [expected, None]
 
 
@@ -362,7 +362,7 @@ def test_json_of_types_that_json_has_not(value: Any, kind: pa.DataType, expected
         ("1ns", pa.duration("us")),
     ],
 )
-def test_json_that_does_not_fit(value: Any, kind: pa.DataType) -> None:
+def test_json_that_does_not_fit_is_refused(value: Any, kind: pa.DataType) -> None:
     with pytest.raises(ValueRefusedError):
         from_json([value], kind)
 

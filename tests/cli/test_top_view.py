@@ -1,4 +1,4 @@
-"""What ``sparklog top`` makes of two looks at a cluster."""
+"""Tests of the view of ``sparklog top`` over two samples of a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def look(
     isr: tuple[int, ...] = (0, 1),
     committed: dict[int, int] | None = None,
 ) -> Snapshot:
-    """One topic ``t`` led by broker 0; each record takes ten bytes."""
+    """Return a sample with one topic ``t``, led by broker 0. Each record takes ten bytes."""
     hosted = tuple(
         ReplicaDescription("t", number, "leader", 1, 0, end, end, 10 * end, "/logs") for number, end in ends.items()
     )
@@ -38,7 +38,7 @@ def test_without_an_earlier_sample_there_are_no_rates() -> None:
     assert view.changes == []
 
 
-def test_rates_lag_and_the_busiest_partitions() -> None:
+def test_the_view_has_rates_lag_and_the_busiest_partitions() -> None:
     before = look(10, {0: 100, 1: 0, 2: 500}, committed={0: 40, 1: 0})
     view = compare(before, look(14, {0: 180, 1: 400, 2: 20}, committed={0: 80, 1: 100}))
     assert [(row.partition.partition, row.records_per_s, row.bytes_per_s) for row in view.busiest] == [
@@ -51,10 +51,10 @@ def test_rates_lag_and_the_busiest_partitions() -> None:
     assert (group.lag, group.worst, group.per_s) == (100 + 300, TopicPartition("t", 1), 35.0)
 
 
-def test_changes_of_leaders_and_in_sync_sets() -> None:
+def test_changes_of_leaders_and_in_sync_sets_are_counted() -> None:
     before = look(0, {0: 1})
     away = look(1, {0: 1}, leader=None, isr=(1,))
     assert compare(before, away).changes == ["t-0: leader 0 -> none", "t-0: 0 left the ISR"]
     assert (compare(before, away).under_replicated, compare(before, away).leaderless) == (1, 1)
     assert compare(away, before).changes == ["t-0: leader none -> 0", "t-0: 0 joined the ISR"]
-    assert compare(before, look(1, {0: 1, 1: 1})).changes == [], "a new partition is none"
+    assert compare(before, look(1, {0: 1, 1: 1})).changes == [], "a new partition is not a change"

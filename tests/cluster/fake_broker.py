@@ -1,8 +1,9 @@
 """A process that speaks the broker's end of the control protocol and does nothing else.
 
-Run as ``fake_broker.py [behaviour] --config <file>``. Behaviours: ``serve`` (default); ``fail``: ends at once with a
-last word; ``deaf``: accepts connections and never answers; ``slow``: serves, and takes a while to catch up; ``late``
-and ``loading``: serves once its directory has a file ``begin``, and does not listen before that, or says it is loading.
+Run as ``fake_broker.py [behaviour] --config <file>``. Behaviours: ``serve`` (default); ``fail`` exits immediately with
+an error; ``deaf`` accepts connections and never responds; ``slow`` serves, and takes some time to catch up; ``late``
+and ``loading`` serve when their directory has a file ``begin``. Before that, ``late`` does not listen, and ``loading``
+reports that it loads.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class FakeBroker:
                     self.quiesced = True
                 lines.write(json.dumps(answer) + "\n")
                 lines.flush()
-                if obeys and command["op"] == "stop":  # stands for a RestartBroker, which this socket does not take
+                # stands for a RestartBroker request, which this socket does not accept
+                if obeys and command["op"] == "stop":
                     os._exit(75)
                 if obeys and command["op"] == "finish":
                     note = Path(str(self.config["log_dir"])) / "clean"

@@ -1,4 +1,4 @@
-"""Real brokers under real supervisors, without Spark: what a barrier task runs, in a thread of the test."""
+"""Real brokers under real supervisors, without Spark: a thread of the test runs what a barrier task runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START_TIMEOUT_S = 60.0
 
 
 class SupervisedCluster:
-    """Use in a ``with`` block. Owner: one test thread; supervisors live on a loop in a thread of their own."""
+    """A cluster for a ``with`` block. Owner: one test thread; the supervisors run on a loop in a separate thread."""
 
     def __init__(self, base_dir: Path, *, brokers: int = 3, settings: Mapping[str, str] | None = None) -> None:
         self._settings = dict(settings or {})
@@ -57,7 +57,7 @@ class SupervisedCluster:
             self._controller.start()
             self._controller.wait_ready(START_TIMEOUT_S)
             self._thread.start()
-            assert self._ready.wait(START_TIMEOUT_S), "the supervisors did not start"
+            assert self._ready.wait(START_TIMEOUT_S), "the supervisors did not start in time"
             with Admin(self.bootstrap) as admin:
                 admin.wait_until_in_sync(timeout_s=START_TIMEOUT_S)
         except BaseException:
@@ -77,7 +77,7 @@ class SupervisedCluster:
             self._embedded.stop()
 
     async def _protect(self) -> None:
-        """As a driver does with a ZooKeeper of its own."""
+        """Protect the ZooKeeper nodes, as a driver does with its embedded ZooKeeper."""
         session = await ZkSession.open(self.zookeeper, keys=self._keys)
         await protect(session, self._keys)
         await session.close()
@@ -113,8 +113,8 @@ class SupervisedCluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ones below those that the system hands out: none must be taken while its broker restarts. Tests that name
-    their ports take them from 29,000 on (`tests/ports.py`)."""
+    """Return free ports below those that the system assigns, so that no process takes one while its broker restarts.
+    Tests that name their ports take them from 29,000 upwards (`tests/ports.py`)."""
     found: list[int] = []
     for port in random.sample(range(20_000, 29_000), 1000):
         with socket.socket() as probe:

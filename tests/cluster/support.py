@@ -1,4 +1,4 @@
-"""Shared by the cluster tests: generation specs and a supervisor of a fake broker."""
+"""Functions for the cluster tests: generation specs and the supervisor of a fake broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def spec(data_dir: Path, *, generation: int = 1, **changes: object) -> Generatio
 
 
 class Supervised:
-    """A supervisor with its task, and what it retired."""
+    """A supervisor with its task, and the processes that it retired."""
 
     def __init__(
         self, data_dir: Path, *, behaviour: str = "serve", generation: int = 1, adopt_only: bool = False
@@ -48,7 +48,7 @@ class Supervised:
         data_dir.mkdir(exist_ok=True)
         #: broker id, pid
         self.retired: list[tuple[int, int]] = []
-        #: while it is not set, ZooKeeper is away: nobody can be told that a process has ended
+        #: While it is not set, ZooKeeper is unreachable: the supervisor cannot report that a process ended.
         self.zookeeper = asyncio.Event()
         self.zookeeper.set()
         self.supervisor = BrokerSupervisor(
@@ -75,7 +75,7 @@ class Supervised:
 
 @contextlib.asynccontextmanager
 async def supervised(data_dir: Path, *, behaviour: str = "serve", generation: int = 1) -> AsyncIterator[Supervised]:
-    """Ends with the broker dead."""
+    """Run a supervisor. Its broker is killed at the end."""
     one = Supervised(data_dir, behaviour=behaviour, generation=generation)
     try:
         yield one
@@ -95,5 +95,5 @@ def kill_noted(log_dir: Path) -> None:
 async def eventually(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         await asyncio.sleep(0.02)

@@ -1,4 +1,5 @@
-"""The cluster's secret: made once, readable by one user, handed to brokers out of sight, and told to those that run."""
+"""Tests of the cluster's secret: created once, readable by one user, given to brokers privately, and learned by
+running ones."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def test_a_host_keeps_the_secret_of_each_cluster(tmp_path: Path) -> None:
             runtime_directory.secret_file(cluster_id).unlink(missing_ok=True)
 
 
-def test_a_specification_carries_the_secret_without_showing_it(tmp_path: Path) -> None:
+def test_a_specification_carries_the_secret_but_does_not_show_it(tmp_path: Path) -> None:
     secret = new_secret()
     made = spec(tmp_path, secrets=(secret,))
     assert secret.hex() not in repr(made)
@@ -120,7 +121,7 @@ def controlled(zookeeper: str, secret: Secret) -> ControllerLoop:
 
 
 async def in_sync(bootstrap: str, topic: str) -> None:
-    """The controller is heard, and followers are, with everything proved."""
+    """Check that brokers accept the controller and the followers, with every peer authenticated."""
 
     def create() -> None:
         with Admin(bootstrap, timeout_s=PATIENCE_S) as admin:
@@ -131,18 +132,18 @@ async def in_sync(bootstrap: str, topic: str) -> None:
 
 
 def shown(log_dir: Path, pid: int) -> bytes:
-    """What back-ups of the log directory and other users' tools see of a broker."""
+    """Return what backups of the log directory and other users' tools see of a broker."""
     files = []
     for path in log_dir.rglob("*"):
-        with suppress(FileNotFoundError):  # such as a checkpoint that takes the place of an older one just now
+        with suppress(FileNotFoundError):  # such as a checkpoint that replaces an older one at this moment
             files += [path.read_bytes()] if path.is_file() else []
     process = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
     return b"\0".join([*files, *process])
 
 
 def test_brokers_get_the_secret_privately_and_learn_a_new_one(tmp_path: Path, zookeeper: EmbeddedZookeeper) -> None:
-    """The second driver has lost the first one's file. Then one broker is started again and knows the new secret only,
-    beside one that knows both."""
+    """The second driver has lost the first driver's file. One broker is restarted and knows only the new secret,
+    beside a broker that knows both."""
     first, second = new_secret(), new_secret()
 
     async def play() -> None:

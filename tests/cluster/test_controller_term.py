@@ -1,4 +1,5 @@
-"""A term whose ZooKeeper connection breaks under what it reads: it asks again, in time, and does not end of it."""
+"""Tests of a term whose ZooKeeper connection breaks during its reads: it retries, not too fast, and the term
+continues."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from sparklog.zk.unreadable import Unreadable
 
 
 class BreakingSession:
-    """A session whose connection breaks under each request, up to a number of times, and is back at once."""
+    """A session whose connection breaks during each of the first requests, and reconnects immediately."""
 
     state = SessionState.CONNECTED
     generation = 1
@@ -65,7 +66,7 @@ def term_on(session: BreakingSession, events: list[Event], **store_methods: Any)
     return ControllerTerm(store, core, cluster_id="", session_timeout_ms=1000, on_change=lambda: None)
 
 
-def test_a_request_that_breaks_every_connection_is_not_retried_at_once() -> None:
+def test_a_request_that_breaks_every_connection_is_retried_slowly() -> None:
     async def scenario() -> None:
         session, read = BreakingSession(2), asyncio.Event()
 
@@ -141,7 +142,7 @@ def test_a_recreated_topic_is_read_during_its_predecessors_deletion() -> None:
         await term.topics.read("t")
         found["t"] = (TopicRecord("t", "id-1", (), ()), 0)
         await term.topics.read("t")
-        assert events == [], "the deletion tells of its end"
+        assert events == [], "the deletion itself must report its end"
         found["t"] = (TopicRecord("t", "id-2", (), ()), 0)
         await term.topics.read("t")
         assert events == [TopicRead(TopicSnapshot(found["t"][0], {}, 0))]
@@ -152,8 +153,8 @@ def test_a_recreated_topic_is_read_during_its_predecessors_deletion() -> None:
 
 
 def test_an_ended_broker_is_gone_before_its_stop_request_is() -> None:
-    """Its request and its registration go together. In the other order it would be shown to all again, and its
-    leaders would be told thousands of states while it ends."""
+    """The stop request and the registration are removed together. In the other order the controller would announce
+    the broker again, and would send its leaders thousands of states while it exits."""
 
     async def scenario() -> None:
         asked = {1: 3}
@@ -180,7 +181,7 @@ def test_an_ended_broker_is_gone_before_its_stop_request_is() -> None:
 
 
 class RecordingStore:
-    """A store that remembers what it is asked to write. ``told`` holds the callback for each write."""
+    """A store that records the writes. ``told`` has the callback of each write."""
 
     def __init__(self) -> None:
         self.session = BreakingSession(0)
@@ -228,15 +229,15 @@ def new_topic(topic_id: str, partitions: int = 4) -> TopicRead:
     return TopicRead(TopicSnapshot(TopicRecord("t", topic_id, ((1, 2, 3),) * partitions, ()), {}, 0))
 
 
-def test_states_of_a_topic_are_not_written_once_its_deletion_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the deletion, which lists the topic's nodes first, meets nodes that it did not list."""
+def test_states_of_a_topic_are_not_written_during_its_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later write would create a node that the deletion has not listed, and the deletion would fail."""
 
     async def scenario() -> None:
         store = RecordingStore()
         term = await term_with_live_brokers(store, monkeypatch)
         monkeypatch.setattr(term.topics, "_delete", lambda name, topic_id: asyncio.sleep(0))
         term.runner.step(new_topic("id-1"))
-        assert store.written == [(0, "id-1")], "the others have their turns later"
+        assert store.written == [(0, "id-1")], "the other states must be written in later turns"
         term.runner.step(DeletionsRead({"t": "id-1"}))
         await asyncio.sleep(0.05)
         assert store.written == [(0, "id-1")]
@@ -247,8 +248,8 @@ def test_states_of_a_topic_are_not_written_once_its_deletion_begins(monkeypatch:
     asyncio.run(scenario())
 
 
-def test_a_topic_made_again_is_not_taken_for_its_predecessor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The predecessor's writes are not sent, and their outcomes do not end the writes of the new topic."""
+def test_a_recreated_topic_is_not_mistaken_for_its_predecessor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The predecessor's writes are not sent, and their outcomes do not complete the writes of the new topic."""
 
     async def scenario() -> None:
         store = RecordingStore()
@@ -270,12 +271,12 @@ def test_a_topic_made_again_is_not_taken_for_its_predecessor(monkeypatch: pytest
     asyncio.run(scenario())
 
 
-def test_a_read_for_a_deleted_topic_keeps_the_next_topics_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_for_a_deleted_topic_keeps_its_successors_write(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         store = RecordingStore()
         term = await term_with_live_brokers(store, monkeypatch)
         term.runner.step(new_topic("id-1", partitions=1))
-        store.told[0](None)  # the node is at another version: it is read
+        store.told[0](None)  # the node has another version, so the term reads it
         await asyncio.sleep(0.01)
         term.runner.step(new_topic("id-2", partitions=1))
         store.read.set()
@@ -290,7 +291,7 @@ def test_a_read_for_a_deleted_topic_keeps_the_next_topics_write(monkeypatch: pyt
 
 
 def test_a_failed_state_write_in_a_later_turn_ends_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A term that only logged this would never write a state again, and would elect no leader."""
+    """A term that only logged the error would never write a state again, and would elect no leader."""
 
     async def scenario() -> None:
         store = RecordingStore()

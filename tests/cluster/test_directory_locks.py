@@ -1,4 +1,4 @@
-"""Claiming log directories: real files, real ports, no brokers."""
+"""Tests of the claims of log directories, with real files and real ports and without brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def taken_port() -> Iterator[int]:
 
 
 def claim_all(found: list[FoundSlot], generation: GenerationSpec) -> list[Slot]:
-    """Claim one after the other, as tasks of one host would, and let go of all."""
+    """Claim one directory after the other, as the tasks of a host would, and release all claims."""
     ids = itertools.count()
 
     async def next_id() -> int:
@@ -70,7 +70,7 @@ def test_a_stored_port_in_use_is_named_in_the_error(tmp_path: Path, taken_port: 
         claim_all(list(found), spec(tmp_path))
 
 
-def test_a_directory_of_another_cluster_is_the_surveys_problem(tmp_path: Path) -> None:
+def test_a_directory_of_another_cluster_is_left_to_the_survey(tmp_path: Path) -> None:
     path = tmp_path / "slot-0"
     path.mkdir()
     write_meta(RealDisk(), path, DirectoryMeta(cluster_id="someone else's", broker_id=0, port=9092))
@@ -81,7 +81,7 @@ def test_a_directory_of_another_cluster_is_the_surveys_problem(tmp_path: Path) -
     assert str(path) not in survey.vacancies
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         claim_all([FoundSlot(str(tmp_path / "file" / "slot-0"))], spec(tmp_path))

@@ -1,4 +1,5 @@
-"""The driver's registration where another driver's node is still there: who is waited for, and who is not."""
+"""Tests of a driver's registration while another driver's node exists: when the new driver waits, and when it does
+not."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 async def claimed(connect: str, *, start_time: int, boot: str, pid_namespace: int = 0) -> ZkSession:
-    """The session of a driver that had this process's pid on a host of this name."""
+    """Return the session of a driver that had this process's pid on a host of this name."""
     session = await ZkSession.open(connect, session_timeout_ms=SESSION_MS)
     store = ClusterStore(session)
     await store.prepare()
@@ -51,15 +52,17 @@ def own_start() -> int:
     return own.start_time
 
 
-def test_a_killed_driver_with_a_reused_pid_is_followed_at_once(connect: str) -> None:
-    """In a container each driver has the same pid."""
+def test_a_killed_driver_with_a_reused_pid_is_replaced_at_once(connect: str) -> None:
+    """In containers each driver has the same pid."""
 
     async def story() -> None:
         dead = await claimed(connect, start_time=own_start() - 1, boot=boot_id())
         try:
             registration = await asyncio.to_thread(take, connect)
             assert registration.epoch > 0
-            assert dead.generation == 1 and not registration.lost.is_set(), "its session had not even to end"
+            assert dead.generation == 1 and not registration.lost.is_set(), (
+                "the new driver must not wait for the old session's end"
+            )
             await asyncio.to_thread(registration.close)
         finally:
             await dead.close()
@@ -72,8 +75,9 @@ def own_namespace() -> int:
 
 
 @pytest.mark.parametrize("where", ["before the last boot", "in another container of this machine"])
-def test_a_driver_whose_process_cannot_be_examined_is_outwaited(connect: str, where: str) -> None:
-    """Or of another host of that name: nobody here can tell, but its session does."""
+def test_a_driver_whose_process_cannot_be_examined_delays_its_successor(connect: str, where: str) -> None:
+    """The same holds for another host of that name: no process here can examine the driver, but its session ends
+    with it."""
 
     async def story() -> None:
         if where == "before the last boot":

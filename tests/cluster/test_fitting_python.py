@@ -1,4 +1,4 @@
-"""Which failures of the first job mean that no other will do better."""
+"""Tests of failures of the first job after which no other job can succeed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RAISED = """org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] Tra
         ),
     ],
 )
-def test_workers_of_another_python(failure: str, cause: str) -> None:
+def test_an_unsuitable_worker_python_names_the_remedy(failure: str, cause: str) -> None:
     error = RuntimeError(_JOB.format(failure))
     with pytest.raises(ClusterError, match="set PYSPARK_PYTHON") as told:
         require_fitting_python(error)
@@ -45,7 +45,7 @@ def test_workers_of_another_python(failure: str, cause: str) -> None:
         ("ExecutorLostFailure (executor 1 exited)", "org.apache.spark.SparkException: Job aborted"),
     ],
 )
-def test_which_python_failures_another_try_may_fix(failure: str, cause: str) -> None:
+def test_other_failures_may_pass_on_another_try(failure: str, cause: str) -> None:
     error = RuntimeError(_JOB.format(failure))
     require_fitting_python(error)
     assert cause_of(error).startswith(cause)

@@ -1,4 +1,4 @@
-"""The driver's loop over generations when Spark has stopped and has forgotten the job that waits for slots."""
+"""Tests of the driver's loop over generations when Spark has stopped and has dropped the job that waits for slots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparklog.errors import ClusterError
 
 
 class ForgottenJob(threading.Thread):
-    """A job that nobody ends: as ``collect`` of a barrier stage that Spark was to try again when it stopped."""
+    """A job that no call ends, like ``collect`` of a barrier stage that Spark was about to retry when it stopped."""
 
     submitted = threading.Event()
     error: BaseException | None = None
@@ -30,7 +30,7 @@ class ForgottenJob(threading.Thread):
 
 
 class WithoutSpark(Generations):
-    """Spark is alive until the job is submitted."""
+    """Generations for which Spark is alive until the job is submitted."""
 
     def _tasks(self) -> int:
         return 2

@@ -1,4 +1,4 @@
-"""What follows from arguments, settings files and Spark masters."""
+"""Tests of what follows from arguments, settings files and Spark masters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_options_out_of_range_are_named(changes: dict[str, object], message: str
         options(**changes).checked()
 
 
-def test_sessions_are_short_only_with_an_embedded_zookeeper() -> None:
+def test_only_an_embedded_zookeeper_gets_short_sessions() -> None:
     def session_ms(checked: ClusterOptions) -> int:
         return broker_config(checked.settings).session_timeout_ms
 
@@ -67,7 +67,7 @@ def test_the_shipped_settings_are_valid_and_overridden() -> None:
     assert broker_config(settings).num_partitions == 7
 
 
-def test_a_line_that_is_no_setting_is_named(tmp_path: Path) -> None:
+def test_an_invalid_settings_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("# fine\nnum.partitions 3\n")
     with pytest.raises(ConfigError, match=r"broker\.conf, line 2: expected key = value, found 'num\.partitions 3'"):
@@ -108,11 +108,11 @@ def test_a_master_may_name_its_slots(master: str, slots: int) -> None:
         ("--name --master --conf a=b pyspark-shell", None),
     ],
 )
-def test_the_users_master_is_seen(arguments: str, master: str | None) -> None:
+def test_the_users_master_is_recognized(arguments: str, master: str | None) -> None:
     assert submitted_master({"PYSPARK_SUBMIT_ARGS": arguments}) == master
 
 
-def test_the_users_master_is_seen_in_the_configuration(tmp_path: Path) -> None:
+def test_the_users_master_is_recognized_in_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "spark-defaults.conf").write_text("# spark.master no\nspark.master   spark://h:7077\n")
     assert submitted_master({"SPARK_CONF_DIR": str(tmp_path)}) == "spark://h:7077"
 

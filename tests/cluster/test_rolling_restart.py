@@ -1,4 +1,4 @@
-"""All brokers restarted one after the other, by one command, while clients write and read."""
+"""A test in which one command restarts all brokers one after the other while clients write and read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 class Traffic:
-    """Numbers the records of each partition from 0, and reads them all; both until ``end``."""
+    """Clients that number the records of each partition from 0 and read them all, until ``end``."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -101,7 +101,7 @@ def test_every_broker_restarts_without_client_errors(
         assert all(after[broker_id] > before[broker_id] for broker_id in before)
         topic = admin.describe_topic("t")
         assert all(set(part.isr) == {0, 1, 2} and part.leader == part.replicas[0] for part in topic.partitions)
-        # Not one crash in the eyes of the supervisors: none would wait before the next start.
+        # The supervisors count no crash: a crash would delay the next start.
         assert [supervisor._delay_s for supervisor in cluster.supervisors] == [0.0] * 3
 
 

@@ -1,4 +1,4 @@
-"""What a host keeps for broker processes, and when it goes."""
+"""Tests of the files that a host keeps for broker processes, and of their removal."""
 
 from __future__ import annotations
 

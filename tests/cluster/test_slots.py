@@ -1,4 +1,4 @@
-"""Who gets which log directory: a pure decision, equal in every task."""
+"""Tests of the assignment of log directories: a pure decision, equal in every task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def paths(shares: dict[int, Share]) -> dict[int, list[str]]:
     return {task: [found.path for found in share.slots] for task, share in shares.items()}
 
 
-def test_a_fresh_host_is_dealt_out_evenly() -> None:
+def test_a_fresh_host_is_divided_evenly() -> None:
     shares = share_slots([survey(task, vacancies=3) for task in range(3)], brokers=3, per_task=1)
     assert paths(shares) == {0: ["/a/new-0"], 1: ["/a/new-1"], 2: ["/a/new-2"]}
 
@@ -65,7 +65,7 @@ hosts = st.dictionaries(
 
 
 @given(hosts, st.integers(1, 6), st.integers(0, 3), st.randoms())
-def test_every_task_decides_alike_and_no_directory_goes_twice(
+def test_every_task_decides_equally_and_assigns_no_directory_twice(
     cluster: dict[str, tuple[int, list[bool], int]], brokers: int, per_task: int, order: Random
 ) -> None:
     surveys: list[HostSurvey] = []
@@ -87,7 +87,7 @@ def test_every_task_decides_alike_and_no_directory_goes_twice(
     assert all(path.startswith(f"/{host}/") for host, path in dealt)
 
 
-def test_slot_directories_are_numbered_on(tmp_path: Path) -> None:
+def test_new_slot_directories_continue_the_numbers(tmp_path: Path) -> None:
     for name in ("slot-0", "slot-2", "slot-10", "slot-x", "zookeeper"):
         (tmp_path / name).mkdir()
     standing, possible = candidates(spec(tmp_path))
@@ -95,7 +95,7 @@ def test_slot_directories_are_numbered_on(tmp_path: Path) -> None:
     assert [path.name for path in possible] == ["slot-1", "slot-3", "slot-4"]
 
 
-def test_named_log_directories_are_all_there_is(tmp_path: Path) -> None:
+def test_named_log_directories_are_the_only_ones(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     standing, possible = candidates(spec(tmp_path, log_dirs=(str(tmp_path / "a"), str(tmp_path / "b"))))
     assert (standing, possible) == ([tmp_path / "a"], [tmp_path / "b"])

@@ -1,4 +1,4 @@
-"""What a job sets for Spark before its JVM starts."""
+"""Tests of the settings that a job makes for Spark before its JVM starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACCESS = (
 
 
 def settings(environment: dict[str, str]) -> dict[str, str]:
-    """Of PYSPARK_SUBMIT_ARGS, where a later one wins."""
+    """Return an option of PYSPARK_SUBMIT_ARGS. A later one takes precedence."""
     words = shlex.split(environment["PYSPARK_SUBMIT_ARGS"])
     given = [value.partition("=") for option, value in itertools.pairwise(words) if option == "--conf"]
     return {key: value for key, _, value in given}
@@ -40,7 +40,7 @@ def access(environment: dict[str, str]) -> list[str | None]:
         ("--master yarn pyspark-shell", [None] * 6),
     ],
 )
-def test_a_single_machine_cluster_is_closed_to_others(tmp_path: Path, arguments: str, expected: list[str]) -> None:
+def test_a_single_machine_cluster_refuses_other_hosts(tmp_path: Path, arguments: str, expected: list[str]) -> None:
     environment = {"PYSPARK_SUBMIT_ARGS": arguments}
     prepare(environment, brokers=3, data_dir=tmp_path)
     assert access(environment) == expected

@@ -1,4 +1,4 @@
-"""What the cluster job finds where a JVM has started it: the master, and the jars that are not beside pyspark."""
+"""Tests of the cluster job under spark-submit: the master, and jars that are not in pyspark's directory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_the_master_is_the_one_given_to_spark_submit(tmp_path: Path) -> None:
     command = [str(submit), "--master", "local[2]", str(tmp_path / "job.py"), str(tmp_path / "data")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert "master: local[2]" in ended.stdout, ended.stderr[-2000:]
-    assert not (tmp_path / "data").exists(), "no Spark home is made for a JVM that runs already"
+    assert not (tmp_path / "data").exists(), "a running JVM must not get another Spark home"
 
 
 @pytest.fixture
 def zipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty working directory, and a pyspark that is imported from a zip file."""
+    """Yield an empty working directory, with pyspark imported from a zip file."""
     archive = tmp_path / "pyspark.zip"
     archive.write_bytes(b"")
     spec = ModuleSpec("pyspark", None, origin=str(archive / "pyspark" / "__init__.py"))
@@ -53,7 +53,7 @@ def test_zookeepers_jar_is_found_among_sparks_jars(place: str, zipped: Path, mon
     assert found == [str(jars / "zookeeper-3.9.4.jar"), str(jars / "zookeeper-jute-3.9.4.jar")]
 
 
-def test_where_there_is_no_jar_the_error_names_each_place(zipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_each_place_without_a_jar(zipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/nowhere")
     with pytest.raises(ClusterError, match=rf"pyspark\.zip/pyspark/jars, /nowhere/jars, {zipped}/__spark_libs__; pass"):
         embedded_zookeeper._class_path()

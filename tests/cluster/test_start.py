@@ -1,4 +1,4 @@
-"""The cluster job's start: where one of its halves fails nothing of the other is left, and its log has a bound."""
+"""Tests of the cluster job's start: if one half fails, nothing of the other remains; and its log has a bound."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 
 
 class NoSignals:
-    """Nobody asks for a stop."""
+    """A stand-in for signal handlers that receive no signal."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -40,7 +40,7 @@ class NoSignals:
 
 @pytest.fixture
 def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    for name in ("PYSPARK_SUBMIT_ARGS", "SPARK_HOME"):  # a start sets them for good
+    for name in ("PYSPARK_SUBMIT_ARGS", "SPARK_HOME"):  # a start sets them permanently
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     yield tmp_path
@@ -48,7 +48,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_spark_that_does_not_start_leaves_no_zookeeper(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However soon it fails: ZooKeeper has only begun to start by then."""
+    """Spark fails so soon that ZooKeeper has only begun to start."""
 
     def fail() -> SparkContext:
         raise ClusterError("Spark did not start")
@@ -67,7 +67,7 @@ def test_a_spark_that_does_not_start_leaves_no_zookeeper(data_dir: Path, monkeyp
 
 @pytest.fixture
 def found_running(data_dir: Path) -> EmbeddedZookeeper:
-    """ZooKeeper as a driver that was killed has left it, with brokers that need it."""
+    """Start a ZooKeeper as a killed driver leaves it, for brokers that need it."""
     server = EmbeddedZookeeper.start(data_dir / "zookeeper")
     server.leave()
     return server
@@ -94,14 +94,14 @@ def test_an_early_stop_leaves_running_brokers_and_reports_it(data_dir: Path, fou
     with pytest.raises(ClusterError, match="were left unchanged"):
         start._run(ClusterOptions(data_dir=data_dir), signals, told.append)  # type: ignore[arg-type]
     assert found_running.is_alive
-    assert told == [], "it has not stopped"
+    assert told == [], "the driver must not report a stop"
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
 def test_a_stop_that_cannot_reach_the_brokers_reports_it(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_paused: bool
 ) -> None:
-    """ZooKeeper goes, or does not answer for a while, when the driver is asked to stop: nobody can be told anything."""
+    """ZooKeeper stops or does not respond when the driver is asked to stop, so the driver can reach no broker."""
     signals, told, servers = NoSignals(), list[str](), list[EmbeddedZookeeper]()
 
     def start_brokers(self: ClusterDriver, _context: object, **_: object) -> None:
@@ -112,7 +112,7 @@ def test_a_stop_that_cannot_reach_the_brokers_reports_it(
         servers.append(self._embedded.server)
         if is_paused:
             send_signal(self._embedded.server.process, signal.SIGSTOP)
-            # The signal takes effect later than the call returns: a server that still runs would accept the stop.
+            # The signal takes effect after the call has returned. A server that still runs would accept the stop.
             wait_until(lambda: _states_of(servers[0].pid) == {"T"}, "ZooKeeper to be paused")
         else:
             self._embedded.stop()
@@ -123,8 +123,8 @@ def test_a_stop_that_cannot_reach_the_brokers_reports_it(
     try:
         with pytest.raises(ClusterError, match="could not be stopped because ZooKeeper"):
             start._run(ClusterOptions(data_dir=data_dir), signals, told.append)  # type: ignore[arg-type]
-        assert told == [], "it has not stopped"
-        assert servers[0].is_alive == is_paused, "brokers need it, and it may come back"
+        assert told == [], "the driver must not report a stop"
+        assert servers[0].is_alive == is_paused, "a paused server must stay, because brokers need it"
     finally:
         if is_paused and servers:
             send_signal(servers[0].process, signal.SIGCONT)
@@ -135,15 +135,13 @@ def _states_of(pid: int) -> set[str]:
     return {path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")}
 
 
-def test_a_failed_start_keeps_the_zookeeper_it_started_for_running_brokers(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_start_keeps_zookeeper_for_running_brokers(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = EmbeddedZookeeper.start(data_dir / "zookeeper")
 
     async def register() -> None:
         async with opened(begun.connect, session_timeout_ms=120_000) as store:
             await BrokerRegistry(store.session, broker(1)).start()
-            begun.stop()  # its session outlives the server
+            begun.stop()  # the session outlives the server
 
     asyncio.run(register())
 
@@ -178,10 +176,10 @@ def signals() -> Iterator[None]:
 
 @pytest.mark.parametrize("is_refused", [True, False])
 @pytest.mark.usefixtures("root_logger", "signals")
-def test_a_refused_driver_writes_nothing_into_the_running_ones_log(
+def test_a_refused_driver_does_not_write_to_the_running_ones_log(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
-    """What came before the driver's registration stands in its log once it is registered."""
+    """A driver that registers writes its earlier log lines too."""
     server = EmbeddedZookeeper.start(data_dir / "zookeeper") if is_refused else None
     first = DriverRegistration.take(server.connect) if server is not None else None
     monkeypatch.setattr(start, "_REFUSAL_S", 30.0)
@@ -210,6 +208,6 @@ def test_the_drivers_log_does_not_grow_without_end(
     for number in range(1000):
         root_logger.info("generation %d", number)
     files = sorted(tmp_path.iterdir())
-    assert len(files) == 1 + 4, "the last few are kept"
+    assert len(files) == 1 + 4, "only the last few files may remain"
     assert all(file.stat().st_size <= 4096 for file in files)
     assert "generation 999\n" in (tmp_path / "driver.log").read_text()

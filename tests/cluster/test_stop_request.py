@@ -1,4 +1,4 @@
-"""A stop that is asked for by a signal, at any moment."""
+"""Tests of a stop that a signal requests at any moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from sparklog.cluster.stop_request import StopRequest, exit_on_first, unless_asked
 from tests.waiting import wait_until
 
-#: Looks again and again without waiting, so that most signals come in the middle of what a look does in Python.
+#: It polls without waiting, so that most signals arrive within the Python code of a poll.
 WAITING = """
 import signal
 from sparklog.cluster.stop_request import StopRequest, exit_on_first, unless_asked
@@ -25,7 +25,7 @@ print("waiting", flush=True)
 while not stop.wait(0.0):
     pass
 """
-#: Says what a second and a third signal do to what the first one has begun.
+#: It prints what a second and a third signal do to the work that the first one began.
 ENDING = """
 import signal, time
 from sparklog.cluster.stop_request import exit_on_first
@@ -38,7 +38,7 @@ finally:
     input()
     print("ended", flush=True)
 """
-#: Loses the first exception, as finalizers do.
+#: It loses the first exception, as finalizers do.
 LOSING = """
 import signal, sys, time
 from sparklog.cluster import stop_request
@@ -65,7 +65,7 @@ while not signals.asked.wait(60.0):
 print("stopping", flush=True)
 time.sleep(60)
 """
-#: Until nothing more goes into what nobody reads.
+#: It writes until the pipe without a reader is full.
 FILLING = """import os
 os.set_blocking(2, False)
 try:
@@ -99,7 +99,7 @@ def test_a_handler_wakes_a_waiting_thread(stop: StopRequest) -> None:
     assert stop.wait(60.0)
     assert time.monotonic() - began < 30
     timer.join()
-    assert (stop.is_set(), stop.wait(60.0), stop.wait(60.0)) == (True, True, True), "from then on nothing is waited for"
+    assert (stop.is_set(), stop.wait(60.0), stop.wait(60.0)) == (True, True, True), "after the stop no wait may block"
 
 
 def test_every_waiting_thread_is_woken() -> None:
@@ -118,7 +118,7 @@ def test_every_waiting_thread_is_woken() -> None:
 
 
 def test_a_signal_may_arrive_at_any_moment() -> None:
-    """With an event of threading's half of them do not end."""
+    """With a threading.Event half of the processes would not end."""
     waiting = [subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE) for _ in range(MANY)]
     try:
         for process in waiting:
@@ -171,7 +171,7 @@ def test_a_lost_exception_is_raised_again_by_a_later_signal() -> None:
             process.kill()
 
 
-def test_a_handler_asks_where_there_is_something_to_ask(stop: StopRequest) -> None:
+def test_a_handler_sets_a_given_stop_request(stop: StopRequest) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         exit_on_first(signal.SIGTERM, stop=stop)
@@ -206,7 +206,7 @@ def test_a_stop_leaves_work_that_continues(stop: StopRequest) -> None:
     assert caught.value.code == 128 + signal.SIGTERM and not over.is_set()
     over.set()
     asking.join()
-    with pytest.raises(SystemExit):  # and what was not begun is not
+    with pytest.raises(SystemExit):  # and work that has not begun does not begin
         unless_asked(stop, lambda: called.append(1))
     assert not called
 

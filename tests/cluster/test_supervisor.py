@@ -1,4 +1,4 @@
-"""Supervision of a real process that speaks the control protocol."""
+"""Tests of the supervision of a real process that speaks the control protocol."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ def test_a_killed_broker_is_retired_and_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("back", ["before another serves", "after"])
-def test_an_end_unknown_to_zookeeper_is_reported_until_another_process_serves(tmp_path: Path, back: str) -> None:
-    """The broker is started again meanwhile: it does not wait for ZooKeeper to know that the last process is dead."""
+def test_a_death_is_reported_until_another_process_serves(tmp_path: Path, back: str) -> None:
+    """The supervisor restarts the broker meanwhile: it does not wait until ZooKeeper knows that the last process is
+    dead."""
 
     async def test() -> None:
         async with supervised(tmp_path) as one:
@@ -67,7 +68,7 @@ def test_an_end_unknown_to_zookeeper_is_reported_until_another_process_serves(tm
                 await eventually(lambda: (now := one.supervisor.serving) is not None and now.pid != first.pid)
                 one.zookeeper.set()
                 await asyncio.sleep(0)
-                assert one.retired == [], "its own registration says that the first is gone"
+                assert one.retired == [], "the new process's registration already replaces the first one"
             else:
                 await eventually(lambda: "cheese" in one.supervisor.problem)
                 one.zookeeper.set()
@@ -80,7 +81,7 @@ def test_a_broker_gets_every_restart_it_asks_for_at_once(tmp_path: Path) -> None
     async def test() -> None:
         async with supervised(tmp_path) as one:
             before = (await one.settled()).serving
-            for _ in range(4):  # the back-off after four crashes would be 1.4 s together
+            for _ in range(4):  # the back-off after four crashes would be 1.4 s in total
                 assert before is not None
                 await one.supervisor._link.send("stop")
                 pid = before.pid
@@ -118,7 +119,7 @@ def test_the_next_generation_adopts_the_running_process(tmp_path: Path) -> None:
                 second = (await two.settled()).serving
                 assert second is not None
                 assert (second.pid, second.adopted) == (first.pid, True)
-                # An adopted process is nobody's child; its end is seen all the same.
+                # An adopted process is not a child of this process, but the supervisor notices its end.
                 os.kill(second.pid, signal.SIGKILL)
                 await eventually(lambda: two.retired == [(4, second.pid)])
             assert one.retired == []
@@ -126,7 +127,7 @@ def test_the_next_generation_adopts_the_running_process(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_supervisor_ends_though_its_cancellation_is_lost(tmp_path: Path) -> None:
+def test_a_supervisor_ends_although_its_cancellation_is_lost(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path) as one:
             serving = (await one.settled()).serving
@@ -134,7 +135,7 @@ def test_a_supervisor_ends_though_its_cancellation_is_lost(tmp_path: Path) -> No
             waits = asyncio.Event()
 
             async def lose_the_first() -> None:
-                """As ``asyncio.wait_for`` does, where a cancellation comes together with what it waits for."""
+                """Lose the first cancellation, as ``asyncio.wait_for`` does if it arrives together with the result."""
                 with contextlib.suppress(asyncio.CancelledError):
                     waits.set()
                     await asyncio.Event().wait()
@@ -144,7 +145,7 @@ def test_a_supervisor_ends_though_its_cancellation_is_lost(tmp_path: Path) -> No
             await waits.wait()
             await asyncio.wait_for(one.supervisor.leave(run), 30)
             assert one.task.done()
-            assert identify(serving.pid) is not None, "the broker is left as it is"
+            assert identify(serving.pid) is not None, "the broker must keep running"
 
     run(test())
 
@@ -175,7 +176,7 @@ def test_a_stopped_process_is_killed_and_replaced(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_broker_that_never_answers_is_killed_not_waited_for(tmp_path: Path) -> None:
+def test_a_broker_that_never_responds_is_killed(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path, behaviour="deaf") as one:
             supervisor = await one.settled()
@@ -185,7 +186,7 @@ def test_a_broker_that_never_answers_is_killed_not_waited_for(tmp_path: Path) ->
     run(test())
 
 
-def test_the_last_output_of_a_failing_broker_is_the_problem(tmp_path: Path) -> None:
+def test_the_last_output_of_a_failing_broker_is_reported(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path, behaviour="fail") as one:
             supervisor = await one.settled()
@@ -213,7 +214,7 @@ def test_the_ordered_stop_quiesces_waits_and_finishes(tmp_path: Path, behaviour:
 
 
 def test_a_stop_reaches_a_broker_that_is_still_starting(tmp_path: Path) -> None:
-    """Nobody listens in it yet when all are told to finish."""
+    """The broker does not listen yet when all brokers are asked to finish."""
 
     async def test() -> None:
         async with supervised(tmp_path, behaviour="late") as one:
@@ -224,14 +225,14 @@ def test_a_stop_reaches_a_broker_that_is_still_starting(tmp_path: Path) -> None:
             await asyncio.wait({finishing}, timeout=0.5)
             (tmp_path / "begin").touch()
             await asyncio.wait_for(finishing, 60)
-            assert (tmp_path / "clean").exists(), "it ended by itself, and was not killed"
+            assert (tmp_path / "clean").exists(), "the broker must exit cleanly, without being killed"
 
     run(test())
 
 
 @pytest.mark.parametrize("behaviour", ["loading", "late"])
 def test_a_stop_reaches_a_broker_adopted_during_its_start(tmp_path: Path, behaviour: str) -> None:
-    """Another supervisor has started it, and it loads its logs."""
+    """Another supervisor has started the broker, which loads its logs."""
 
     async def test() -> None:
         async with supervised(tmp_path, behaviour=behaviour) as one:
@@ -249,9 +250,9 @@ def test_a_stop_reaches_a_broker_adopted_during_its_start(tmp_path: Path, behavi
                 (tmp_path / "begin").touch()
                 await asyncio.wait_for(finishing, 60)
                 assert identify(process.pid) is None
-                assert (tmp_path / "clean").exists(), "it ended by itself, and was not killed"
+                assert (tmp_path / "clean").exists(), "the broker must exit cleanly, without being killed"
                 await asyncio.wait_for(two.task, 5)
-                assert noted_process(tmp_path) is None, "and no other was started"
+                assert noted_process(tmp_path) is None, "no other broker may be started"
 
     run(test())
 
@@ -283,7 +284,7 @@ def test_a_stop_reaches_a_broker_whose_process_is_being_created(
     run(test())
 
 
-def test_a_broker_that_ends_during_adoption_is_not_restarted_by_a_stop(tmp_path: Path) -> None:
+def test_a_stop_restarts_no_broker_that_ends_during_adoption(tmp_path: Path) -> None:
     async def test() -> None:
         async with supervised(tmp_path, behaviour="late") as one:
             await eventually(lambda: noted_process(tmp_path) is not None)

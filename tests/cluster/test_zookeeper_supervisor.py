@@ -1,4 +1,4 @@
-"""The embedded ZooKeeper is started again when it dies, and only then."""
+"""Tests that the embedded ZooKeeper is restarted when it dies, and only then."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_killed_server_resumes_its_sessions(keeper: ZookeeperSupervisor) -> No
             assert keeper.server.connect == first.connect
             await session.connected(timeout_ms=20_000)
             assert (await session.get("/kept")).data == b"data"
-            assert session.generation == 1  # not even the session was lost
+            assert session.generation == 1  # the session survived as well
         finally:
             await session.close()
 

@@ -1,6 +1,6 @@
-"""A world for the controller core: nodes with versions, brokers that are told things, and checks after every step.
+"""A world for the controller core: nodes with versions, brokers that receive updates, and checks after every step.
 
-Orders are carried out at once, unless a test holds them back to let something come between.
+The world performs orders immediately, unless a test holds them back so that something else happens first.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def registration(broker_id: int, incarnation: int = 1, *, trusted: bool = True) 
 
 
 class World:
-    """ZooKeeper's nodes, the live brokers, and one controller term over them."""
+    """ZooKeeper's nodes, the live brokers, and one controller term."""
 
     def __init__(self, *records: TopicRecord, brokers: int = 3, epoch: int = 1, **settings: int) -> None:
         self.now_ms = 1_000_000
@@ -87,11 +87,11 @@ class World:
         self.deletions: dict[str, str] = {}
         self.brokers = {i: registration(i) for i in range(1, brokers + 1)}
         self.stopping: dict[int, int] = {}
-        #: of ``retire``, not registered again
+        #: brokers in ``retire`` that have not registered again
         self.retired: set[int] = set()
-        #: last registrations of those that have none
+        #: last registrations of brokers without one
         self.absent: dict[int, BrokerRegistration] = {}
-        #: cuts that replicas refuse, as the next controller reads them
+        #: truncations that replicas refuse, as the next controller reads them
         self.refusals: tuple[TruncationRefused, ...] = ()
         self.effects: list[Effect] = []
         self.told: list[tuple[int, ControlUpdate]] = []
@@ -109,7 +109,7 @@ class World:
         self.take_over(epoch)
 
     def take_over(self, epoch: int, *, cautious: bool = False) -> None:
-        """A new controller reads everything."""
+        """Start a new controller, which reads everything."""
         settings = replace(
             ControllerSettings(session_timeout_ms=SESSION_TIMEOUT_MS, unclean_recovery_timeout_ms=10_000),
             **self.settings,  # type: ignore[arg-type]
@@ -144,10 +144,10 @@ class World:
         tps = [TopicPartition(record.name, p) for p in range(len(record.assignment))]
         return {tp.partition: self.nodes[tp] for tp in tps if tp in self.nodes}
 
-    # --- what happens ----------------------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------------------------
 
     def feed(self, event: Event) -> list[Effect]:
-        """Step, carry out what was ordered, and go on until nothing more follows. Returns all orders."""
+        """Step, perform the orders, and repeat until no order follows. Return all orders."""
         events, orders = [event], []
         while events:
             effects = self.controller.step(events.pop(0), self.now_ms)
@@ -159,7 +159,7 @@ class World:
         return orders
 
     def advance(self, ms: int) -> None:
-        """Let time pass, with all deadlines on the way."""
+        """Advance the time, and fire all deadlines on the way."""
         end = self.now_ms + ms
         while (deadline := self.controller.deadline_ms) is not None and deadline <= end:
             self.now_ms = max(self.now_ms + 1, deadline)
@@ -172,14 +172,14 @@ class World:
         return self.feed(TopicRead(TopicSnapshot(record, {})))
 
     def change(self, record: TopicRecord, *, tell: bool = True) -> None:
-        """Somebody writes the topic's record; the controller may or may not hear of it yet."""
+        """Write the topic's record. The controller may not receive the notification yet."""
         self.topics[record.name] = record
         self.topic_versions[record.name] += 1
         if tell:
             self.feed(TopicRead(self._snapshot(record.name, states=False)))
 
     def reassign(self, *target: int, partition: int = 0, name: str = "t", tell: bool = True) -> None:
-        """What the broker that takes the request writes."""
+        """Write what the broker that accepts the request writes."""
         self.change(moving_record(self.topics[name], {partition: target}), tell=tell)
 
     def cancel(self, *, partition: int = 0, name: str = "t", tell: bool = True) -> None:
@@ -195,13 +195,13 @@ class World:
         self.feed(DeletionsRead(dict(self.deletions)))
 
     def lose(self, *broker_ids: int) -> list[Effect]:
-        """Registrations vanish."""
+        """Remove registrations."""
         for broker_id in broker_ids:
             self.absent[broker_id] = self.brokers.pop(broker_id)
         return self.feed(BrokersRead(tuple(self.brokers.values()), frozenset(self.retired)))
 
     def retire(self, *broker_ids: int) -> list[Effect]:
-        """Their supervisors saw them end."""
+        """Report processes that their supervisors saw exit."""
         for broker_id in broker_ids:
             self.brokers.pop(broker_id, None)
         self.retired |= set(broker_ids)
@@ -218,7 +218,8 @@ class World:
         return self.feed(StoppingRead(dict(self.stopping)))
 
     def leader_writes_isr(self, tp: TopicPartition, *isr: int, notify: bool = True) -> None:
-        """The partition's leader changes its ISR in ZooKeeper; the controller may or may not hear of it yet."""
+        """Change the ISR in ZooKeeper as the partition's leader. The controller may not receive the notification
+        yet."""
         node = self.nodes[tp]
         state = structs.replace(node.state, isr=isr)
         self.nodes[tp] = VersionedState(state, node.version + 1, node.leader_incarnation)
@@ -227,19 +228,19 @@ class World:
             self.feed(StatesReported((told,)))
 
     def write_held(self) -> None:
-        """Carry out the writes held back so far."""
+        """Perform the held-back writes of states."""
         self.hold_writes, writes, self.held_writes = False, self.held_writes, []
         for event in self._write(writes):
             self.feed(event)
 
     def write_topics_held(self) -> None:
-        """Carry out the writes of records held back so far."""
+        """Perform the held-back writes of records."""
         self.hold_topic_writes, writes, self.held_topic_writes = False, self.held_topic_writes, []
         for write in writes:
             self.feed(self.write_topic(write))
 
     def write_topic(self, order: WriteTopic) -> TopicWritten | TopicNotWritten:
-        """All of it or nothing."""
+        """Write all changes or none."""
         name, topic_id = order.record.name, order.record.topic_id
         same = name in self.topics and self.topics[name].topic_id == topic_id
         expected = {write.tp: write.expected_version for write in order.writes}
@@ -258,14 +259,14 @@ class World:
             self.feed(UpdateReplied(update.broker.broker_id, update.update_id, 0))
 
     def answer_held_but(self, silent: int) -> None:
-        """All brokers take in what they are told, and what follows, but for one that hangs."""
+        """Let all brokers receive their updates and what follows, except one that hangs."""
         while heard := [held for held in self.held_updates if held.broker.broker_id != silent]:
             self.held_updates = [held for held in self.held_updates if held.broker.broker_id == silent]
             for held in heard:
                 self.told.append((held.broker.broker_id, held.update))
                 self.feed(UpdateReplied(held.broker.broker_id, held.update_id, 0))
 
-    # --- what was ordered ------------------------------------------------------------------------------------------
+    # --- orders ----------------------------------------------------------------------------------------------------
 
     def _perform(self, effect: Effect) -> list[Event]:
         match effect:
@@ -329,13 +330,13 @@ class World:
             events.append(StatesRefused(refused))
         return events
 
-    # --- looking ---------------------------------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------------------------
 
     def state(self, name: str = "t", partition: int = 0) -> LeaderAndIsr:
         return self.nodes[TopicPartition(name, partition)].state
 
     def trace(self, name: str = "t") -> list[str]:
-        """One line a partition: leader/epoch[ISR]."""
+        """Return one line for each partition: leader/epoch[ISR]."""
         lines = []
         for tp, node in sorted(self.nodes.items()):
             if tp.topic == name:
@@ -343,7 +344,7 @@ class World:
         return lines
 
     def knows(self, broker_id: int) -> Mapping[TopicPartition, LeaderAndIsr]:
-        """What this broker's current incarnation has been told, newest version each."""
+        """Return what this broker's current incarnation has received, in the newest version each."""
         known: dict[TopicPartition, tuple[int, LeaderAndIsr]] = {}
         for told_id, update in self.told:
             if told_id != broker_id or update.incarnation != self.brokers[broker_id].incarnation:
@@ -359,7 +360,7 @@ class World:
         return {tp: state for tp, (_, state) in known.items()}
 
     def sees(self, broker_id: int) -> list[int]:
-        """The brokers that are live as far as this one has been told."""
+        """Return the live brokers according to the last update of this broker."""
         lists = [update.brokers for told_id, update in self.told if told_id == broker_id and update.brokers is not None]
         return [endpoint.broker_id for endpoint in lists[-1]]
 
@@ -369,7 +370,7 @@ class World:
             assert state.isr, f"{tp}: empty ISR"
             assert state.leader == NO_LEADER or state.leader in state.isr, f"{tp}: leader not in its ISR: {state}"
             topic_id = self.topics[tp.topic].topic_id
-            assert state.leader_epoch >= self._highest.get((topic_id, tp), 0), f"{tp}: leader epoch went back"
+            assert state.leader_epoch >= self._highest.get((topic_id, tp), 0), f"{tp}: the leader epoch decreased"
             self._highest[topic_id, tp] = state.leader_epoch
         known = self.controller.state
         for broker_id in self.brokers:
@@ -381,6 +382,8 @@ class World:
                 current = self.nodes.get(tp)
                 if current is None or self.topics[tp.topic].topic_id != decision.topic_id:
                     continue
-                assert decision.version <= current.version, f"{tp}: told before it was durable"
+                assert decision.version <= current.version, f"{tp}: sent before it was durable"
                 if decision.version == current.version and decision.state.leader == broker_id:
-                    assert current.leader_incarnation == update.incarnation, f"{tp}: an old incarnation's epoch told"
+                    assert current.leader_incarnation == update.incarnation, (
+                        f"{tp}: an epoch of an old incarnation was sent"
+                    )

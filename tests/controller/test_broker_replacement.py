@@ -1,4 +1,4 @@
-"""Replicas of a broker that stays away: rebuilt elsewhere after a time, if that is set."""
+"""Tests of replicas of a broker that stays away: after a configured time they are rebuilt on other brokers."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_a_lost_broker_is_replaced_in_its_position() -> None:
     world.leader_writes_isr(TP, 2, 3, 4)
     assert assignment(world) == ((4, 2, 3),)
     assert world.counters["controller.replicas.replaced"] == 1
-    assert world.controller.deadline_ms is None, "nothing is left of it"
+    assert world.controller.deadline_ms is None, "nothing of the move may remain"
 
 
-def test_a_broker_is_not_replaced_if_that_is_off_or_it_returns() -> None:
+def test_a_broker_is_not_replaced_if_disabled_or_if_it_returns() -> None:
     world = world_of(after_ms=-1)
     world.lose(1)
     world.advance(10 * AFTER_MS)
@@ -67,7 +67,7 @@ def test_a_broker_that_returns_during_its_replacement_changes_nothing() -> None:
     assert assignment(world) == ((4, 2, 3),)
 
 
-def test_the_replacement_clock_restarts_with_a_term_and_a_reconnection() -> None:
+def test_the_replacement_clock_restarts_with_terms_and_reconnections() -> None:
     world = world_of()
     world.lose(1)
     world.advance(AFTER_MS - 1)
@@ -83,7 +83,7 @@ def test_the_replacement_clock_restarts_with_a_term_and_a_reconnection() -> None
     assert targets(world) == {0: (4, 2, 3)}
 
 
-def test_a_held_brokers_clock_starts_when_it_is_given_up() -> None:
+def test_a_held_brokers_clock_starts_when_it_is_failed() -> None:
     world = world_of(topic("t", (1, 2, 3)), brokers=4)
     world.lose(1, 2, 3)
     world.register(2, 2)
@@ -105,7 +105,7 @@ def test_the_lack_of_another_broker_is_reported_once() -> None:
     assert targets(world) == {0: (5, 2, 3)}
 
 
-def test_the_only_hope_of_a_leaderless_partition_is_waited_for() -> None:
+def test_the_last_hope_of_a_leaderless_partition_is_waited_for() -> None:
     world = world_of()
     world.leader_writes_isr(TP, 1)
     world.lose(1)
@@ -113,7 +113,7 @@ def test_the_only_hope_of_a_leaderless_partition_is_waited_for() -> None:
     assert (world.state().leader, targets(world)) == (-1, {})
 
 
-def test_other_hosts_come_first_then_the_lightest_and_no_stopping_broker() -> None:
+def test_other_hosts_come_first_then_the_lightest_broker() -> None:
     world = world_of(topic("t", (1, 2, 3)), topic("u", (5, 6), (5, 6)), brokers=7)
     world.ask_to_stop(7)
     world.ask_to_stop(4)
@@ -144,13 +144,13 @@ def test_the_number_of_moves_at_a_time_is_bounded() -> None:
     assert len(targets(world)) == 10
 
 
-def test_a_lost_target_of_a_move_is_replaced_within_it() -> None:
+def test_a_lost_target_of_a_move_is_replaced_in_that_move() -> None:
     world = world_of(topic("t", (1, 2, 3)), brokers=6)
     world.reassign(4, 5, 1)
     world.lose(4)
     world.advance(AFTER_MS)
     move = world.topics["t"].reassigning[0]
-    assert (move.target, move.original) == ((2, 5, 1), (1, 2, 3)), "2 has it all already"
+    assert (move.target, move.original) == ((2, 5, 1), (1, 2, 3)), "2 already has all records"
     assert assignment(world) == ((2, 5, 1, 4, 3),)
     world.leader_writes_isr(TP, 1, 2, 3, 5)
     world.leader_writes_isr(TP, 1, 2, 5)
@@ -165,7 +165,7 @@ def test_moves_to_a_lost_target_are_redirected() -> None:
     world.lose(4)
     world.advance(AFTER_MS)
     assert {first for first, *_ in assignment(world)} == {1, 3, 5}
-    assert set(targets(world).values()) == {(3, 2), (5, 2)}, "where 1 stays nothing has to move"
+    assert set(targets(world).values()) == {(3, 2), (5, 2)}, "a partition that 1 keeps needs no move"
 
 
 def test_a_lost_broker_that_leaves_anyway_is_not_replaced() -> None:

@@ -1,4 +1,4 @@
-"""A broker that has lost some of its logs: its claims to these are void, and only these."""
+"""Tests of a broker that has lost some of its logs: its claims to these partitions are void, and no others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trusted(world: World) -> list[TrustBroker]:
 
 
 def told_to_leave(world: World, leader: int, tp: TopicPartition) -> tuple[int, ...]:
-    """Return whom the leader of the partition is to take out of the ISR, as it heard last."""
+    """Return the replicas that the partition's leader must remove from the ISR, according to its last update."""
     last: tuple[int, ...] = ()
     for broker_id, update in world.told:
         for decision in update.partitions:
@@ -37,7 +37,7 @@ def test_a_lost_log_does_not_lead_and_a_sound_one_does() -> None:
     register(world, 1, 2, LOST)
     assert world.trace() == ["2/1[1, 2, 3]", "1/1[1, 2, 3]", "2/0[2, 3, 1]"]
     assert world.counters["controller.replicas.doubted"] == 1
-    assert world.sees(2) == [1, 2, 3], "it is not said to be away"
+    assert world.sees(2) == [1, 2, 3], "the broker must not be reported as dead"
     assert told_to_leave(world, 2, LOST) == (1,)
     assert told_to_leave(world, 1, SOUND) == told_to_leave(world, 2, UNLED) == ()
 
@@ -49,7 +49,7 @@ def test_a_standing_leader_is_ordered_to_remove_the_lost_replica() -> None:
     assert told_to_leave(world, 2, UNLED) == (1,)
     assert trusted(world) == []
     world.leader_writes_isr(UNLED, 2, 3)
-    assert told_to_leave(world, 2, UNLED) == (), "it may come back once it has copied the log"
+    assert told_to_leave(world, 2, UNLED) == (), "the replica may rejoin after it has copied the log"
     assert trusted(world) == [TrustBroker(1, 2)]
     world.leader_writes_isr(UNLED, 2, 3, 1)
     world.lose(2)
@@ -60,12 +60,12 @@ def test_an_order_overtaken_by_the_leaders_write_is_repeated() -> None:
     world = World(THREE)
     register(world, 1, 2, UNLED)
     before = len(world.told)
-    world.leader_writes_isr(UNLED, 2, 1)  # of broker 3, which had died: the order was for the version before
+    world.leader_writes_isr(UNLED, 2, 1)  # broker 3 died, and the order was for the version before
     later = [update for broker_id, update in world.told[before:] if broker_id == 2]
     assert [decision.leaving for update in later for decision in update.partitions] == [(1,)]
 
 
-def test_a_broker_whose_lost_logs_belong_to_deleted_topics_is_trusted() -> None:
+def test_lost_logs_of_deleted_topics_cost_no_trust() -> None:
     world = World(THREE)
     register(world, 1, 2, TopicPartition("gone", 0))
     assert trusted(world) == [TrustBroker(1, 2)]
@@ -93,7 +93,7 @@ def test_a_lost_replica_that_leaves_again_needs_no_order() -> None:
 
 
 def test_replicas_outside_the_isr_are_asked_if_all_members_lost_logs() -> None:
-    """The only member has nothing any more. A replica that fell behind has all but the last records."""
+    """The only member has lost everything. A replica outside the ISR has all records except the last."""
     world = World(topic("t", (1, 2, 3)))
     world.leader_writes_isr(LOST, 1)
     register(world, 1, 2, LOST)
@@ -101,12 +101,12 @@ def test_replicas_outside_the_isr_are_asked_if_all_members_lost_logs() -> None:
     assert all(isinstance(question, RequestLogEnds) for question in world.asked)
     world.feed(LogEndsRead(1, 2, {LOST: (-1, 0)}))
     world.feed(LogEndsRead(2, 1, {LOST: (0, 90)}))
-    assert world.trace() == ["1/0[1]"], "one has not answered yet"
+    assert world.trace() == ["1/0[1]"], "one replica has not responded yet"
     world.feed(LogEndsRead(3, 1, {LOST: (0, 80)}))
     assert world.trace() == ["2/1[2]"]
 
 
-def test_no_order_is_sent_for_a_lost_log_of_a_deleted_topic() -> None:
+def test_no_order_is_sent_for_lost_logs_of_deleted_topics() -> None:
     world = World(THREE)
     register(world, 1, 2, UNLED)
     before = len(world.told)
@@ -117,7 +117,7 @@ def test_no_order_is_sent_for_a_lost_log_of_a_deleted_topic() -> None:
 
 
 def test_a_lost_log_does_not_lead_while_an_absent_one_may() -> None:
-    """Everything starts again, and the only member, which has lost the log, comes first."""
+    """All brokers restart, and the only member, which has lost the log, comes first."""
     world = World(topic("t", (1, 2, 3)))
     world.leader_writes_isr(LOST, 1)
     world.lose(1, 2, 3)
@@ -138,7 +138,7 @@ def test_an_operator_ends_the_wait_for_an_absent_replica() -> None:
     world.leader_writes_isr(LOST, 1)
     world.lose(1, 2, 3)
     register(world, 1, 2, LOST)
-    assert world.trace() == ["1/0[1]"], "it waits"
+    assert world.trace() == ["1/0[1]"], "the partition must wait"
     world.ask_election("now", UNCLEAN, LOST)
     world.feed(LogEndsRead(1, 2, {LOST: (-1, 0)}))
     assert world.trace() == ["1/1[1]"]

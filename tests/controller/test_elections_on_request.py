@@ -1,4 +1,5 @@
-"""Leaderships that go back to preferred leaders, by themselves and on request, and unclean elections on request."""
+"""Tests of leaderships that return to preferred leaders, automatically and on request, and of unclean elections on
+request."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def all_write(world: World, change: Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
 def wandered(*assignment: tuple[int, ...], interval_ms: int = 0) -> World:
-    """Broker 1 was away and is back in sync: others lead what it should."""
+    """Return a world in which broker 1 was away and is in sync again, so others lead its partitions."""
     world = World(topic("t", *(assignment or ((1, 2, 3),))), preferred_leader_rebalance_interval_ms=interval_ms)
     world.lose(1)
     all_write(world, lambda isr: tuple(m for m in isr if m != 1))
@@ -45,7 +46,7 @@ def wandered(*assignment: tuple[int, ...], interval_ms: int = 0) -> World:
     return world
 
 
-# --- by itself ----------------------------------------------------------------------------------------------------
+# --- automatic ---------------------------------------------------------------------------------------------------
 
 
 def test_leaderships_return_after_an_interval() -> None:
@@ -58,8 +59,9 @@ def test_leaderships_return_after_an_interval() -> None:
     assert world.trace() == before
 
 
-def test_a_deposed_leader_that_runs_on_gets_the_update_in_time() -> None:
-    """It answers acks=1 at once, and what it takes after its successor was elected is cut."""
+def test_a_deposed_leader_gets_its_update_without_delay() -> None:
+    """It responds to acks=1 immediately, and records that it accepts after the election of its successor are
+    truncated."""
     world = wandered()
     world.hold_updates = True
     world.ask_election("asked", PREFERRED, TP)
@@ -93,7 +95,7 @@ def test_a_preferred_leader_with_an_offline_log_is_not_elected() -> None:
     assert world.state().leader == 2
 
 
-def test_a_suspected_preferred_leader_is_not_elected() -> None:
+def test_a_doubted_preferred_leader_is_not_elected() -> None:
     world = wandered(interval_ms=INTERVAL_MS)
     world.register(1, 3, trusted=False)
     world.advance(INTERVAL_MS)
@@ -123,7 +125,7 @@ def test_a_round_moves_a_bounded_number_and_the_next_follows_soon() -> None:
     assert sum(node.state.leader == 1 for node in world.nodes.values()) == MAX_MOVED + 20
 
 
-def test_a_round_skips_partitions_that_are_being_written_or_read() -> None:
+def test_a_round_skips_partitions_with_a_pending_write_or_read() -> None:
     world = wandered((1, 2, 3), (1, 3, 2), interval_ms=INTERVAL_MS)
     world.hold_reads = True
     world.feed(StatesUnknown((TP,)))
@@ -141,7 +143,7 @@ def test_a_request_is_dropped_once_its_elections_are_written() -> None:
     assert [write.tp for write in world.held_writes] == [TP]
     world.write_held()
     assert world.effects.count(DropElection("n_1")) == 1
-    assert [line[0] for line in world.trace()] == ["1", "3"], "the other was not asked for"
+    assert [line[0] for line in world.trace()] == ["1", "3"], "the other partition was not requested"
     world.ask_election("n_2", PREFERRED)
     assert [line[0] for line in world.trace()] == ["1", "1"]
     assert world.elections == {}
@@ -156,14 +158,14 @@ def test_a_needless_or_impossible_request_is_dropped_at_once() -> None:
     assert world.ask_election("n_3", "of no known kind", TP) == [DropElection("n_3")]
 
 
-def test_a_request_is_carried_out_once_although_its_deletion_is_unseen() -> None:
+def test_a_request_is_performed_once_although_its_deletion_is_unseen() -> None:
     world = wandered()
     world.ask_election("n_1", PREFERRED)
     asked = {"n_1": ElectionRequested(PREFERRED)}
     assert world.feed(ElectionsRead(asked)) == []
     world.feed(ElectionsRead({}))
     world.elections = asked
-    assert world.feed(ElectionsRead(asked)) == [DropElection("n_1")], "another one, of the same name"
+    assert world.feed(ElectionsRead(asked)) == [DropElection("n_1")], "another request of the same name"
 
 
 def test_an_election_waits_for_the_partitions_pending_write() -> None:
@@ -178,7 +180,7 @@ def test_an_election_waits_for_the_partitions_pending_write() -> None:
     assert world.elections == {}
 
 
-def test_a_refused_election_is_tried_again() -> None:
+def test_a_refused_election_is_retried() -> None:
     world = wandered()
     world.hold_writes = True
     world.ask_election("n_1", PREFERRED)
@@ -204,7 +206,7 @@ def test_a_request_survives_its_controller_but_not_its_topic() -> None:
     assert world.elections == {}
 
 
-def test_a_request_withdrawn_is_forgotten() -> None:
+def test_a_withdrawn_request_is_dropped() -> None:
     world = wandered()
     world.hold_reads = True
     world.feed(StatesUnknown((TP,)))
@@ -218,7 +220,7 @@ def test_a_request_withdrawn_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("kind", [PREFERRED, UNCLEAN])
-def test_a_clean_election_is_never_counted_as_an_unclean_one(kind: str) -> None:
+def test_a_clean_election_is_never_counted_as_unclean(kind: str) -> None:
     world = World(topic("t", (1, 2, 3)))
     world.ask_election("n_1", kind)
     assert world.trace() == ["1/0[1, 2, 3]"]
@@ -236,14 +238,16 @@ def test_a_requested_unclean_election_happens_once_and_is_reported() -> None:
     assert world.counters["controller.partitions.unclean"] == 1
     assert world.elections == {}
     world.retire(2)
-    assert world.trace() == ["-1/3[2]"], "asked for once, not for ever"
+    assert world.trace() == ["-1/3[2]"], "the request is for one election"
 
 
 def test_an_unclean_election_waits_for_the_fate_of_the_leader() -> None:
     world = World(topic("t", (1, 2, 3)), brokers=5)
     world.leader_writes_isr(TP, 1)
     world.lose(1, 4, 5)
-    assert world.ask_election("n_1", PREFERRED) == [DropElection("n_1")], "nothing that could be waited for"
+    assert world.ask_election("n_1", PREFERRED) == [DropElection("n_1")], (
+        "no member can return, so there is nothing to wait for"
+    )
     assert world.ask_election("n_2", UNCLEAN) == []
     assert world.trace() == ["1/0[1]"]
     world.advance(SESSION_TIMEOUT_MS)
@@ -269,11 +273,11 @@ def test_a_preferred_election_of_many_partitions_is_one_order() -> None:
     assert DropElection("n_1") in effects
 
 
-# --- in order -----------------------------------------------------------------------------------------------------
+# --- order -------------------------------------------------------------------------------------------------------
 
 
 def test_elections_are_written_in_partition_order() -> None:
-    """By the objects' addresses, a term that is played again would go another way."""
+    """An order by the objects' addresses would differ when a term is replayed."""
     partitions = 40
     asked = wandered(*[(1, 2, 3)] * partitions)
     by_itself = wandered(*[(1, 2, 3)] * partitions, interval_ms=INTERVAL_MS)

@@ -1,4 +1,4 @@
-"""The controller core: brokers that fail or stop, and who leads then."""
+"""Tests of the controller core: brokers that fail or stop, and the next leaders."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ THREE = topic("t", (1, 2, 3), (2, 3, 1), (3, 1, 2))
 
 def test_a_dead_leaders_partitions_go_to_the_first_live_isr_member() -> None:
     world = World(THREE)
-    world.leader_writes_isr(TP, 1, 3)  # broker 2 has fallen behind
+    world.leader_writes_isr(TP, 1, 3)  # broker 2 leaves the ISR
     world.lose(1)
-    assert world.trace() == ["3/1[1, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"], "dead members are their leaders' to remove"
+    assert world.trace() == ["3/1[1, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"], "only the leader removes dead members"
     assert world.knows(2)[TP] == world.state()
     brokers = [update.brokers for broker_id, update in world.told if broker_id == 2 and update.brokers]
     assert [endpoint.broker_id for endpoint in brokers[-1]] == [2, 3]
 
 
-def test_a_dead_successor_does_not_cost_other_members_their_claims() -> None:
-    """Broker 2 is elected while dead, its death not known yet. Had the election taken broker 1 out of the ISR, then
-    broker 2's lost tail would be all there is, though broker 1 has every record."""
+def test_a_dead_successor_does_not_void_other_members_claims() -> None:
+    """The controller elects broker 2 before it knows that broker 2 is dead. If the election removed broker 1 from
+    the ISR, only broker 2's log with its lost tail would count, although broker 1 has every record."""
     world = World(topic("t", (1, 2)), brokers=2)
     world.lose(1)
     assert world.trace() == ["2/1[1, 2]"]
@@ -45,21 +45,21 @@ def test_a_dead_successor_does_not_cost_other_members_their_claims() -> None:
     assert world.trace() == ["-1/2[1, 2]"]
     world.register(1, 2)
     assert world.trace() == ["1/3[1, 2]"]
-    assert world.sees(1) == [1], "so that broker 1 takes it out"
+    assert world.sees(1) == [1], "so broker 1 must learn that it can remove the member"
 
 
-def test_last_isr_member_offline_must_keep_its_claim() -> None:
+def test_a_last_isr_member_that_is_offline_keeps_its_claim() -> None:
     world = World(topic("t", (1, 2)))
     world.leader_writes_isr(TP, 1)
     world.lose(1)
     assert world.state() == LeaderAndIsr(-1, 1, (1,), 1, lossy_epoch=NO_LOSS)
     world.register(2, 2)
-    assert world.state().leader == -1, "broker 2 lacks records that broker 1 acknowledged"
+    assert world.state().leader == -1, "broker 2 does not have all records that broker 1 acknowledged"
     world.register(1, 2)
     assert world.state() == LeaderAndIsr(1, 2, (1,), 1, lossy_epoch=NO_LOSS)
 
 
-def test_an_unclean_election_happens_only_where_the_topic_allows_it() -> None:
+def test_unclean_elections_need_the_topics_permission() -> None:
     allowed = topic("u", (1, 2), unclean_leader_election_enable="true")
     world = World(topic("t", (1, 2)), allowed)
     world.leader_writes_isr(TP, 1)
@@ -70,7 +70,7 @@ def test_an_unclean_election_happens_only_where_the_topic_allows_it() -> None:
     assert world.counters["controller.partitions.unclean"] == 1
 
 
-def test_unclean_election_allowed_later_heals_a_waiting_partition() -> None:
+def test_a_later_permission_of_unclean_elections_elects_a_leader() -> None:
     world = World(topic("t", (1, 2)))
     world.leader_writes_isr(TP, 1)
     world.lose(1)
@@ -82,7 +82,7 @@ def test_unclean_election_allowed_later_heals_a_waiting_partition() -> None:
 
 @pytest.mark.parametrize("returns", [True, False])
 def test_no_unclean_election_happens_while_a_member_may_return(returns: bool) -> None:
-    """One member is proved dead, the other has vanished with it and is held: it may have all that is committed."""
+    """One member is known to be dead. The other disappeared with it and is held: it may have all committed records."""
     world = World(topic("t", (1, 2, 3), unclean_leader_election_enable="true"))
     world.leader_writes_isr(TP, 1, 2)
     world.lose(1, 2)
@@ -112,7 +112,7 @@ def test_a_replica_that_cannot_be_opened_does_not_lead() -> None:
     assert world.counters["controller.replicas.failed"] == 1
 
 
-def test_a_decision_that_failed_is_sent_again_with_growing_pauses() -> None:
+def test_a_failed_write_is_retried_with_growing_pauses() -> None:
     world = World(THREE)
     world.hold_updates = True
     world.leader_writes_isr(TP, 1, 2)
@@ -128,10 +128,10 @@ def test_a_decision_that_failed_is_sent_again_with_growing_pauses() -> None:
         pauses.append(deadline - world.now_ms)
         world.advance(pauses[-1])
     assert pauses == [50, 100, 200]
-    assert [change.name for change in world.held_updates[-1].update.topics] == ["t"], "with its topic"
+    assert [change.name for change in world.held_updates[-1].update.topics] == ["t"], "the retry ends with its topic"
 
 
-# --- controlled stop ---------------------------------------------------------------------------------------------
+# --- controlled shutdown -----------------------------------------------------------------------------------------
 
 
 def test_a_controlled_shutdown_moves_leaderships_and_keeps_the_isrs() -> None:
@@ -139,15 +139,17 @@ def test_a_controlled_shutdown_moves_leaderships_and_keeps_the_isrs() -> None:
     world.told.clear()
     world.ask_to_stop(1)
     assert world.trace() == ["2/1[1, 2, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"]
-    assert all(state.leader != 1 for state in world.knows(1).values()), "which is when it may stop"
+    assert all(state.leader != 1 for state in world.knows(1).values()), "now the broker may stop"
     [update] = [update for broker_id, update in world.told if broker_id == 2]
     assert [decision.state.leader for decision in update.partitions] == [2]
     assert update.brokers is not None
-    assert [endpoint.broker_id for endpoint in update.brokers] == [2, 3], "so its new leader takes broker 1 out at once"
+    assert [endpoint.broker_id for endpoint in update.brokers] == [2, 3], (
+        "so the new leader can remove broker 1 immediately"
+    )
 
 
-def test_fenced_or_stopping_broker_rejoins_isr() -> None:
-    """It must not: once it leads nothing, leaders hear no more of it, so none can add it."""
+def test_a_fenced_or_stopping_broker_does_not_rejoin_the_isr() -> None:
+    """The broker leads nothing, and leaders send it no more updates, so no leader may add it."""
     world = World(THREE)
     world.ask_to_stop(1)
     for broker_id in (2, 3):
@@ -156,27 +158,27 @@ def test_fenced_or_stopping_broker_rejoins_isr() -> None:
 
 
 def test_a_stopping_broker_is_relieved_before_others_learn_of_isrs() -> None:
-    """With thousands of partitions a stop would wait for as many words to brokers that do nothing with them."""
+    """With thousands of partitions a shutdown would otherwise wait for updates to brokers that do not need them yet."""
     world = World(THREE)
     world.ask_to_stop(1)
     world.told.clear()
     second, third = TopicPartition("t", 1), TopicPartition("t", 2)
     world.leader_writes_isr(TP, 2, 3)
     world.leader_writes_isr(second, 2, 3)
-    assert world.told == [], "the leader wrote it, for the others it has time, and broker 3 counts on it still"
+    assert world.told == [], "the leader knows its own write, the others can wait, and broker 3 still counts on it"
     assert not world.controller.settled()
     world.leader_writes_isr(third, 3, 2)
     assert [(broker_id, update.relieved, update.partitions) for broker_id, update in world.told] == [(1, True, ())]
     world.told.clear()
     world.lose(1)
     world.advance(outbox._CLOSING_MS - 1)
-    assert not any(update.partitions for _, update in world.told), "it has its logs to close"
+    assert not any(update.partitions for _, update in world.told), "the broker still has to close its logs"
     world.advance(1)
     assert world.knows(2)[third].isr == (3, 2) and world.knows(3)[second].isr == (2, 3)
     assert world.controller.settled()
 
 
-def test_isr_changes_during_a_relief_are_sent_in_the_end() -> None:
+def test_isr_changes_during_a_relief_are_sent_at_its_end() -> None:
     world = World(THREE)
     world.ask_to_stop(1)
     world.told.clear()
@@ -198,7 +200,7 @@ def test_an_election_is_sent_at_once_along_with_delayed_updates() -> None:
     assert world.controller.settled()
 
 
-def test_a_broker_that_stops_its_shutdown_is_no_longer_relieved() -> None:
+def test_a_broker_that_cancels_its_shutdown_is_not_relieved() -> None:
     world = _relieved()
     world.stopping.clear()
     world.feed(StoppingRead({}))
@@ -206,24 +208,24 @@ def test_a_broker_that_stops_its_shutdown_is_no_longer_relieved() -> None:
 
 
 def test_a_broker_is_relieved_after_all_leaders_know_it_stops() -> None:
-    """One that does not may take it in again, and its writes would wait for who has ended."""
+    """A leader that does not know may add the broker again, and its writes would wait for a broker that has exited."""
     world = World(THREE)
     world.leader_writes_isr(TopicPartition("t", 1), 2, 3)
     world.leader_writes_isr(TopicPartition("t", 2), 3, 2)
     world.told.clear()
     world.hold_updates = True
     world.ask_to_stop(1)
-    world.leader_writes_isr(TP, 2, 3)  # as it found 1 silent
+    world.leader_writes_isr(TP, 2, 3)  # since it found broker 1 silent
     assert not any(held.update.relieved for held in world.held_updates)
     world.answer_held()
     said = [(broker_id, update.relieved) for broker_id, update in world.told if update.relieved or update.brokers]
     assert said[:3] == [(1, False), (2, False), (3, False)]
-    # What it led it hears of last, with the same word once more.
+    # The broker learns last of the partitions that it led, in the same update.
     assert said[3:] == [(1, True), (1, True)]
 
 
-def test_a_broker_that_leads_nothing_shared_does_not_delay_relief() -> None:
-    """It may be frozen, and can take nobody in that it does not replicate to."""
+def test_a_broker_without_shared_leadership_does_not_delay_a_relief() -> None:
+    """It may be frozen, and it cannot add a broker that has no replica of its partitions."""
     world = World(topic("t", (1, 2), (2, 1)), topic("u", (3, 4)), brokers=4)
     world.told.clear()
     world.hold_updates = True
@@ -231,7 +233,7 @@ def test_a_broker_that_leads_nothing_shared_does_not_delay_relief() -> None:
     world.answer_held_but(3)
     world.leader_writes_isr(TP, 2)
     world.answer_held_but(3)
-    assert not any(update.relieved for _, update in world.told), "the other partition's leader counts on it"
+    assert not any(update.relieved for _, update in world.told), "the other partition's leader counts on the broker"
     world.leader_writes_isr(TopicPartition("t", 1), 2)
     world.answer_held_but(3)
     assert [broker_id for broker_id, update in world.told if update.relieved] == [1]
@@ -239,7 +241,7 @@ def test_a_broker_that_leads_nothing_shared_does_not_delay_relief() -> None:
 
 
 def test_a_relieved_broker_added_to_an_isr_is_relieved_again() -> None:
-    """By a leader whose write was under way when it heard that the broker goes."""
+    """The leader's write was in flight when it learned that the broker stops."""
     world = _relieved()
     world.told.clear()
     world.leader_writes_isr(TP, 2, 3, 1)
@@ -261,7 +263,7 @@ def test_the_end_of_a_relief_is_sent_until_acknowledged() -> None:
 
 
 def _relieved() -> World:
-    """Broker 1 stops, and has been told that nobody counts on it."""
+    """Return a world in which broker 1 stops and has learned that no leader counts on it."""
     world = World(THREE)
     world.ask_to_stop(1)
     for number, isr in enumerate(((2, 3), (2, 3), (3, 2))):
@@ -278,7 +280,7 @@ def test_a_stopping_broker_keeps_partitions_without_a_successor() -> None:
     world.stopping.clear()
     world.lose(1)
     world.feed(StoppingRead({}))
-    assert world.trace() == ["-1/1[1]", "-1/1[1]"], "its claim stays"
+    assert world.trace() == ["-1/1[1]", "-1/1[1]"], "its claim must stay"
 
 
 def test_a_stop_request_of_an_earlier_incarnation_is_ignored() -> None:

@@ -1,4 +1,4 @@
-"""The controller core: leaderships that leave a broker which stops go some at a time."""
+"""Tests of the controller core: leaderships leave a stopping broker in batches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_next_moves_wait_for_acknowledgements_of_the_last() -> None:
 
 
 class Moved:
-    """All that is asked of a partition."""
+    """Return all orders about a partition."""
 
     pending = None
 
@@ -74,7 +74,7 @@ def test_more_moves_start_once_half_are_acknowledged(monkeypatch: pytest.MonkeyP
     assert moves.idle
 
 
-def test_a_broker_that_does_not_answer_stops_no_stop() -> None:
+def test_a_silent_broker_does_not_block_a_shutdown() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
@@ -86,7 +86,7 @@ def test_a_broker_that_does_not_answer_stops_no_stop() -> None:
 
 
 def test_only_as_many_moves_are_decided_as_may_start() -> None:
-    """Of thousands deciding about all took as long as some hundred writes, before the first of them."""
+    """A decision about all of thousands took as long as some hundred writes, before the first write."""
     world = World(SIX)
     world.hold_writes = True
     world.ask_to_stop(1)
@@ -94,8 +94,8 @@ def test_only_as_many_moves_are_decided_as_may_start() -> None:
     assert not world.controller.settled()
 
 
-def test_leaderships_left_by_a_gone_process_are_elected_at_once() -> None:
-    """By a process that is gone, or another one under its id: nothing is moved then, all have to have a leader."""
+def test_leaderships_of_an_ended_process_are_elected_at_once() -> None:
+    """The process has ended, or another one has its id. Nothing moves then: every partition needs a leader."""
     world = World(SIX)
     world.retire(1)
     world.feed(StoppingRead({1: 1}))
@@ -103,7 +103,7 @@ def test_leaderships_left_by_a_gone_process_are_elected_at_once() -> None:
     assert world.controller.settled()
 
 
-def test_elections_that_must_be_do_not_wait() -> None:
+def test_necessary_elections_do_not_wait() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
@@ -125,14 +125,14 @@ def told_of_moves(world: World) -> list[int]:
 
 
 def answer_next(world: World) -> None:
-    """The one update that is under way is taken in."""
+    """Accept the update in flight."""
     [update], world.held_updates = world.held_updates, []
     world.feed(UpdateReplied(update.broker.broker_id, update.update_id, 0))
 
 
-def test_the_successor_is_notified_first_then_followers_then_the_old_leader() -> None:
-    """Followers would ask a successor that does not know yet, in vain; an old leader would refuse records while nobody
-    else takes them."""
+def test_the_successor_is_notified_before_followers_and_the_old_leader() -> None:
+    """A follower would ask a successor that does not know its role, in vain. An old leader would refuse records
+    while no other broker accepts them."""
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
@@ -140,10 +140,10 @@ def test_the_successor_is_notified_first_then_followers_then_the_old_leader() ->
         assert told_of_moves(world) == [broker_id]
         assert {decision.state.leader for decision in world.held_updates[-1].update.partitions} == {2}
         answer_next(world)
-    assert led(world, 1) == 2, "the next two"
+    assert led(world, 1) == 2, "the next two moves"
 
 
-def test_all_are_notified_though_the_successor_does_not_respond() -> None:
+def test_all_are_notified_although_the_successor_does_not_respond() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
@@ -155,38 +155,38 @@ def test_all_are_notified_though_the_successor_does_not_respond() -> None:
     assert world.controller.settled()
 
 
-def test_the_old_leader_is_notified_though_a_follower_does_not_respond() -> None:
+def test_the_old_leader_is_notified_although_a_follower_is_silent() -> None:
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)
     world.advance(1)
     answer_next(world)
     world.advance(handover_notifications._PATIENCE_MS - 2)
-    assert told_of_moves(world) == [3, 2], "and 2 of what leads next"
+    assert told_of_moves(world) == [3, 2], "and broker 2 learns of its next leader"
     world.advance(1)
     assert told_of_moves(world) == [3, 2, 1]
     assert [decision.partition for decision in world.held_updates[-1].update.partitions] == [0, 1]
 
 
-def test_the_old_leader_does_not_wait_for_an_out_of_sync_replica() -> None:
+def test_the_old_leader_does_not_wait_for_lagging_replicas() -> None:
     world = World(topic("t", (1, 2, 3)))
     world.leader_writes_isr(TopicPartition("t", 0), 1, 2)
     world.hold_updates = True
     world.ask_to_stop(1)
     told: list[int] = []
     while 1 not in told:
-        assert world.held_updates, "nobody but 3 has anything to answer"
+        assert world.held_updates, "only broker 3 has a response to send"
         held, world.held_updates = world.held_updates, []
         for update in held:
             if update.update.partitions:
                 told.append(update.broker.broker_id)
-            if update.broker.broker_id != 3:  # which hangs
+            if update.broker.broker_id != 3:  # broker 3 hangs
                 world.feed(UpdateReplied(update.broker.broker_id, update.update_id, 0))
     assert told == [2, 1]
 
 
 def test_a_successor_with_a_full_update_knows_of_the_move() -> None:
-    """It was told everything, in vain, and is told again: others go on when it answers, not when patience ends."""
+    """Its full update failed and is sent again: the others are notified after its response, not after the patience."""
     world = World(topic("t", (1, 2, 3), (1, 2, 3)))
     world.hold_updates = True
     world.register(2, 2)
@@ -206,7 +206,7 @@ def test_a_successor_with_a_full_update_knows_of_the_move() -> None:
 
 
 def test_all_learn_of_another_successor_when_the_first_is_gone() -> None:
-    """Which may have been told, or not."""
+    """The first successor may have received its notification or not."""
     world = World(SIX)
     world.hold_updates = True
     world.ask_to_stop(1)

@@ -1,4 +1,4 @@
-"""Placement by properties: distinct brokers, as many hosts and racks as there are, even load, clear refusals."""
+"""Properties of placement: distinct brokers, the maximum number of hosts and racks, even load, clear refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def endpoint(broker_id: int, *, host: str = "", rack: str | None = None) -> Brok
 
 @st.composite
 def clusters(draw: st.DrawFn) -> list[BrokerEndpoint]:
-    """Brokers on a few hosts, each host in one rack or none."""
+    """Generate brokers on a few hosts, each host in one rack or none."""
     ids = draw(st.lists(st.integers(0, 50), min_size=1, max_size=9, unique=True))
     racks = draw(st.dictionaries(st.integers(0, 3), st.sampled_from(["r1", "r2", None])))
     hosts = [draw(st.integers(0, 3)) for _ in ids]
@@ -46,7 +46,7 @@ def test_replicas_are_distinct_and_on_as_many_hosts_as_possible(
 
 
 def even_cluster(racks: int, hosts: int, brokers: int) -> list[BrokerEndpoint]:
-    """Racks with as many hosts each, hosts with as many brokers each; ``racks`` 0: no racks at all."""
+    """Return racks with equal numbers of hosts, and hosts with equal numbers of brokers. ``racks`` 0 means no racks."""
     numbers = [(rack, host) for rack in range(racks or 1) for host in range(hosts) for _ in range(brokers)]
     return [
         endpoint(i, host=f"h{rack}.{host}", rack=f"r{rack}" if racks else None)
@@ -80,7 +80,7 @@ def difference(counts: Counter[int]) -> int:
 
 
 def apartness(replicas: Sequence[int], brokers: Sequence[BrokerEndpoint]) -> tuple[list[int], list[int]]:
-    """Smaller is better: how many replicas share each host, and each rack, the most first."""
+    """Return the number of replicas that share each host and each rack, the largest first. Smaller is better."""
     of = {broker.broker_id: broker for broker in brokers}
     hosts = Counter(of[i].host for i in replicas)
     racks = Counter(of[i].rack or str(i) for i in replicas)
@@ -88,7 +88,7 @@ def apartness(replicas: Sequence[int], brokers: Sequence[BrokerEndpoint]) -> tup
 
 
 @given(even_clusters(), st.integers(1, 60), st.data())
-def test_each_topic_is_even_whatever_the_cluster_carries(
+def test_each_topic_is_even_for_any_load_of_the_cluster(
     brokers: list[BrokerEndpoint], partitions: int, data: st.DataObject
 ) -> None:
     factor = data.draw(st.integers(1, len(brokers)))
@@ -118,7 +118,7 @@ def test_replicas_of_a_topic_are_balanced_as_far_as_distance_allows(
 
 
 @given(even_clusters(), st.lists(st.tuples(st.integers(1, 20), st.integers(2, 3)), min_size=1, max_size=12))
-# A broker that held more than others, and led less, had to lead the last topic.
+# A broker that hosted more replicas than others and led fewer partitions had to lead the last topic.
 @example(even_cluster(2, 2, 2), [(1, 2), (8, 2), (12, 3), (1, 3), (2, 2)])
 def test_the_cluster_stays_even_topic_after_topic(brokers: list[BrokerEndpoint], topics: list[tuple[int, int]]) -> None:
     everything: Assignment = ()
@@ -139,7 +139,7 @@ def test_a_topic_stays_even_as_partitions_are_added(
     for added in additions:
         topic += place(brokers, partitions=added, replication_factor=factor, load=load, beside=topic).assignment
         assert difference(led(topic, brokers)) <= 1
-        # Who has to lead next may be who holds one more already, and what is there stays.
+        # The next leader may already be the broker with one replica more, and existing replicas stay.
         assert difference(held(topic, brokers)) <= 2
 
 
@@ -148,7 +148,7 @@ def test_added_partitions_go_first_to_a_newer_broker() -> None:
     topic = place(brokers[:3], partitions=9, replication_factor=2).assignment
     topic += place(brokers, partitions=3, replication_factor=2, beside=topic).assignment
     assert led(topic, brokers) == {0: 3, 1: 3, 2: 3, 3: 3}
-    # And partitions whose replicas are partly on a dead broker are as many as the live ones carry.
+    # Partitions with replicas on a dead broker are as many as the live ones can carry.
     topic += place(brokers[1:], partitions=3, replication_factor=2, beside=topic).assignment
     assert led(topic, brokers) == {0: 3, 1: 4, 2: 4, 3: 4}
 
@@ -178,7 +178,7 @@ def test_placement_at_the_maximum_number_of_brokers_and_partitions() -> None:
 
 
 @given(clusters(), st.integers(1, 40), st.data())
-def test_the_same_question_has_the_same_answer_in_any_order(
+def test_equal_requests_have_equal_answers_in_any_order(
     brokers: list[BrokerEndpoint], partitions: int, data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(brokers))
@@ -240,7 +240,7 @@ def test_a_single_host_is_a_warning_with_figures() -> None:
         (100_001, 1, ErrorCode.INVALID_PARTITIONS, "found 100001 partitions"),
     ],
 )
-def test_impossible_wishes_name_found_and_expected(partitions: int, factor: int, code: ErrorCode, text: str) -> None:
+def test_impossible_requests_name_found_and_expected(partitions: int, factor: int, code: ErrorCode, text: str) -> None:
     with pytest.raises(BrokerError) as refused:
         place([endpoint(i) for i in range(3)], partitions=partitions, replication_factor=factor)
     assert refused.value.code is code

@@ -1,4 +1,4 @@
-"""Moves of a partition's replicas: records, states and ISRs in; writes, and what brokers are told, out."""
+"""Tests of a partition's moves: records, states and ISRs are the input, writes and updates of brokers the output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world_of(*assignment: tuple[int, ...], brokers: int = 6) -> World:
 
 
 def told(world: World, broker_id: int, tp: TopicPartition = TP) -> PartitionDecision:
-    """The last decision on the partition that this broker was told."""
+    """Return the last decision on the partition that this broker received."""
     return [d for b, u in world.told if b == broker_id for d in u.partitions if (d.topic, d.partition) == tp][-1]
 
 
@@ -48,7 +48,7 @@ def copied(world: World, *isr: int) -> None:
 
 
 def ending() -> tuple[World, WriteTopic]:
-    """A move from 1, 2, 3 to 4, 5, 1 at its end, and the write of that, which is held."""
+    """Return a world with a finished move from 1, 2, 3 to 4, 5, 1 whose final write is held back."""
     world = world_of()
     world.reassign(4, 5, 1)
     copied(world, 1, 2, 3, 4, 5)
@@ -58,24 +58,24 @@ def ending() -> tuple[World, WriteTopic]:
     return world, order
 
 
-# --- the way it goes --------------------------------------------------------------------------------------------
+# --- the phases of a move ---------------------------------------------------------------------------------------
 
 
 def test_a_move_grows_the_set_then_moves_leadership_then_shrinks() -> None:
     world = world_of()
     world.reassign(4, 5, 1)
     assert assignment(world) == ((4, 5, 1, 2, 3),)
-    assert world.trace() == ["1/0[1, 2, 3]"], "nothing in the state changes"
+    assert world.trace() == ["1/0[1, 2, 3]"], "the state must not change"
     for broker_id in (1, 4, 6):
         decision = told(world, broker_id)
         assert decision.replicas == (4, 5, 1, 2, 3)
         assert (decision.target, decision.original, decision.leaving) == ((4, 5, 1), (1, 2, 3), ())
 
     copied(world, 1, 2, 3, 4)
-    assert told(world, 1).leaving == (), "5 has not got everything yet"
+    assert told(world, 1).leaving == (), "5 does not have all records yet"
     copied(world, 1, 2, 3, 4, 5)
     assert told(world, 1).leaving == (2, 3)
-    assert world.trace() == ["1/0[1, 2, 3, 4, 5]"], "1 stays and may go on leading"
+    assert world.trace() == ["1/0[1, 2, 3, 4, 5]"], "1 stays and may continue to lead"
     copied(world, 1, 4, 5)
     assert world.trace() == ["1/1[1, 4, 5]"]
     assert (assignment(world), moves(world)) == (((4, 5, 1),), {})
@@ -108,7 +108,7 @@ def test_reordered_replicas_change_only_the_preferred_leader() -> None:
     assert world.trace() == ["3/1[1, 2, 3]"]
 
 
-def test_a_reorder_needs_no_live_replica() -> None:
+def test_a_reordering_needs_no_live_replica() -> None:
     world = World(topic("t", (1, 2)), brokers=3)
     world.lose(1)
     copied(world, 2)
@@ -117,7 +117,7 @@ def test_a_reorder_needs_no_live_replica() -> None:
     assert assignment(world) == ((2, 1),)
 
 
-def test_more_and_fewer_replicas() -> None:
+def test_a_move_may_add_or_remove_replicas() -> None:
     world = world_of((1,))
     world.reassign(1, 2, 3)
     copied(world, 1, 2)
@@ -160,15 +160,15 @@ def test_added_partitions_get_leaders_while_others_move() -> None:
     assert assignment(world) == ((4, 5, 6), (2, 3, 1), (5, 6, 4))
 
 
-# --- cancel, in each phase --------------------------------------------------------------------------------------
+# --- cancellation in each phase ---------------------------------------------------------------------------------
 
 
-def test_a_cancel_before_anything_is_copied() -> None:
+def test_a_cancelled_move_before_the_copy_changes_nothing() -> None:
     world = world_of()
     world.reassign(4, 5, 6)
     world.cancel()
     assert (assignment(world), moves(world)) == (((1, 2, 3),), {})
-    assert world.trace() == ["1/1[1, 2, 3]"], "the epoch tells those who had begun to copy"
+    assert world.trace() == ["1/1[1, 2, 3]"], "the new epoch informs replicas that had begun to copy"
     assert told(world, 4).replicas == (1, 2, 3)
 
 
@@ -189,7 +189,7 @@ def test_a_cancel_after_a_leadership_move_moves_it_back() -> None:
     copied(world, 1, 2, 3, 4, 5, 6)
     copied(world, 2, 4, 5, 6)
     world.cancel()
-    assert world.trace() == ["4/1[2, 4, 5, 6]"], "one is too few to stand on: two must be in sync"
+    assert world.trace() == ["4/1[2, 4, 5, 6]"], "one in-sync replica is not enough: min.insync.replicas is 2"
     copied(world, 2, 4, 5, 6, 3)
     assert world.trace() == ["2/2[2, 4, 5, 6, 3]"]
     copied(world, 2, 3)
@@ -205,9 +205,9 @@ def test_a_cancel_does_not_wait_for_a_replica_that_was_absent() -> None:
     assert (world.trace(), assignment(world)) == (["1/1[1, 2]"], ((1, 2, 3),))
 
 
-def test_a_cancel_during_the_final_write_finds_the_move_done() -> None:
+def test_a_cancel_during_the_final_write_comes_too_late() -> None:
     world, _ = ending()
-    world.cancel()  # before the end is written, which it thus loses
+    world.cancel()  # before the final write, which therefore fails
     world.write_topics_held()
     assert world.trace() == ["1/0[1, 4, 5]"]
     copied(world, 1, 4, 5, 2)
@@ -219,7 +219,7 @@ def test_a_cancel_during_the_final_write_finds_the_move_done() -> None:
 # --- failures in each phase -------------------------------------------------------------------------------------
 
 
-def test_a_leader_that_dies_during_the_copy_yields_to_an_old_replica() -> None:
+def test_a_leader_that_dies_during_the_copy_yields_to_original_replicas() -> None:
     world = world_of()
     world.reassign(4, 5, 6)
     world.lose(1)
@@ -235,21 +235,21 @@ def test_a_leader_that_dies_before_the_shrink_yields_to_the_target() -> None:
     world.lose(1)
     assert world.trace() == ["4/1[1, 2, 3, 4, 5]"]
     assert told(world, 4).leaving == (2, 3)
-    copied(world, 2, 3, 4, 5)  # the new leader hears first that 1 is dead
-    assert told(world, 4).leaving == (), "the target is not all in sync any more"
+    copied(world, 2, 3, 4, 5)  # the new leader learns first that broker 1 is dead
+    assert told(world, 4).leaving == (), "not all of the target is in sync any more"
     world.register(1, 2)
     copied(world, 2, 3, 4, 5, 1)
     copied(world, 4, 5, 1)
     assert assignment(world) == ((4, 5, 1),)
 
 
-def test_a_leader_that_dies_after_all_others_have_left() -> None:
+def test_a_leader_that_dies_after_all_others_left_is_replaced() -> None:
     world = world_of()
     world.reassign(4, 5, 1)
     copied(world, 1, 2, 3, 4, 5)
     world.brokers.pop(1)
-    copied(world, 1, 4, 5)  # written before it died; the controller hears of its death only later
-    assert world.trace() == ["1/1[1, 4, 5]"], "an end under a leader that seems to stand is as good as any"
+    copied(world, 1, 4, 5)  # the leader wrote it before it died; the controller learns of its death later
+    assert world.trace() == ["1/1[1, 4, 5]"], "a move may end under a leader that seems alive"
     world.lose()
     assert world.trace() == ["4/2[1, 4, 5]"]
 
@@ -258,7 +258,7 @@ def test_a_move_does_not_end_while_its_leaders_fate_is_open() -> None:
     world = world_of()
     world.reassign(1, 2, 4)
     copied(world, 1, 2, 3, 4)
-    world.lose(1, 3, 5, 6)  # together: held
+    world.lose(1, 3, 5, 6)  # both at once, so they are held
     copied(world, 1, 2, 4)
     assert world.trace() == ["1/0[1, 2, 4]"]
     world.register(1, 1)
@@ -288,7 +288,7 @@ def test_a_dead_in_sync_target_keeps_its_claim_until_removed() -> None:
     copied(world, 1, 2, 3, 4, 5, 6)
     world.answer_held()
     world.lose()
-    assert world.trace() == ["5/2[1, 2, 3, 4, 5, 6]"], "the next of the target leads"
+    assert world.trace() == ["5/2[1, 2, 3, 4, 5, 6]"], "the next member of the target must lead"
     copied(world, 1, 2, 3, 5, 6)
     assert told(world, 5).leaving == ()
 
@@ -318,11 +318,11 @@ def test_a_new_controller_continues_in_each_phase_of_a_move() -> None:
     world.take_over(4)
     assert (world.trace(), assignment(world)) == (["4/2[4, 5, 6]"], ((4, 5, 6),))
     world.take_over(5)
-    assert world.trace() == ["4/2[4, 5, 6]"], "nothing is done twice"
+    assert world.trace() == ["4/2[4, 5, 6]"], "nothing may happen twice"
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_a_final_write_with_a_lost_response_is_read_again_first(written: bool) -> None:
+def test_a_final_write_with_a_lost_response_is_read_first(written: bool) -> None:
     world, order = ending()
     world.held_topic_writes.clear()
     world.feed(Disconnected())
@@ -337,7 +337,7 @@ def test_a_final_write_with_a_lost_response_is_read_again_first(written: bool) -
     assert world.controller.settled()
 
 
-def test_an_end_that_the_record_overtakes_is_decided_again() -> None:
+def test_an_end_overtaken_by_a_record_is_decided_again() -> None:
     world = world_of()
     world.reassign(4, 5, 1)
     copied(world, 1, 2, 3, 4, 5)
@@ -349,9 +349,9 @@ def test_an_end_that_the_record_overtakes_is_decided_again() -> None:
     assert world.trace() == ["1/1[1, 4, 5]", "2/0[2, 3, 1]"]
 
 
-def test_a_move_ends_though_its_record_changed_unseen_and_back() -> None:
-    """Found by the simulator: the same record in a newer version was taken for nothing new, and every write of the end
-    expected the old version, without end."""
+def test_a_move_ends_although_its_record_changed_unseen_and_back() -> None:
+    """Found by the simulator: the controller ignored an equal record with a newer version, and every final write
+    expected the old version."""
     world = world_of()
     world.reassign(4, 5, 1)
     copied(world, 1, 2, 3, 4, 5)
@@ -364,11 +364,11 @@ def test_a_move_ends_though_its_record_changed_unseen_and_back() -> None:
     assert not world.counters["controller.topics.refused"]
 
 
-def test_an_end_that_the_state_overtakes_is_decided_again() -> None:
+def test_an_end_overtaken_by_a_state_is_decided_again() -> None:
     world, _ = ending()
     world.leader_writes_isr(TP, 1, 4, notify=False)
     world.write_topics_held()
-    assert moves(world), "5 has fallen out"
+    assert moves(world), "5 has left the ISR"
     assert told(world, 1).leaving == ()
     copied(world, 1, 4, 5)
     assert world.trace() == ["1/1[1, 4, 5]"]
@@ -382,7 +382,7 @@ def test_a_record_seen_before_its_writes_response_changes_nothing() -> None:
     world.feed(TopicRead(TopicSnapshot(world.topics["t"], {}, world.topic_versions["t"])))
     world.feed(answer)
     world.effects.clear()
-    world.feed(before)  # a watch that was slow
+    world.feed(before)  # a slow watch
     assert world.effects == []
     assert told(world, 2).replicas == (4, 5, 1)
     assert told(world, 2).state == world.state()
@@ -436,19 +436,19 @@ def test_an_unclean_election_during_a_move_prefers_an_original_replica() -> None
     world.reassign(3, 4)
     copied(world, 1)
     world.lose(1)
-    assert world.trace() == ["2/1[2]"], "not 3, which may have nothing yet"
+    assert world.trace() == ["2/1[2]"], "not 3, which may have no records yet"
 
 
-def test_an_unclean_election_prefers_a_lost_tail_to_a_lost_log() -> None:
+def test_unclean_elections_prefer_a_lost_tail_to_a_lost_log() -> None:
     world = World(topic("t", (1, 2), unclean_leader_election_enable="true"), brokers=4)
     world.reassign(3, 4)
     world.lose(1)
     world.register(1, 2, trusted=False)
     world.lose(2)
-    assert world.trace() == ["1/2[1]"], "not 3, which may have nothing yet"
+    assert world.trace() == ["1/2[1]"], "not 3, which may have no records yet"
 
 
-def test_a_stopping_target_member_is_not_led_by() -> None:
+def test_a_stopping_target_member_does_not_lead() -> None:
     world = world_of()
     world.ask_to_stop(4)
     world.reassign(4, 5, 6)
@@ -470,7 +470,8 @@ def test_a_dead_brokers_table_position_moves_with_the_partition() -> None:
 
 
 def test_an_epoch_that_ends_a_move_is_sent_with_new_replicas() -> None:
-    """The answer to the write of a move's end is lost, and the state is read before the topic's record."""
+    """The response to the final write of a move is lost, and the controller reads the state before the topic's
+    record."""
     world, order = ending()
     world.held_topic_writes.clear()
     world.write_topic(order)

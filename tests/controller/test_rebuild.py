@@ -1,4 +1,4 @@
-"""What ZooKeeper has to hold for the logs that directories have: chosen without a broker."""
+"""Tests of the ZooKeeper content for given log directories, computed without a broker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_log_with_the_latest_end_leads_in_the_highest_epoch() -> None:
     assert found.findings == ()
 
 
-def test_counters_begin_above_all_that_was_seen() -> None:
+def test_counters_begin_above_all_known_values() -> None:
     found = rebuild_cluster(
         [
             directory(1, seen=SeenNumbers(40, "c", 7000), incarnation=12),
@@ -60,7 +60,7 @@ def test_counters_begin_above_all_that_was_seen() -> None:
     assert found.controller_epoch > 141
     assert found.producer_ids > 7000
     assert found.brokers == {1: 12, 6: 0}
-    # Directories of 0.1.0 have noted no epoch: one that no cluster has come to.
+    # Directories of release 0.1.0 contain no epoch. They get one that no cluster reaches.
     assert rebuild_cluster([directory(1)]).controller_epoch >= 100_000
 
 
@@ -71,7 +71,7 @@ def test_a_topic_is_rebuilt_from_its_latest_note() -> None:
     assert record.config == {"retention.ms": "9"}
     assert record.schemas == (SCHEMA, LATER)
     assert record.assignment == ((1, 2), (2, 3))
-    assert states.keys() == {0}, "a partition without a log is new to the controller"
+    assert states.keys() == {0}, "the controller treats a partition without a log as new"
     assert found.findings == ()
 
 
@@ -80,7 +80,7 @@ def test_a_topic_without_a_log_returns_empty() -> None:
     assert (record.assignment, states) == (((1, 2), (2, 1)), {})
 
 
-def test_a_topic_without_notes_keeps_all_and_is_named() -> None:
+def test_a_topic_without_notes_keeps_all_logs_and_is_named() -> None:
     found = rebuild_cluster([directory(1, log(1, 0, 5), log(1, 0, 5, partition=2)), directory(2, log(2, 0, 9))])
     [(record, states)] = found.topics
     assert record.assignment == ((2, 1), (1, 2), (1,))
@@ -104,12 +104,12 @@ def test_the_later_of_two_topics_of_one_name_counts() -> None:
     assert finding == "t: logs of topic id id on brokers [1] are of an earlier topic"
 
 
-def test_a_directory_that_was_not_given_is_missed() -> None:
+def test_a_directory_that_was_not_given_is_reported() -> None:
     found = rebuild_cluster([directory(1, log(1, 0, 5), notes=(note((1, 2)),))])
     assert found.findings == ("t-0: the logs of brokers [2] are unknown and may have more",)
 
 
-def test_directories_that_do_not_belong_together_are_refused() -> None:
+def test_directories_of_different_clusters_are_refused() -> None:
     with pytest.raises(
         ClusterError, match=r"expected log directories of one cluster, found 2: /log-1 of cluster, /log-2 of other"
     ):

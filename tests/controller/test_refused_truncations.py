@@ -1,4 +1,5 @@
-"""Replicas that do not cut committed records which their leader lacks: who leads then, and when nobody does."""
+"""Tests of replicas that refuse to truncate committed records that their leader lacks: which one leads, and when
+none does."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ THREE = topic("t", (1, 2, 3))
 
 
 def refuse(world: World, *refusals: tuple[int, int], epoch: int | None = None, incarnation: int = 1) -> None:
-    """Have these brokers, each with its high watermark, refuse what the present leader wants cut."""
+    """Let these brokers, each with its high watermark, refuse the truncation that the present leader requires."""
     present = world.state().leader_epoch if epoch is None else epoch
     told = [TruncationRefused(TP, "id-t", broker, incarnation, present, 10, mark) for broker, mark in refusals]
     world.feed(RefusalsRead(tuple(told)))
@@ -27,7 +28,7 @@ def test_the_replica_that_has_the_records_leads() -> None:
     assert world.state().lossy_epoch == NO_LOSS
     refuse(world, (2, 30))
     assert world.trace() == ["2/1[2]"]
-    assert world.state().lossy_epoch == NO_LOSS, "nothing is given up"
+    assert world.state().lossy_epoch == NO_LOSS, "no record may be lost"
     assert words(world) == [
         "t-0: broker 1 leads and lacks committed records from offset 10 to 30, which broker 2 holds and does not "
         "truncate: broker 2 leads now"
@@ -36,7 +37,7 @@ def test_the_replica_that_has_the_records_leads() -> None:
     assert world.trace() == ["2/1[2]"]
 
 
-def test_the_refuser_with_the_highest_mark_leads_also_when_late() -> None:
+def test_the_refuser_with_the_highest_mark_leads_even_if_late() -> None:
     world = World(THREE)
     refuse(world, (2, 20), (3, 30))
     assert world.trace() == ["3/1[3]"]
@@ -46,8 +47,8 @@ def test_the_refuser_with_the_highest_mark_leads_also_when_late() -> None:
     assert world.trace() == ["3/2[3]"]
 
 
-def test_contradicting_copies_elect_no_leader() -> None:
-    """The deposed leader has committed records of its own meanwhile. Nobody leads before an operator has decided."""
+def test_contradictory_copies_elect_no_leader() -> None:
+    """The deposed leader has committed other records meanwhile. No replica leads before an operator has decided."""
     world = World(THREE)
     refuse(world, (2, 30))
     refuse(world, (1, 30))
@@ -61,7 +62,7 @@ def test_contradicting_copies_elect_no_leader() -> None:
     world.lose(2)
     world.register(2, 2)
     world.take_over(2)
-    assert world.trace() == ["-1/2[2]"], "whoever comes back, and whichever controller looks at it"
+    assert world.trace() == ["-1/2[2]"], "for any returning broker and any controller"
     world.lose(1)
     world.advance(2 * SESSION_TIMEOUT_MS)
     world.ask_election("request", UNCLEAN, TP)
@@ -69,7 +70,7 @@ def test_contradicting_copies_elect_no_leader() -> None:
     assert not world.state().disputed and world.state().lossy_epoch == 3
 
 
-def test_a_replica_whose_own_log_is_doubtful_does_not_lead() -> None:
+def test_a_replica_with_a_doubtful_log_does_not_lead() -> None:
     world = World(THREE)
     world.register(2, 2, trusted=False)
     refuse(world, (2, 30), incarnation=2)
@@ -96,7 +97,7 @@ def test_a_new_controller_finds_the_refusals() -> None:
 
 
 def test_the_state_keeps_the_epoch_of_the_last_lossy_election() -> None:
-    """Clean elections and ISR changes leave it; one among members that all lost their tails sets it."""
+    """Clean elections and ISR changes keep the epoch. An election among members that all lost their tails sets it."""
     world = World(topic("t", (1, 2), unclean_leader_election_enable="false"), brokers=2)
     world.lose(1)
     world.advance(2 * SESSION_TIMEOUT_MS)
@@ -110,7 +111,7 @@ def test_the_state_keeps_the_epoch_of_the_last_lossy_election() -> None:
 
 
 def test_an_epoch_omitted_by_an_earlier_release_counts_as_lossy() -> None:
-    """Such a leader rewrites the node without the epoch. Until the next election no follower refuses anything."""
+    """Such a leader writes the node without the epoch. Until the next election no follower refuses a truncation."""
     world = World(THREE)
     node = world.nodes[TP]
     known = LeaderAndIsr(1, 0, (1, 2, 3), 1)

@@ -1,4 +1,4 @@
-"""Where replicas go that have to move."""
+"""Tests of the target brokers of replicas that have to move."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_new_replica_goes_to_another_host_then_the_lightest() -> None:
     assert targets.of(tp(1), (2,), 2) == (2, 1)
 
 
-def test_the_dropped_replica_is_dead_or_redundant_but_never_the_leader() -> None:
+def test_a_dropped_replica_is_dead_or_redundant_but_not_the_leader() -> None:
     held = {tp(0): (0, 1, 2), tp(1): (9, 0, 1), tp(2): (0, 2, 3)}
     targets = ReplicaTargets(brokers("a", "a", "b", "c"), held)
     assert targets.of(tp(0), held[tp(0)], 2) == (0, 2)
@@ -42,7 +42,7 @@ def test_the_dropped_replica_is_dead_or_redundant_but_never_the_leader() -> None
     assert targets.of(tp(2), held[tp(2)], 2) == (0, 3)
 
 
-def test_a_drained_broker_keeps_nothing_and_the_others_share_evenly() -> None:
+def test_a_drained_broker_keeps_nothing_and_others_share_evenly() -> None:
     held = {tp(number): (0, 1 + number % 3) for number in range(12)}
     targets = ReplicaTargets(brokers("a", "b", "c", "d"), held, without={0})
     found = {number: targets.of(tp(number), held[tp(number)], 2) for number in range(12)}

@@ -1,4 +1,5 @@
-"""The controller core among others: leaders that write the same nodes, other controllers, ZooKeeper away."""
+"""Tests of the controller core beside other writers: leaders that write the same nodes, other controllers, a lost
+ZooKeeper."""
 
 from __future__ import annotations
 
@@ -31,14 +32,14 @@ def test_a_lost_compare_and_set_is_decided_again() -> None:
     world = World(THREE)
     world.hold_writes = True
     world.lose(1)
-    world.leader_writes_isr(TP, 1, 3, notify=False)  # the old leader's last act
+    world.leader_writes_isr(TP, 1, 3, notify=False)  # the old leader's last write
     world.write_held()
-    assert world.trace()[0] == "3/1[1, 3]", "not broker 2, which had just left the ISR"
+    assert world.trace()[0] == "3/1[1, 3]", "not broker 2, which had left the ISR"
     assert world.counters["controller.writes.refused"] == 1
 
 
-def test_version_not_equal_loop_after_a_lost_cas_reply() -> None:
-    """The write was done, its answer lost: it is read, not tried again."""
+def test_a_write_with_a_lost_response_is_read_and_not_repeated() -> None:
+    """The write succeeded and its response was lost. A retry would fail forever with another version."""
     world = World(THREE)
     world.hold_writes = True
     world.lose(1)
@@ -62,7 +63,7 @@ def test_a_broker_that_dies_during_its_election_is_skipped() -> None:
     world = World(THREE, brokers=3)
     world.hold_writes = True
     world.lose(1)
-    world.now_ms += 2 * SESSION_TIMEOUT_MS  # not at once: else it would be held
+    world.now_ms += 2 * SESSION_TIMEOUT_MS  # not together, or the broker would be held
     world.lose(2)
     world.write_held()
     assert world.trace()[0] == "3/2[1, 2, 3]"
@@ -77,7 +78,8 @@ def test_isr_changes_reach_all_brokers_but_their_writer() -> None:
 
 
 def test_a_leader_of_another_incarnation_learns_of_its_own_write() -> None:
-    """It was told of no leader where the epoch is its earlier incarnation's; its own write makes the epoch its own."""
+    """It receives no leader while the epoch belongs to its earlier incarnation. Its own write makes the epoch its
+    own."""
     world = World(THREE)
     node = world.nodes[TP]
     world.hold_writes = True
@@ -103,15 +105,15 @@ def test_a_leaders_report_counts_only_if_newer_and_of_this_topic() -> None:
     assert tell(node.version) == []
     assert tell(node.version + 1, topic_id="of a topic that was deleted") == []
     assert tell(node.version + 1, partition=99) == []
-    assert world.knows(3).get(TP) is None, "nothing was told"
+    assert world.knows(3).get(TP) is None, "no update was sent"
     world.nodes[TP] = VersionedState(shrunk, node.version + 1, node.leader_incarnation)
     assert tell(node.version + 1)
     assert world.knows(3)[TP].isr == (1, 2)
-    assert tell(node.version + 1) == [], "told again"
+    assert tell(node.version + 1) == [], "the update must be sent again"
 
 
 def test_a_leaders_report_does_not_end_the_wait_for_a_read() -> None:
-    """A write of unknown fate: the node may have moved on since the leader wrote."""
+    """The write's outcome is unknown: the node may have changed since the leader wrote."""
     world = World(THREE)
     world.hold_writes = world.hold_reads = True
     world.lose(1)
@@ -134,21 +136,23 @@ def test_an_old_state_read_late_changes_nothing() -> None:
     before = dict(world.nodes)
     world.controller.step(BrokersRead(tuple(world.brokers.values())), world.now_ms)
     assert world.feed(StatesUnknown(())) == []
-    world.nodes[TP] = old  # what a lagging server would answer
+    world.nodes[TP] = old  # the response of a lagging server
     world.controller.step(TopicRead(TopicSnapshot(THREE, {0: old})), world.now_ms)
     world.nodes = before
-    assert world.knows(2).get(TP) is None, "nothing about it was told again"
+    assert world.knows(2).get(TP) is None, "no update may repeat the state"
 
 
 # --- the controller itself ---------------------------------------------------------------------------------------
 
 
-def test_two_leaders_after_a_full_restart() -> None:
-    """Brokers come back one by one. Nobody leads under an old epoch, nobody is given up before its time."""
+def test_after_a_full_restart_no_old_epoch_leads() -> None:
+    """Brokers return one by one. No broker leads with an old epoch, and none is failed before its time."""
     world = World(THREE)
     world.brokers = {}
     world.take_over(2)
-    assert world.trace() == ["1/0[1, 2, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"], "all missing at once: wait"
+    assert world.trace() == ["1/0[1, 2, 3]", "2/0[2, 3, 1]", "3/0[3, 1, 2]"], (
+        "all brokers are missing at once, so the controller waits"
+    )
     for broker_id in (1, 2, 3):
         world.now_ms += 100
         world.register(broker_id, 2)
@@ -159,43 +163,45 @@ def test_two_leaders_after_a_full_restart() -> None:
 
 
 def test_a_slow_cluster_start_restores_its_leaders() -> None:
-    """Brokers need longer than a session timeout to start; the first to come does not lead everything."""
+    """Brokers need longer than a session timeout to start, and the first one must not lead everything."""
     world = World(THREE)
     world.brokers = {}
     world.take_over(2)
     world.advance(10 * SESSION_TIMEOUT_MS)
-    assert world.controller.deadline_ms is None, "there is nobody to elect"
+    assert world.controller.deadline_ms is None, "there is no broker to elect"
     world.register(2, 2)
     assert world.trace() == ["1/0[1, 2, 3]", "2/1[2, 3, 1]", "3/0[3, 1, 2]"]
     world.advance(SESSION_TIMEOUT_MS - 1)
     world.register(3, 2)
     assert world.trace() == ["1/0[1, 2, 3]", "2/1[2, 3, 1]", "3/1[3, 1, 2]"]
-    assert not world.counters["controller.brokers.held"] + world.counters["controller.brokers.failed"], "as expected"
+    assert not world.counters["controller.brokers.held"] + world.counters["controller.brokers.failed"], (
+        "the assigned leader must lead"
+    )
     world.advance(1)
-    assert world.trace() == ["2/1[1, 2, 3]", "2/1[2, 3, 1]", "3/1[3, 1, 2]"], "broker 1 did not come"
+    assert world.trace() == ["2/1[1, 2, 3]", "2/1[2, 3, 1]", "3/1[3, 1, 2]"], "broker 1 did not return"
 
 
 def told_to(world: World, broker_id: int) -> list[tuple[int, int]]:
-    """(controller epoch, incarnation) of each update."""
+    """Return the controller epoch and the incarnation of each update."""
     return [(update.controller_epoch, update.incarnation) for told_id, update in world.told if told_id == broker_id]
 
 
-def test_a_new_term_keeps_missing_brokers_until_they_are_given_up() -> None:
-    """All sessions ended at once, and the controller's was back first. The processes are all at work: whoever leads
-    must not take the others out of its ISRs, and nobody may lose a leader's address."""
+def test_a_new_term_keeps_missing_brokers_until_they_are_failed() -> None:
+    """All sessions ended at once, and the controller's returned first. The processes all work: a leader must not
+    remove the others from its ISRs, and no client may lose a leader's address."""
     world = World(THREE)
     world.absent = {2: registration(2), 3: registration(3)}
     world.brokers = {1: registration(1, 2)}
     world.told.clear()
     world.take_over(2, cautious=True)
     assert world.sees(1) == world.sees(2) == world.sees(3) == [1, 2, 3]
-    assert told_to(world, 2)[-1] == (2, 1), "under the incarnation it last was"
+    assert told_to(world, 2)[-1] == (2, 1), "with its last incarnation"
     world.register(2, 2)
     assert world.sees(1) == [1, 2, 3]
     assert told_to(world, 2)[-1] == (2, 2)
     assert world.trace() == ["1/1[1, 2, 3]", "2/1[2, 3, 1]", "3/0[3, 1, 2]"]
     world.advance(SESSION_TIMEOUT_MS)
-    assert world.sees(1) == world.sees(2) == [1, 2], "broker 3 is dead after all"
+    assert world.sees(1) == world.sees(2) == [1, 2], "broker 3 is dead"
     assert world.trace()[2] == "1/1[3, 1, 2]"
     told = told_to(world, 3)
     world.leader_writes_isr(TopicPartition("t", 2), 1, 2)
@@ -203,33 +209,34 @@ def test_a_new_term_keeps_missing_brokers_until_they_are_given_up() -> None:
 
 
 def test_the_first_broker_to_return_does_not_remove_the_others() -> None:
-    """Alone in every ISR it would leave them without a leader by its own crash, though others are whole."""
+    """If the first broker were alone in every ISR, its crash would leave the partitions without a leader, although
+    others are complete."""
     world = World(THREE)
     world.absent, world.brokers = dict(world.brokers), {}
     world.take_over(2)
     world.register(1, 2)
     assert world.sees(1) == [1, 2, 3]
     world.advance(SESSION_TIMEOUT_MS)
-    assert world.sees(1) == [1], "they had their time"
+    assert world.sees(1) == [1], "the time for their return has passed"
 
 
 def test_a_new_term_hides_missing_brokers_without_a_witness() -> None:
     world = World(THREE)
-    world.absent = {2: registration(2)}  # of broker 3 the mark stands
+    world.absent = {2: registration(2)}  # broker 3 still has its mark
     world.brokers = {1: registration(1, 2)}
     world.take_over(2, cautious=True)
     assert world.sees(1) == [1, 2]
-    assert world.trace()[2] == "3/0[3, 1, 2]", "held all the same"
+    assert world.trace()[2] == "3/0[3, 1, 2]", "the brokers must be held nevertheless"
 
 
-def test_mass_disappearance_is_waited_out() -> None:
+def test_a_mass_disappearance_is_waited_out() -> None:
     world = World(THREE)
     world.lose(1, 2)
     assert world.trace()[0] == "1/0[1, 2, 3]"
     assert world.controller.deadline_ms == world.now_ms + SESSION_TIMEOUT_MS
-    world.register(1, 1)  # back with its session, as if nothing had been
+    world.register(1, 1)  # back with its session, as if it had never been away
     world.advance(SESSION_TIMEOUT_MS)
-    assert world.trace() == ["1/0[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"], "only broker 2 was really gone"
+    assert world.trace() == ["1/0[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"], "only broker 2 had exited"
 
 
 def test_brokers_lost_one_after_another_count_as_a_mass_loss() -> None:
@@ -243,7 +250,7 @@ def test_brokers_lost_one_after_another_count_as_a_mass_loss() -> None:
     assert world.trace()[0] == "3/2[1, 2, 3]"
 
 
-def test_brokers_that_were_seen_to_end_are_never_held() -> None:
+def test_brokers_that_were_seen_to_exit_are_never_held() -> None:
     world = World(THREE)
     world.retire(1)
     world.now_ms += SESSION_TIMEOUT_MS // 2
@@ -255,14 +262,14 @@ def test_brokers_that_were_seen_to_end_are_never_held() -> None:
     assert both.trace() == ["3/1[1, 2, 3]", "3/1[2, 3, 1]", "3/0[3, 1, 2]"]
 
 
-def test_a_proved_death_does_not_vouch_for_the_next_missing_broker() -> None:
+def test_a_known_death_does_not_explain_the_next_missing_broker() -> None:
     world = World(THREE)
     world.retire(1)
     world.lose(2)
-    assert world.trace()[0] == "3/2[1, 2, 3]", "a lone death"
+    assert world.trace()[0] == "3/2[1, 2, 3]", "a single death"
 
 
-def test_a_held_broker_is_given_up_once_proved_dead() -> None:
+def test_a_held_broker_is_failed_once_known_dead() -> None:
     world = World(THREE)
     world.lose(1, 2)
     assert world.trace()[0] == "1/0[1, 2, 3]", "held"
@@ -272,7 +279,7 @@ def test_a_held_broker_is_given_up_once_proved_dead() -> None:
     assert world.trace()[0] == "3/1[1, 2, 3]"
 
 
-def test_a_new_controller_does_not_wait_for_brokers_proved_dead() -> None:
+def test_a_new_controller_does_not_wait_for_known_dead_brokers() -> None:
     world = World(THREE)
     world.hold_writes = True
     world.retire(1, 2)
@@ -282,7 +289,7 @@ def test_a_new_controller_does_not_wait_for_brokers_proved_dead() -> None:
     assert world.counters["controller.brokers.held"] == 0
 
 
-def test_a_disconnected_controller_sends_nothing_and_waits_before_it_fails_brokers() -> None:
+def test_a_disconnected_controller_sends_nothing_and_fails_no_broker() -> None:
     world = World(THREE)
     world.feed(Disconnected())
     world.told.clear()
@@ -290,14 +297,14 @@ def test_a_disconnected_controller_sends_nothing_and_waits_before_it_fails_broke
     assert world.controller.deadline_ms is None
     world.feed(Reconnected())
     world.register(2, 2)
-    assert world.trace()[0] == "1/0[1, 2, 3]", "broker 1 is missed only since the disconnection: held"
-    assert world.trace()[1] == "2/1[2, 3, 1]", "facts of the living are acted on"
+    assert world.trace()[0] == "1/0[1, 2, 3]", "broker 1 is missing only since the disconnection, so it is held"
+    assert world.trace()[1] == "2/1[2, 3, 1]", "events of live brokers must take effect"
     world.advance(SESSION_TIMEOUT_MS)
     assert world.trace() == ["2/1[1, 2, 3]", "2/1[2, 3, 1]", "3/0[3, 1, 2]"]
 
 
 def test_a_disconnected_controller_acts_on_events_after_reconnecting() -> None:
-    """Its writes would be refused if it were deposed, but its words to brokers would not be known to come too late."""
+    """If it were deposed, its writes would be refused, but brokers would not recognize its updates as late."""
     world = World(THREE)
     world.feed(Disconnected())
     world.topics["u"], world.topic_versions["u"] = topic("u", (1, 2, 3)), 0
@@ -353,7 +360,7 @@ def test_a_new_controller_finishes_what_the_last_one_left() -> None:
 
 
 def test_a_partly_created_topic_is_not_deleted_after_fail_over() -> None:
-    """A full update names what exists: replicas it leaves out are thrown away."""
+    """A full update names all replicas: a broker deletes replicas that it omits."""
     world = World(THREE)
     del world.nodes[TopicPartition("t", 2)]
     world.hold_writes = True

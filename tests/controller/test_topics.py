@@ -1,4 +1,4 @@
-"""The controller core: topics come, change and go."""
+"""Tests of the controller core: created, changed and deleted topics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_new_topic_gets_live_replicas_in_one_update() -> None:
     assert world.controller.settled()
 
 
-def test_a_new_topic_leaves_out_dead_and_stopping_replicas() -> None:
+def test_a_new_topic_omits_dead_and_stopping_replicas() -> None:
     world = World(topic("o", (1,)))
     world.lose(3)
     world.ask_to_stop(2)
@@ -45,7 +45,9 @@ def test_a_partition_without_a_live_replica_waits_for_one() -> None:
     world = World(brokers=1)
     world.create(topic("t", (1,), (2,)))
     assert world.trace() == ["1/0[1]"]
-    assert set(world.knows(1)) == {TP, TopicPartition("t", 1)}, "its existence is known, so that producers count right"
+    assert set(world.knows(1)) == {TP, TopicPartition("t", 1)}, (
+        "its existence must be known, so that producers see the right number of partitions"
+    )
     world.register(2, 1)
     assert world.trace() == ["1/0[1]", "2/0[2]"]
 
@@ -61,7 +63,7 @@ def test_added_partitions_and_changed_settings_are_adopted() -> None:
     assert world.knows(2)[TopicPartition("t", 3)].leader == 1
 
 
-def test_a_deleted_topic_leaves_zookeeper_first_then_every_disk() -> None:
+def test_a_deleted_topic_leaves_zookeeper_before_the_disks() -> None:
     world = World(THREE)
     world.told.clear()
     world.delete("t")
@@ -72,7 +74,7 @@ def test_a_deleted_topic_leaves_zookeeper_first_then_every_disk() -> None:
     assert world.controller.settled()
 
 
-def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away() -> None:
+def test_a_topic_is_deleted_and_recreated_while_a_broker_is_away() -> None:
     world = World(THREE)
     world.lose(3)
     world.delete("t")
@@ -80,7 +82,7 @@ def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away() 
     world.create(again)
     world.register(3, 2)
     [update] = [update for broker_id, update in world.told if broker_id == 3 and update.incarnation == 2]
-    assert update.full, "whatever it still has of the first topic is not named, so not its own"
+    assert update.full, "the update does not name its logs of the first topic, so the broker does not host them"
     assert {decision.topic_id for decision in update.partitions} == {"id-2"}
     assert world.knows(3)[TP] == LeaderAndIsr(1, 0, (1, 2), 1, lossy_epoch=NO_LOSS)
 
@@ -88,7 +90,7 @@ def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away() 
 def test_a_recreated_topic_is_sent_after_its_predecessors_deletion() -> None:
     world = World(THREE)
     world.hold_updates = True
-    world.leader_writes_isr(TP, 1, 2)  # an update is under way
+    world.leader_writes_isr(TP, 1, 2)  # an update is in flight
     world.delete("t")
     world.create(topic("t", (1, 2), topic_id="id-2"))
     world.told.clear()
@@ -102,7 +104,7 @@ def test_a_recreated_topic_is_sent_after_its_predecessors_deletion() -> None:
 
 
 def test_the_later_of_two_same_named_topics_has_the_greater_order() -> None:
-    """Clients go by it: what a slow broker still says of the first one must not take them back."""
+    """Clients compare the order: a slow broker's view of the first topic must not replace the second."""
     world = World(THREE)
 
     def order() -> int:
@@ -132,7 +134,7 @@ def test_a_deletion_request_for_an_earlier_topic_is_dropped() -> None:
 
 
 def test_a_deletion_request_survives_the_predecessors_deletion() -> None:
-    """The answer to the first deletion comes last, as it was lost and asked for again."""
+    """The response to the first deletion comes last, because it was lost and requested again."""
     core = World(THREE).controller
     assert DeleteTopic("t", "id-t") in core.step(DeletionsRead({"t": "id-t"}), 0)
     core.step(DeletionsRead({"t": "id-2"}), 0)
@@ -142,8 +144,8 @@ def test_a_deletion_request_survives_the_predecessors_deletion() -> None:
 
 
 @pytest.mark.parametrize("deleted", [True, False])
-def test_a_vanished_topic_is_named_deleted_only_if_zookeeper_agrees(deleted: bool) -> None:
-    """Somebody removed its nodes by hand: brokers hear that no replica is theirs, and keep what they have."""
+def test_a_missing_topic_is_named_deleted_only_if_zookeeper_agrees(deleted: bool) -> None:
+    """A user removed its nodes by hand: brokers learn that they have no replica of it, and keep its logs."""
     world = World(THREE, topic("kept", (1, 2), topic_id="id-kept"))
     world.nodes = {tp: node for tp, node in world.nodes.items() if tp.topic != "t"}
     del world.topics["t"]

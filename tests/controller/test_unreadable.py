@@ -1,4 +1,4 @@
-"""Topics that cannot be read when a term begins: brokers keep what they hold of them."""
+"""Tests of topics that cannot be read when a term begins: brokers keep their logs of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def test_an_update_is_full_only_if_all_topics_are_readable(unreadable: tuple[str
     core = Controller(controller_id="c", controller_epoch=2, settings=ControllerSettings())
     [first] = sent(core, Loaded((registration(1),), {}, (T,), {}, unreadable=frozenset(unreadable)))
     assert [change.name for change in first.update.topics] == ["t"]
-    assert first.update.full == (not unreadable), "a broker deletes what a full update does not name"
-    # The record is mended, and the states are not known yet: another broker that comes is told the same.
+    assert first.update.full == (not unreadable), "a broker deletes logs that a full update does not name"
+    # The record is fixed, and the states are not known yet: another new broker receives the same update.
     sent(core, TopicRead(TopicSnapshot(topic("u", (1,)), {})))
     [second] = sent(core, BrokersRead((registration(1), registration(2))))
     assert second.update.full == (not unreadable)

@@ -1,4 +1,4 @@
-"""The controller core: what brokers are told, when, and how soon."""
+"""Tests of the controller core: the content, the order and the timing of updates of brokers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_each_broker_has_one_update_in_flight_then_the_newest() -> None:
     world.hold_updates = True
     for isr in ((1, 2), (1, 2, 3), (1, 3)):
         world.leader_writes_isr(TP, *isr)
-    assert [update.broker.broker_id for update in world.held_updates] == [2, 3], "all but the leader, who wrote it"
+    assert [update.broker.broker_id for update in world.held_updates] == [2, 3], (
+        "all brokers except the leader, which wrote it"
+    )
     world.told.clear()
     world.answer_held()
     later = [update for broker_id, update in world.told if broker_id == 2][1:]
@@ -50,14 +52,16 @@ def test_updates_are_paced_while_more_decisions_are_being_written() -> None:
     world.hold_writes = True
     world.lose(1)
     world.told.clear()
-    for number in (0, 1, 2):  # results trickle in while one write is still under way
+    for number in (0, 1, 2):  # results arrive slowly while one write is still in flight
         world.leader_writes_isr(TopicPartition("t", number), *world.state("t", number).isr[:2])
     assert world.told == []
     world.advance(10)
-    assert [len(update.partitions) for _, update in world.told] == [2, 2], "what the other leads, and what broker 1 led"
+    assert [len(update.partitions) for _, update in world.told] == [2, 2], (
+        "the partitions that the other leads, and those that broker 1 led"
+    )
     world.told.clear()
     world.write_held()
-    assert world.told != [], "the last is told at once"
+    assert world.told != [], "the last update must be sent immediately"
     assert world.controller.settled()
 
 
@@ -75,15 +79,16 @@ def test_an_unreachable_broker_is_retried_with_growing_pauses() -> None:
         times.append(deadline - world.now_ms)
         world.advance(times[-1])
     assert times == [50, 100, 200, 400, 800, 1000, 1000, 1000]
-    world.leader_writes_isr(TopicPartition("t", 1), 2, 3)  # comes on top, does not replace it
+    world.leader_writes_isr(TopicPartition("t", 1), 2, 3)  # it comes in addition and replaces nothing
     world.told.clear()
     world.answer_held()
     decisions = [d for broker_id, u in world.told if broker_id == 3 for d in u.partitions]
     assert {d.partition for d in decisions} == {0, 1}
 
 
-def test_updates_are_numbered_so_that_late_ones_are_recognised() -> None:
-    """An update that was given up and told again may still arrive: it names brokers that are dead by now."""
+def test_updates_are_numbered_so_that_late_ones_are_recognized() -> None:
+    """An update whose response was lost and that was sent again may still arrive, and it names brokers that are dead
+    by now."""
     world = World(THREE)
     world.hold_updates = True
     world.leader_writes_isr(TP, 1, 2)
@@ -99,7 +104,7 @@ def test_updates_are_numbered_so_that_late_ones_are_recognised() -> None:
     assert newest.sequence > given_up.update.sequence
     sequences = [update.sequence for update in sent]
     assert sequences == sorted(set(sequences))
-    assert given_up.update.sequence not in sequences, "a repetition is an update of its own"
+    assert given_up.update.sequence not in sequences, "a repeated update must have its own number"
 
 
 def test_an_update_refused_by_another_incarnation_is_repeated_in_full() -> None:
@@ -114,7 +119,7 @@ def test_an_update_refused_by_another_incarnation_is_repeated_in_full() -> None:
     assert [(broker_id, u.full, len(u.partitions)) for broker_id, u in world.told] == [(3, True, 3)]
 
 
-def test_an_answer_to_an_earlier_incarnations_update_is_ignored() -> None:
+def test_a_response_to_an_earlier_incarnations_update_is_ignored() -> None:
     world = World(THREE)
     world.hold_updates = True
     world.leader_writes_isr(TP, 1, 2)
@@ -127,12 +132,12 @@ def test_an_answer_to_an_earlier_incarnations_update_is_ignored() -> None:
 # --- many brokers, many partitions -----------------------------------------------------------------------------------
 
 
-def test_full_updates_go_to_some_brokers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_updates_go_to_a_few_brokers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "_MAX_STATES_IN_FLIGHT", 6)
     world = World(THREE, brokers=5)
     world.hold_updates = True
     world.take_over(2)
-    assert [held.broker.broker_id for held in world.held_updates] == [1, 2], "of three partitions each"
+    assert [held.broker.broker_id for held in world.held_updates] == [1, 2], "three partitions each"
     world.leader_writes_isr(TP, 1, 2)
     assert len(world.held_updates) == 2
     world.told.clear()
@@ -155,14 +160,14 @@ def test_a_broker_that_does_not_respond_delays_no_other(monkeypatch: pytest.Monk
 
 
 def test_waiting_for_others_full_updates_sets_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pause after a failure is over, but that alone is no reason to look."""
+    """Its pause after a failure is over, but it has to wait for its turn."""
     monkeypatch.setattr(outbox, "_MAX_STATES_IN_FLIGHT", 3)
     world = World(THREE)
     world.hold_updates = True
     world.take_over(2)
     [first] = world.held_updates
     world.feed(UpdateReplied(first.broker.broker_id, first.update_id, int(ErrorCode.STALE_BROKER_EPOCH)))
-    assert len(world.held_updates) == 2, "the next one's turn"
+    assert len(world.held_updates) == 2, "now it is the next broker's turn"
     world.advance(100)
     assert len(world.held_updates) == 2
     deadline_ms = world.controller.deadline_ms
@@ -172,7 +177,7 @@ def test_waiting_for_others_full_updates_sets_no_timer(monkeypatch: pytest.Monke
 
 
 def test_all_brokers_share_one_value_of_a_partition() -> None:
-    """A hundred brokers and as many thousand partitions make ten million of them else."""
+    """Without sharing, a hundred brokers and a hundred thousand partitions make ten million values."""
     world = World(THREE)
     world.told.clear()
     world.leader_writes_isr(TP, 1, 2)
@@ -191,9 +196,8 @@ def test_all_brokers_share_one_value_of_a_partition() -> None:
 
 
 def steps(world: World, event: Event) -> tuple[list[Effect], float]:
-    """Let the core take an event, and look at all partitions that it concerns. Return what it orders, and the processor
-    time of the longest step.
-    """
+    """Give the core an event, let it examine all affected partitions, and return its orders and the processor time
+    of its longest step."""
     effects: list[Effect] = []
     longest_s = 0.0
     while True:
@@ -214,7 +218,8 @@ def written(effects: list[Effect]) -> StatesWritten:
 @pytest.mark.alone
 @pytest.mark.parametrize("partitions", [10_000])
 def test_ten_thousand_elections_take_well_below_a_second(partitions: int) -> None:
-    # The world's own checks look at everything after every step: too slow here, so the core is driven by hand.
+    # The world's checks examine everything after every step. They are too slow here, so the test drives the core
+    # itself.
     assignment = tuple(((1, 2, 3), (2, 3, 1), (3, 1, 2))[p % 3] for p in range(partitions))
     states = {p: VersionedState(LeaderAndIsr(a[0], 0, a, 1), 0, 1) for p, a in enumerate(assignment)}
     record = topic("t", *assignment)
@@ -228,19 +233,23 @@ def test_ten_thousand_elections_take_well_below_a_second(partitions: int) -> Non
     took = time.thread_time() - begun
     writes = [write for effect in effects if isinstance(effect, WriteStates) for write in effect.writes]
     assert len(writes) == (partitions + 2) // 3
-    assert any(isinstance(effect, SendUpdate) for effect in effects), "survivors learn of the death at once"
+    assert any(isinstance(effect, SendUpdate) for effect in effects), "survivors must learn of the death immediately"
     assert took < 0.5
 
 
 def longest_step_s(event: str, assignment: tuple[tuple[int, ...], ...]) -> float:
-    """The processor time of the core's longest step when a topic is created, or all its partitions are moved."""
+    """Return the processor time of the core's longest step when a topic is created, or all its partitions are moved."""
     world = World(brokers=4)
     record = topic("t", *assignment)
     effects, longest_s = steps(world, TopicRead(TopicSnapshot(record, {}, 0)))
-    assert not [effect for effect in effects if isinstance(effect, SendUpdate)], "told before it has states"
+    assert not [effect for effect in effects if isinstance(effect, SendUpdate)], (
+        "brokers learn of the topic before it has states"
+    )
     told, _ = steps(world, written(effects))
     updates = [effect for effect in told if isinstance(effect, SendUpdate)]
-    assert {len(effect.update.partitions) for effect in updates} == {len(assignment)}, "told of all in one update"
+    assert {len(effect.update.partitions) for effect in updates} == {len(assignment)}, (
+        "one update must contain all partitions"
+    )
     if event == "created":
         return longest_s
     for effect in updates:
@@ -252,9 +261,10 @@ def longest_step_s(event: str, assignment: tuple[tuple[int, ...], ...]) -> float
 @pytest.mark.alone
 @pytest.mark.parametrize("event", ["created", "moved"])
 def test_partitions_of_one_request_are_examined_in_several_steps(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as one request may name. At a stretch they take three to four times as long as the longest step."""
+    """The test uses the maximum number of one request. In one step they would take three to four times as long as
+    the longest step."""
     assignment = tuple(((1, 2, 3), (2, 3, 1), (3, 1, 2))[p % 3] for p in range(MAX_NEW_PARTITIONS))
-    gc.disable()  # it examines mostly what other tests have left
+    gc.disable()  # the collector mostly examines objects of other tests
     try:
         in_steps_s = min(longest_step_s(event, assignment) for _ in range(3))
         monkeypatch.setattr(partition_states, "AT_ONCE", 1_000_000)

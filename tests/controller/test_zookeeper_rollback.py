@@ -1,4 +1,4 @@
-"""The controller core: registrations that prove that ZooKeeper was put back from an older copy."""
+"""Tests of the controller core: registrations that prove that ZooKeeper was restored from an older copy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_unreasonably_large_number_is_refused_with_advice() -> None:
 
 
 def refused(core: Controller, effects: list[Effect], broker_id: int) -> list[Effect]:
-    """Let the broker refuse the leader epoch that it is told."""
+    """Let the broker refuse the leader epoch that it receives."""
     [sent] = [e for e in effects if isinstance(e, SendUpdate) and e.broker.broker_id == broker_id]
     failed = (("t", 0, int(ErrorCode.FENCED_LEADER_EPOCH), "given before"),)
     return core.step(UpdateReplied(broker_id, sent.update_id, 0, failed), 20)
@@ -80,9 +80,9 @@ def test_a_reused_leader_epoch_is_raised_above_all_known_ones() -> None:
     )
     [write] = [e for e in refused(core, effects, 1) if isinstance(e, WriteStates)]
     state = write.writes[0].state
-    # The leader stands, and leads on in an epoch that no log has.
+    # The leader stays, and continues with an epoch that no log contains.
     assert (state.leader, state.isr, state.leader_epoch) == (1, (1, 2), 30 + EPOCH_STRIDE)
-    # Nothing is given up: a follower that has more than the copy's leader refuses to cut.
+    # No record is lost: a follower with more records than the copy's leader refuses to truncate.
     assert state.lossy_epoch < state.leader_epoch
     effects = core.step(StatesWritten({TP: 10}), 30)
     told = [e.update for e in effects if isinstance(e, SendUpdate)]
@@ -90,7 +90,7 @@ def test_a_reused_leader_epoch_is_raised_above_all_known_ones() -> None:
     assert not any(isinstance(e, WriteStates) for e in effects)
 
 
-def test_a_leader_epoch_out_of_all_reason_is_not_followed() -> None:
+def test_an_unreasonable_leader_epoch_is_ignored() -> None:
     core, effects = started(registration(1, SeenNumbers(leader_epoch=MOST_RAISED + 5), incarnation=3))
     effects = refused(core, effects, 1)
     assert not any(isinstance(e, WriteStates) for e in effects)

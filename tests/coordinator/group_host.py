@@ -1,4 +1,4 @@
-"""A group coordinator that keeps its log in a list, and members that behave as clients do, or worse."""
+"""A group coordinator with its log in a list, and members that behave as clients do, or worse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ SESSION_MS = 6000
 
 
 class GroupsHost:
-    """Appends are committed when the test says so. Every partition given to a member is written down, by epoch."""
+    """A host whose appends are committed when the test calls it. It records each partition given to a member, by
+    epoch."""
 
     def __init__(self, topics: dict[str, int], settings: GroupSettings | None = None) -> None:
         self.settings = settings
@@ -33,7 +34,7 @@ class GroupsHost:
         self.reports: list[str] = []
         self.views = {name: TopicView(f"id-{name}", count) for name, count in topics.items()}
         self.tickets = 0
-        #: (partition, epoch) to the member that had it given.
+        #: the member that received each (partition, epoch)
         self.given: dict[tuple[Part, int], str] = {}
         self.core = self._fresh()
 
@@ -44,7 +45,8 @@ class GroupsHost:
         return core
 
     def crash(self, *, keep: int = 0) -> None:
-        """Another coordinator: ``keep`` of the appends under way are in its log. Tickets are never answered."""
+        """Start another coordinator. Its log has the first ``keep`` appends in flight. Open tickets never get a
+        response."""
         for append in self.appends[:keep]:
             self._write(append)
         self.appends = []
@@ -60,7 +62,7 @@ class GroupsHost:
                 case Append():
                     self.appends.append(effect)
                 case Answer():
-                    assert effect.ticket not in self.answers, "answered twice"
+                    assert effect.ticket not in self.answers, "a second response to one request"
                     self.answers[effect.ticket] = effect.outcome
                 case Report():
                     self.reports.append(effect.detail)
@@ -72,7 +74,7 @@ class GroupsHost:
         self.check()
 
     def check(self) -> None:
-        """By the log: one owner of each partition, and one for each epoch."""
+        """Check the log: each partition has one owner, and one owner in each epoch."""
         members: dict[tuple[str, str], MemberState] = {}
         for record in self.log:
             key, value = decode_group_record(record)
@@ -102,7 +104,7 @@ class GroupsHost:
             self.commit_one()
 
     def wait(self, ms: int) -> None:
-        """Time passes, tick by tick as the core asks for them."""
+        """Advance the time tick by tick, as the core requests."""
         end_ms = self.now_ms + ms
         while self.now_ms < end_ms:
             due_ms = self.core.deadline_ms
@@ -126,7 +128,7 @@ class GroupsHost:
         ticket = self.ticket()
         self.step(DeleteRequested(ticket, group))
         self.settle()
-        self.given.clear()  # epochs begin anew with the group
+        self.given.clear()  # a recreated group starts with new epochs
         return code(self.answers[ticket])
 
 
@@ -135,7 +137,8 @@ def code(outcome: Outcome) -> str:
 
 
 class SimMember:
-    """One member as a client plays it: it takes what it is told at once, and gives up when ``give_up`` is called."""
+    """A member as a client implements it: it accepts its assignment immediately, and revokes partitions when
+    ``give_up`` is called."""
 
     def __init__(self, host: GroupsHost, member_id: str, topics: Iterable[str] = ("t",), **about: Any) -> None:
         self.host = host
@@ -161,7 +164,7 @@ class SimMember:
         return event.ticket
 
     def receive(self) -> bool:
-        """Take the answer to the last heartbeat, if it is there."""
+        """Process the response to the last heartbeat, if there is one."""
         outcome = self.host.answers.get(self.ticket) if self.ticket is not None else None
         if outcome is None:
             return False
@@ -181,7 +184,7 @@ class SimMember:
         self.owned &= self.assigned
 
     def beat(self) -> None:
-        """A whole turn: say what is, hear what should be, do it."""
+        """Run a whole turn: send the state, receive the target, apply it."""
         if self.ticket is None:
             self.send()
             self.host.settle()
@@ -196,7 +199,7 @@ class SimMember:
 
 
 def balance(host: GroupsHost, members: Iterable[SimMember], turns: int = 40) -> None:
-    """Turns until nothing changes any more."""
+    """Run turns until nothing changes any more."""
     members = list(members)
     quiet = 0
     for _ in range(turns):
@@ -213,7 +216,7 @@ def balance(host: GroupsHost, members: Iterable[SimMember], turns: int = 40) -> 
 
 
 class Chaos:
-    """Members that come, go, die, hang and lose answers, and a coordinator that crashes, by seed."""
+    """Members that join, leave, die, hang and lose responses, and a coordinator that crashes, by seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -234,8 +237,8 @@ class Chaos:
             self._check_clients()
 
     def _check_clients(self) -> None:
-        """No two that the coordinator has not removed, and be it from an earlier life, believe to have the same
-        partition."""
+        """Check that no two members that the coordinator has not removed own the same partition, even from an
+        earlier life."""
         group = self.host.core._active.get("g")
         known = {name: found.joined for name, found in group.membership.members.items()} if group else {}
         held: dict[Part, str] = {}
@@ -277,7 +280,7 @@ class Chaos:
             member.ticket = None
 
     def _late_heartbeat(self) -> None:
-        """One that was sent before the last arrives now, perhaps at another coordinator."""
+        """Deliver a request that was sent before the last one, perhaps to another coordinator."""
         member = self._pick()
         if member is not None and len(member.sent) > 1:
             late = self.random.choice(member.sent[-4:-1])
@@ -318,12 +321,12 @@ class Chaos:
 
 
 def parts(*numbers: int, topic: str = "t") -> set[Part]:
-    """Partitions of a topic."""
+    """Return partitions of a topic."""
     return {(topic, f"id-{topic}", number) for number in numbers}
 
 
 def group(host: GroupsHost, size: int, **about: Any) -> list[SimMember]:
-    """So many members, which have come to an even share."""
+    """Return this number of members, which share the partitions evenly."""
     members = [SimMember(host, f"m{number}", **about) for number in range(size)]
     host.see()
     balance(host, members)

@@ -1,4 +1,4 @@
-"""A host for the coordinator core that keeps its log in a list: appends become committed when the test says so."""
+"""A host for the coordinator core with its log in a list: appends are committed when the test commits them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sparklog.protocol.messages import TransactionMarker
 
 
 class Host:
-    """``crash`` loses the coordinator and what it had under way; ``log`` stays."""
+    """A coordinator and its log. ``crash`` loses the coordinator and its appends in flight, and keeps ``log``."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         self.settings = settings
@@ -43,7 +43,7 @@ class Host:
         self.markers: list[SendMarkers] = []
         self.offsets: list[SendOffsets] = []
         self.reports: list[str] = []
-        #: Which transaction of its run each producer is in, by key and run.
+        #: The transaction of its run that each producer is in, by key and run.
         self.turns: dict[tuple[str, str], int] = {}
         self.core = self._fresh()
 
@@ -53,7 +53,7 @@ class Host:
         return core
 
     def crash(self, *, keep: int = 0) -> None:
-        """A new leader: ``keep`` of the appends under way reached its log, the others never did."""
+        """Elect a new leader: its log has the first ``keep`` appends in flight, and not the others."""
         for append in self.appends[:keep]:
             self.log += append.records
         self.appends, self.markers, self.offsets = [], [], []
@@ -66,7 +66,7 @@ class Host:
                 case Append():
                     self.appends.append(effect)
                 case Answer():
-                    assert effect.ticket not in self.answers, "answered twice"
+                    assert effect.ticket not in self.answers, "a second response to one request"
                     self.answers[effect.ticket] = effect.outcome
                 case SendMarkers():
                     self.markers.append(effect)
@@ -89,7 +89,7 @@ class Host:
         self.step(AppendRefused(self.appends.pop(0).append, "too few in-sync replicas"))
 
     def settle(self, *, markers: bool = True) -> None:
-        """Everything under way gets done."""
+        """Complete everything that is in flight."""
         while self.appends or (markers and (self.markers or self.offsets)):
             while self.appends:
                 self.commit_one()
@@ -129,7 +129,7 @@ class Host:
         timeout_ms: int = 60_000,
         by_topic: bool = False,
     ) -> int:
-        """``turn`` None: of a producer the next one."""
+        """Begin a transaction. ``turn`` None means the producer's next one."""
         self.producer_ids += 1
         if turn is None:
             turn = self.turns.get((key, run_id), -1) + 1 if version == -1 else 0
@@ -143,7 +143,7 @@ class Host:
         return self.tickets
 
     def add(self, key: str, run_id: str, producer_id: int, *places: Any, **more: Any) -> int:
-        """Of the transaction begun last, unless ``version`` and ``turn`` say of which."""
+        """Decide the transaction begun last, or the one that ``version`` and ``turn`` name."""
         named = {**self._present(key, run_id), **more}
         self.step(AddRequested(self._ticket(), key, run_id, producer_id, 0, tuple(Place(*p) for p in places), **named))
         return self.tickets
@@ -174,7 +174,7 @@ class Host:
         self.rewrite_from = len(self.log)
         self.step(RewriteRequested())
 
-    # --- answers ---
+    # --- responses ---
 
     def producer(self, ticket: int) -> int:
         return int(self.answers[ticket].producer_id)  # type: ignore[union-attr]

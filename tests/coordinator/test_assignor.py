@@ -1,4 +1,4 @@
-"""The uniform assignor: even, sticky, near, and fast enough for a broker's loop."""
+"""Tests of the uniform assignor: even, sticky, rack-aware, and fast enough for a broker's loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def owners_of(target: Mapping[str, Iterable[Part]]) -> dict[Part, str]:
 def check(
     target: Mapping[str, list[Part]], subscribers: Mapping[str, Subscriber], topics: Mapping[str, TopicView]
 ) -> None:
-    """Every partition that somebody reads is one subscriber's; and no single move would make it more even."""
+    """Check that each subscribed partition has one subscriber, and that no single move makes the assignment more
+    even."""
     owners = owners_of(target)
     read = frozenset().union(*(one.topics for one in subscribers.values()))
     assert owners.keys() == {
@@ -61,15 +62,15 @@ def test_members_with_equal_topics_join_and_leave(
     joined = assign({**subscribers, "new": Subscriber(names)}, topics, owners_of(before))
     check(joined, {**subscribers, "new": Subscriber(names)}, topics)
     moved = {part for part, member in owners_of(joined).items() if owners_of(before)[part] != member}
-    assert moved == set(joined["new"]), "only what the new one gets"
-    assert len(joined["new"]) == total // (size + 1), "and it gets no more than that"
+    assert moved == set(joined["new"]), "only the new member's partitions may move"
+    assert len(joined["new"]) == total // (size + 1), "and the new member gets only these"
     gone = f"m{who % size}"
     left = {member: one for member, one in subscribers.items() if member != gone}
     if left:
         after = assign(left, topics, owners_of(before))
         check(after, left, topics)
         moved = {part for part, member in owners_of(after).items() if owners_of(before)[part] != member}
-        assert moved == set(before[gone]), "only what the one that went had"
+        assert moved == set(before[gone]), "only the partitions of the member that left may move"
     anyhow = {part: dice.choice([*subscribers, "unknown"]) for part in owners_of(before)}
     again = assign(subscribers, topics, anyhow)
     check(again, subscribers, topics)
@@ -82,25 +83,27 @@ def test_members_with_equal_topics_join_and_leave(
 
 @settings(deadline=None, max_examples=200)
 @given(counts, st.lists(st.frozensets(st.sampled_from("tuvw")), min_size=1, max_size=9), st.randoms())
-def test_members_that_read_different_topics(
+def test_members_may_read_different_topics(
     count: dict[str, int], wanted: list[frozenset[str]], dice: random.Random
 ) -> None:
     topics = topics_of(count)
     subscribers = {f"m{number}": Subscriber(frozenset(names & topics.keys())) for number, names in enumerate(wanted)}
     target = assign(subscribers, topics, {})
     check(target, subscribers, topics)
-    assert owners_of(assign(subscribers, topics, owners_of(target))) == owners_of(target), "what is even stays"
+    assert owners_of(assign(subscribers, topics, owners_of(target))) == owners_of(target), (
+        "an even assignment must stay"
+    )
     anyhow = {part: dice.choice(list(subscribers)) for part in owners_of(target)}
     check(assign(subscribers, topics, anyhow), subscribers, topics)
 
 
-def test_of_several_topics_everybody_reads_some() -> None:
+def test_every_member_reads_some_of_several_topics() -> None:
     topics = topics_of({"t": 3, "u": 3})
     target = assign({f"m{number}": Subscriber(frozenset("tu")) for number in range(3)}, topics, {})
     assert all(sorted(part[0] for part in parts) == ["t", "u"] for parts in target.values())
 
 
-def test_racks_decide_where_evenness_and_stickiness_do_not() -> None:
+def test_racks_decide_between_equally_even_assignments() -> None:
     racks = tuple(frozenset({"abc"[number % 3]}) for number in range(12))
     topics = {"t": TopicView("id", 12, racks)}
     names = frozenset("t")
@@ -111,19 +114,24 @@ def test_racks_decide_where_evenness_and_stickiness_do_not() -> None:
     pair = {member: subscribers[member] for member in ("ma0", "mb0")}
     spread = assign(pair, topics, one)
     assert {len(parts) for parts in spread.values()} == {6}
-    assert {"t0", "t3", "t6", "t9"} <= {f"t{part[2]}" for part in spread["ma0"]}, "who gives up keeps what is near"
+    assert {"t0", "t3", "t6", "t9"} <= {f"t{part[2]}" for part in spread["ma0"]}, (
+        "a member that gives up partitions must keep the near ones"
+    )
     assert {"t4", "t7", "t10"} <= {f"t{part[2]}" for part in spread["mb0"]}
     elsewhere = {part: "mb0" if part[2] % 3 == 0 else "ma0" for part in owners_of(target)}
     kept = assign(pair, topics, {part: member for part, member in elsewhere.items() if part[2] < 6})
-    assert all(owners_of(kept)[part] == member for part, member in elsewhere.items() if part[2] < 6), "nothing moves"
+    assert all(owners_of(kept)[part] == member for part, member in elsewhere.items() if part[2] < 6), (
+        "no partition may move"
+    )
     nobody_there = assign({"m": Subscriber(names, "z"), "n": Subscriber(names)}, topics, {})
     assert {len(parts) for parts in nobody_there.values()} == {6}
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("racks", [False, True])
-def test_a_thousand_members_and_ten_thousand_partitions(racks: bool) -> None:
-    """Each assignment below 100 ms of processor time, whatever has happened; nothing moves that need not."""
+def test_an_assignment_of_ten_thousand_partitions_is_fast(racks: bool) -> None:
+    """Each assignment takes less than 100 ms of processor time, after any change, and moves no partition without
+    need."""
     near = tuple(frozenset({f"r{number % 3}", f"r{(number + 1) % 3}"}) for number in range(100)) if racks else ()
     topics = {f"t{number}": TopicView(f"id{number}", 100, near) for number in range(100)}
     names = frozenset(topics)
@@ -132,7 +140,7 @@ def test_a_thousand_members_and_ten_thousand_partitions(racks: bool) -> None:
 
     def timed(members: Mapping[str, Subscriber], owners: Mapping[Part, str]) -> dict[Part, str]:
         best = float("inf")
-        for _ in range(3):  # the machine may be busy with something else once
+        for _ in range(3):  # the machine may be busy with something else at the first attempt
             began = time.thread_time()
             target = assign(members, topics, owners)
             best = min(best, time.thread_time() - began)

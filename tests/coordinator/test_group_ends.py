@@ -1,4 +1,4 @@
-"""The end of a group: deleted, or forgotten when nobody has been there for long."""
+"""Tests of the end of a group: by deletion, or by expiry after its last member has left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_leave_just_before_the_groups_deletion_is_answered() -> None:
     assert host.core.names() == []
 
 
-def test_groups_with_members_are_neither_deleted_nor_forgotten() -> None:
+def test_groups_with_members_are_neither_deleted_nor_expired() -> None:
     host = GroupsHost({"t": 2}, GroupSettings(retention_ms=60_000, max_size=2))
     members = group(host, 2)
     third = SimMember(host, "m9")

@@ -1,4 +1,5 @@
-"""Offsets that a member sends with a transaction: fenced as its commits are, and held until the transaction ends."""
+"""Tests of offsets that a member sends with a transaction: fenced as its commits are, and held until the transaction
+ends."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def held(host: GroupsHost, member: SimMember) -> set[tuple[str, int]]:
     return {place for _, found in host.core.holds("g", member.member_id, asked) for place in found.partitions}
 
 
-def test_transactional_offsets_are_fenced_and_held_until_their_transaction_ends() -> None:
+def test_transactional_offsets_are_fenced_and_held_until_the_end() -> None:
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1)
     old_epoch = first.epoch
@@ -32,12 +33,12 @@ def test_transactional_offsets_are_fenced_and_held_until_their_transaction_ends(
     second = SimMember(host, "m9")
     balance(host, [first, second])
     own = {(part[0], part[2]) for part in second.owned}
-    assert held(host, second) >= own and not held(host, first), "its own transaction is no news to it"
-    assert hold(host, first, second.owned, producer=8) == "STALE_MEMBER_EPOCH", "it gave them up"
+    assert held(host, second) >= own and not held(host, first), "a member must not wait for its own transaction"
+    assert hold(host, first, second.owned, producer=8) == "STALE_MEMBER_EPOCH", "the member gave the partitions up"
     assert hold(host, second, second.owned, producer=9, epoch=old_epoch) == "STALE_MEMBER_EPOCH"
     assert hold(host, SimMember(host, "ghost"), second.owned, producer=9) == "UNKNOWN_MEMBER_ID"
     host.crash()
-    assert held(host, second) >= own, "the next coordinator has read it"
+    assert held(host, second) >= own, "the next coordinator must know the hold from the log"
     host.step(HoldEnded("g", "tx", 6))
     host.settle()
     assert held(host, second) >= own, "an earlier transaction of the key has ended"
@@ -48,8 +49,8 @@ def test_transactional_offsets_are_fenced_and_held_until_their_transaction_ends(
     assert not held(host, second)
 
 
-def test_a_member_that_regains_a_partition_waits_for_its_own_transaction() -> None:
-    """Or it would begin where that began, and the work would be committed twice."""
+def test_a_member_waits_for_its_own_transaction_on_a_regained_partition() -> None:
+    """Otherwise it would start where that transaction began, and the work would be committed twice."""
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1)
     assert hold(host, first, first.owned) == "Done"
@@ -62,7 +63,9 @@ def test_a_member_that_regains_a_partition_waits_for_its_own_transaction() -> No
     assert back and all(host.core.holds("g", first.member_id, [place]) for place in back)
     assert not host.core.holds("g", first.member_id, [(part[0], part[2]) for part in kept])
     assert hold(host, first, kept) == "Done"
-    assert all(host.core.holds("g", first.member_id, [place]) for place in back), "it has begun none of these anew"
+    assert all(host.core.holds("g", first.member_id, [place]) for place in back), (
+        "the member has begun none of these again"
+    )
     host.crash()
     assert all(host.core.holds("g", first.member_id, [place]) for place in back)
     host.step(HoldEnded("g", "tx", 7))
@@ -79,7 +82,7 @@ def test_a_hold_ends_when_the_transaction_hands_over_its_offsets() -> None:
     ((taken,),) = [held(host, second)]
     ticket = host.ticket()
     host.step(CommitRequested(ticket, "g", (GroupOffset(taken[0], taken[1], 5, "id-t"),), ("tx", 1)))
-    assert host.core.holds("g", "m9", [taken]), "not before it is in the log"
+    assert host.core.holds("g", "m9", [taken]), "the hold must not end before the handover is in the log"
     host.settle()
     assert not held(host, second)
     assert host.core.offsets("g")[taken].offset == 5

@@ -1,4 +1,4 @@
-"""Groups' offsets: shown once committed, in the order in which they came, and handed over once."""
+"""Tests of groups' offsets: shown after their commit, in the order of the requests, and handed over once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = GroupSettings(retention_ms=24 * HOUR_MS, handover_ms=HOUR_MS)
 
 
 class Host:
-    """Appends are committed when the test says so; ``crash`` keeps what is in the log."""
+    """A host whose appends are committed when the test commits them. ``crash`` keeps the log."""
 
     def __init__(self, settings: GroupSettings = SETTINGS) -> None:
         self._settings = settings
@@ -46,7 +46,7 @@ class Host:
             if isinstance(effect, Append):
                 self.appends.append(effect)
             elif isinstance(effect, Answer):
-                assert effect.ticket not in self.answers, "answered twice"
+                assert effect.ticket not in self.answers, "a second response to one request"
                 self.answers[effect.ticket] = effect.outcome
             else:
                 assert isinstance(effect, Rewritten)
@@ -89,7 +89,7 @@ def test_commits_during_an_append_share_the_next_one_in_order() -> None:
     host.settle()
     assert host.offsets() == [4, 40]
     assert all(host.answers[ticket] == Done() for ticket in tickets)
-    assert len(host.log) == 3, "one record for the first, two for all that followed"
+    assert len(host.log) == 3, "one record for the first append, two for all later ones"
 
 
 def test_groups_do_not_wait_for_each_other() -> None:
@@ -121,7 +121,7 @@ def test_a_transaction_hands_over_its_offsets_once(crash: bool) -> None:
     host.commit(4, transaction=("k", 2))
     assert host.answers[again] == Done()
     assert not host.appends
-    assert host.offsets() == [7], "a repetition, and one still older, set nothing back"
+    assert host.offsets() == [7], "a repetition and an older handover must not reset an offset"
     host.commit(8, transaction=("k", 4))
     host.settle()
     assert host.offsets() == [8]
@@ -140,7 +140,7 @@ def test_two_repetitions_in_one_append_count_once() -> None:
     assert host.offsets() == [6]
 
 
-def test_restarted_decision_numbers_are_not_mistaken_for_repetitions() -> None:
+def test_restarted_decision_numbers_are_not_treated_as_repetitions() -> None:
     host = Host()
     host.commit(5, transaction=("k", 3))
     host.settle()
@@ -155,7 +155,7 @@ def test_a_deleted_topic_removes_its_offsets() -> None:
     host.commit(5, 6)
     host.settle()
     host.step(TopicsGone((("t", "id-0"), ("u", "id-1"))))
-    assert not host.appends, "another topic of this name"
+    assert not host.appends, "the id is that of another topic with this name"
     host.step(TopicsGone((("t", "id-1"),)))
     host.settle()
     assert host.offsets() == []
@@ -164,21 +164,21 @@ def test_a_deleted_topic_removes_its_offsets() -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_a_deleted_topics_offsets_go_though_the_append_was_refused(busy: bool) -> None:
+def test_a_deleted_topics_offsets_go_although_an_append_was_refused(busy: bool) -> None:
     host = Host()
     host.commit(5, 6)
     host.step(CommitRequested(-1, "g", (GroupOffset("u", 0, 7, ""),), None))
     host.settle()
     host.step(TopicsGone((("t", "id-1"), ("u", ""))))
     host.step(AppendRefused(host.appends.pop().append, "too few in-sync replicas"))
-    assert host.offsets() == [5, 6, 7] and not host.appends, "not at once: it would be refused again"
+    assert host.offsets() == [5, 6, 7] and not host.appends, "an immediate retry would be refused again"
     if busy:
         host.step(CommitRequested(-2, "g", (GroupOffset("u", 0, 8, "id-2"),), None))
     else:
         host.now_ms += 60_000
         host.step(Ticked())
     host.settle()
-    assert host.offsets() == [8 if busy else 7], "without an id it may be of a successor by then"
+    assert host.offsets() == [8 if busy else 7], "without an id the offset may belong to the next topic by then"
 
 
 def test_groups_expire_and_memories_of_transactions_sooner() -> None:
@@ -189,7 +189,7 @@ def test_groups_expire_and_memories_of_transactions_sooner() -> None:
     host.now_ms += 2 * HOUR_MS
     host.step(Ticked())
     host.settle()
-    assert host.core.live_records == 2, "the handover is forgotten"
+    assert host.core.live_records == 2, "the handover must have expired"
     host.now_ms += 21 * HOUR_MS
     host.commit(6, group="used")
     host.settle()
@@ -209,7 +209,7 @@ def test_a_rewrite_loses_no_group() -> None:
     host.commit(7000, group="g7")
     host.rewrite_from = len(host.log)
     host.step(RewriteRequested())
-    assert host.log_start == 0, "one group has something under way"
+    assert host.log_start == 0, "one group has an append in flight"
     host.settle()
     assert host.log_start == 500
     host.crash()
@@ -217,7 +217,7 @@ def test_a_rewrite_loses_no_group() -> None:
     assert [host.offsets(group) for group in ("g7", "g8")] == [[7000], [258]]
 
 
-def test_a_newer_format_is_refused_by_name() -> None:
+def test_a_newer_format_is_refused_with_its_number() -> None:
     newer = group_record(
         OffsetKey(FORMAT_VERSION + 1, "g", "t", 0), CommittedOffset(FORMAT_VERSION, GroupOffset("t", 0, 1), 0)
     )
@@ -238,7 +238,7 @@ def test_a_new_group_beyond_the_limit_is_refused() -> None:
     handed_over = host.commit(3, group="d", transaction=("key", 1))
     host.settle()
     assert [host.answers[ticket] for ticket in (first, second, again, handed_over)] == [Done()] * 4
-    assert host.core.names() == ["a", "b", "d"], "a transaction's decision stands"
+    assert host.core.names() == ["a", "b", "d"], "a transaction's decision must be accepted"
 
 
 def test_a_deleted_group_makes_room_for_another() -> None:

@@ -1,5 +1,7 @@
-"""A group as a whole, by seed: members that read a log and commit, coordinators that crash, and others that were
-deposed and do not know it. What counts is what comes out: no record is passed over, no commit goes back."""
+"""Tests of a whole group, by seed: no record is skipped and no commit goes back.
+
+The members read a log and commit, coordinators crash, and deposed coordinators continue without knowing it.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,13 @@ from tests.coordinator.group_host import SESSION_MS, GroupsHost, SimMember, bala
 
 
 class Reader(SimMember):
-    """A member with positions: it asks for the committed offset of what it was given, reads on and commits."""
+    """A member with positions: it fetches the committed offsets of its partitions, reads from there and commits."""
 
     positions: dict[Part, int]
 
     def begin(self, deposed: Groups | None) -> None:
-        """Of partitions without a position; ``deposed``: the coordinator that is asked, instead of the present one."""
+        """Return the partitions without a position. ``deposed`` is a coordinator that the member asks instead of the
+        present one."""
         new = self.owned - self.positions.keys()
         core = deposed or self.host.core
         named = [(part[0], part[2]) for part in new]
@@ -46,7 +49,7 @@ class Attack:
         self.host.see()
         self.members: list[Reader] = []
         self.made = 0
-        #: Records read of each partition, all from the beginning to there.
+        #: The end of the records that the group has read of each partition, from the beginning.
         self.read: dict[Part, int] = {}
         self.committed: dict[Part, int] = {}
         self.deposed: Groups | None = None
@@ -65,7 +68,9 @@ class Attack:
     def check(self) -> None:
         for (topic, number), found in self.host.core.offsets("g").items():
             part = (topic, found.topic_id, number)
-            assert found.offset <= self.read.get(part, 0), f"{part}: committed {found.offset}, nobody has read so far"
+            assert found.offset <= self.read.get(part, 0), (
+                f"{part}: committed {found.offset}, but no member read to there"
+            )
             assert found.offset >= self.committed.get(part, 0), f"{part}: a commit went back to {found.offset}"
             self.committed[part] = found.offset
 
@@ -96,12 +101,12 @@ class Attack:
             member.begin(self.deposed if self.random.random() < 0.3 else None)
 
     def _work(self) -> None:
-        """Read on: what is read lies behind what somebody has read, or is read again."""
+        """Read further: each record directly follows the records that the group has read, or is read again."""
         member = self.pick()
         if member is not None and member.positions:
             part = self.random.choice(sorted(member.positions))
             at = member.positions[part]
-            assert at <= self.read.get(part, 0), f"{part}: {member.member_id} reads from {at} and passes records over"
+            assert at <= self.read.get(part, 0), f"{part}: {member.member_id} reads from {at} and skips records"
             member.positions[part] = at + self.random.randint(1, 5)
             self.read[part] = max(self.read.get(part, 0), member.positions[part])
 
@@ -113,7 +118,7 @@ class Attack:
             event = CommitRequested(ticket, "g", named, None, member.member_id, member.epoch)
             if self.random.random() < 0.95:
                 self.host.step(event)
-            else:  # under way to nobody knows where; such a client sends nothing more before it is answered
+            else:  # a request to an unknown place is in flight; a client sends nothing more before its response
                 self.delayed.append(event)
                 self.members.remove(member)
 
@@ -128,7 +133,7 @@ class Attack:
             member.ticket = None
 
     def _late(self) -> None:
-        """What was sent long ago arrives, here or at a coordinator that was deposed: its appends never count."""
+        """Deliver an old request, here or to a deposed coordinator, whose appends never count."""
         member = self.pick()
         events: list[object] = list(self.delayed)
         if member is not None and len(member.sent) > 1:
@@ -146,7 +151,7 @@ class Attack:
         assert self.deposed is not None
         for effect in self.deposed.step(event, self.host.now_ms):
             if isinstance(effect, Answer) and isinstance(event, CommitRequested) and effect.ticket == event.ticket:
-                assert "Done" not in type(effect.outcome).__name__, "a deposed coordinator has acknowledged a commit"
+                assert "Done" not in type(effect.outcome).__name__, "a deposed coordinator acknowledged a commit"
 
     def _die(self) -> None:
         member = self.pick()
@@ -193,11 +198,12 @@ def test_no_record_is_skipped_and_no_commit_goes_back(seeds: range) -> None:
         attack = Attack(seed)
         attack.run(400)
         commits += sum(attack.committed.values())
-    assert commits > 1000, "little happens in this test"
+    assert commits > 1000, "the seeds must read enough records to prove something"
 
 
-def test_a_dead_member_is_removed_though_every_append_is_slow() -> None:
-    """Appends that follow each other without a gap, each as long as makes the coordinator doubt what it has heard."""
+def test_a_dead_member_is_removed_although_every_append_is_slow() -> None:
+    """Appends follow each other without a gap, and each is so slow that the coordinator doubts its view of the
+    members."""
     host = GroupsHost({"t": 2})
     host.see()
     alive, dead = SimMember(host, "m1"), SimMember(host, "m2")
@@ -217,7 +223,7 @@ def test_a_dead_member_is_removed_though_every_append_is_slow() -> None:
     assert not [report for report in host.reports if "m1" in report]
 
 
-def test_a_coordinator_with_partial_metadata_takes_no_partition_away() -> None:
+def test_a_coordinator_with_partial_metadata_revokes_no_partition() -> None:
     host = GroupsHost({"t": 6})
     host.see()
     members = [SimMember(host, "m1"), SimMember(host, "m2")]
@@ -232,8 +238,8 @@ def test_a_coordinator_with_partial_metadata_takes_no_partition_away() -> None:
     assert [set(member.assigned) for member in members] == before
 
 
-def test_heartbeats_name_partitions_as_they_were_assigned() -> None:
-    """What a member claims to own and never was given is not given for that."""
+def test_heartbeats_name_partitions_as_assigned() -> None:
+    """A member does not receive a partition because it claims to own it."""
     host = GroupsHost({"t": 2})
     host.see()
     first = SimMember(host, "m1")

@@ -1,5 +1,8 @@
-"""Random histories of one key: drivers that die and come back, tasks that append late, a coordinator that changes at
-any moment. Each version is committed at most once, by one set of winners, and every producer id meets one fate."""
+"""Random histories of one key: each version is committed at most once, by one set of winners, and each producer id has
+one fate.
+
+Drivers die and return, tasks append late, and the coordinator changes at any moment.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ PARTITIONS = [("a", 0), ("a", 1), ("b", 0)]
 
 
 class Log:
-    """What one partition holds: appended producer ids, and the fate each met here."""
+    """One partition's log: the producer ids with appends, and the outcome of each here."""
 
     def __init__(self) -> None:
         self.appended: set[int] = set()
@@ -25,7 +28,7 @@ class Log:
 
 
 class History:
-    """One seed. Tasks register, are verified as a leader would, append; drivers decide; all of it interleaved."""
+    """One seed: tasks register, are verified as by a leader, and append; drivers decide; all interleaved."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -56,7 +59,7 @@ class History:
             run["tickets"].append(self.host.begin("k", run["id"], run["version"]))  # type: ignore[attr-defined, arg-type]
 
     def register(self) -> None:
-        """A task registers a partition, and appends there once its leader has verified it."""
+        """Register a partition for a task, and append there after its leader has verified the task."""
         ready = [run for run in self.runs if self.ids(run)]
         if not ready:
             return
@@ -110,7 +113,7 @@ class History:
             self.note()
 
     def deliver(self) -> None:
-        """Markers arrive, some of them, in any order, now and then twice."""
+        """Deliver some markers, in any order, and some of them twice."""
         for sent in list(self.host.markers):
             marker = self.chance.choice(sent.markers)
             self.mark(marker)
@@ -136,7 +139,7 @@ class History:
             self.host.rewrite()
 
     def calm_down(self) -> None:
-        """Everything that is open is given up, and every marker arrives."""
+        """Abort every open transaction and deliver every marker."""
         for _ in range(3):
             self.host.tick(4_000_000)
             while self.host.appends or self.host.markers:
@@ -165,7 +168,9 @@ class History:
                     f"{where}{producer} is half committed"
                 )
                 if producer in winners:
-                    assert log.fate[producer] == "committed", f"{producer} was told committed, and is {log.fate}"
+                    assert log.fate[producer] == "committed", (
+                        f"{producer} received a commit, but its fate is {log.fate}"
+                    )
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -178,8 +183,8 @@ def test_every_producer_id_meets_one_fate(block: int, monkeypatch: pytest.Monkey
         history.check(f"seed {seed}, ")
 
 
-def test_the_histories_are_worth_something() -> None:
-    """What the test above would prove if nothing ever happened: nothing."""
+def test_the_histories_contain_enough_events() -> None:
+    """Without events the test above would prove nothing."""
     histories = [History(seed) for seed in range(50)]
     for history in histories:
         history.play()

@@ -1,4 +1,4 @@
-"""Members of a group: one owner at a time, moves one by one, and nothing counts that is not in the log."""
+"""Tests of a group's members: one owner at a time, few moves, and no effect before its record is in the log."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ def test_a_partition_is_assigned_only_after_it_was_given_up() -> None:
     first.send()
     second.send()
     host.settle()
-    assert second.ticket is not None and not second.receive(), "nothing is free: its heartbeat waits"
+    assert second.ticket is not None and not second.receive(), "no partition is free, so its heartbeat must wait"
     assert first.receive()
     assert (first.owned, len(first.assigned)) == (parts(0, 1, 2, 3), 2)
     host.wait(1000)
     first.send()
     host.settle()
-    assert not second.receive(), "nothing was given up yet"
+    assert not second.receive(), "no partition was given up yet"
     first.receive()
     first.give_up()
     first.send()
     host.settle()
-    assert second.receive(), "at once, without another heartbeat"
+    assert second.receive(), "the response must come without another heartbeat"
     assert second.owned == parts(0, 1, 2, 3) - first.owned
     assert second.epoch == host.core.describe("g").group_epoch  # type: ignore[union-attr]
 
 
-def test_a_heartbeat_without_news_is_kept_and_answered_in_time() -> None:
+def test_a_heartbeat_without_changes_is_held_and_answered_in_time() -> None:
     host = GroupsHost({"t": 4})
     (member,) = group(host, 1, heartbeat_interval_ms=1500)
     member.receive()
@@ -75,12 +75,12 @@ def test_a_heartbeat_without_news_is_kept_and_answered_in_time() -> None:
     host.wait(300)
     assert member.receive()
     earlier, later = member.send(), member.send()
-    assert isinstance(host.answers[earlier], Assigned), "the next one ends the wait"
+    assert isinstance(host.answers[earlier], Assigned), "the next heartbeat must end the wait"
     assert later not in host.answers
-    assert len(host.log) == appended, "who only lives writes nothing"
+    assert len(host.log) == appended, "a heartbeat without changes must write nothing"
 
 
-def test_a_silent_member_is_removed_and_the_others_take_over() -> None:
+def test_a_silent_member_is_removed_and_others_take_over() -> None:
     host = GroupsHost({"t": 6})
     members = group(host, 3)
     dead, alive = members[0], members[1:]
@@ -99,7 +99,7 @@ def test_a_silent_member_is_removed_and_the_others_take_over() -> None:
     assert dead.refused == "UNKNOWN_MEMBER_ID"
 
 
-def test_a_member_that_does_not_give_up_in_time_is_removed() -> None:
+def test_a_member_that_does_not_revoke_in_time_is_removed() -> None:
     host = GroupsHost({"t": 4})
     (slow,) = group(host, 1, rebalance_timeout_ms=10_000, session_timeout_ms=30_000)
     other = SimMember(host, "m9")
@@ -130,22 +130,26 @@ def test_commits_are_fenced_by_partition_and_epoch() -> None:
     second = SimMember(host, "m9")
     balance(host, [first, second])
     moved = dict.fromkeys(second.owned, 9)
-    assert host.commit(first, moved) == "STALE_MEMBER_EPOCH", "it gave them up"
-    assert host.commit(second, moved, epoch=old_epoch) == "STALE_MEMBER_EPOCH", "not its own in that epoch"
+    assert host.commit(first, moved) == "STALE_MEMBER_EPOCH", "the member gave the partitions up"
+    assert host.commit(second, moved, epoch=old_epoch) == "STALE_MEMBER_EPOCH", (
+        "the member did not own the partitions in that epoch"
+    )
     assert host.commit(second, moved) == "Done"
-    assert host.commit(first, dict.fromkeys(first.owned, 7), epoch=old_epoch) == "Done", "those have been its own since"
+    assert host.commit(first, dict.fromkeys(first.owned, 7), epoch=old_epoch) == "Done", (
+        "the member has owned these partitions since then"
+    )
     assert host.commit(None, {("t", "id-t", 0): 0}) == "NON_EMPTY_GROUP"
     ticket = host.ticket()
     handed = CommitRequested(ticket, "g", (GroupOffset("t", 0, 42, "id-t"),), ("tx", 1))
     host.step(handed)
     host.settle()
-    assert code(host.answers[ticket]) == "Done", "a transaction's decision stands"
+    assert code(host.answers[ticket]) == "Done", "a transaction's decision must be accepted"
     for member in (first, second):
         member.leave()
     assert host.commit(None, {("t", "id-t", 0): 0}) == "Done"
 
 
-def test_the_next_owner_sees_what_was_committed_before_revocation() -> None:
+def test_the_next_owner_sees_commits_made_before_revocation() -> None:
     host = GroupsHost({"t": 2})
     (first,) = group(host, 1)
     second = SimMember(host, "m9")
@@ -195,7 +199,7 @@ def test_a_refused_append_is_undone_and_retried_later() -> None:
     second.refused = ""
     began = host.now_ms
     balance(host, [first, second])
-    assert loads([first, second]) == [0, 4], "not at once: it would be refused again and again"
+    assert loads([first, second]) == [0, 4], "an immediate retry would be refused repeatedly"
     host.wait(1000)
     balance(host, [first, second])
     assert loads([first, second]) == [2, 2]
@@ -224,7 +228,7 @@ def test_another_coordinator_continues_with_the_same_members(keep: int) -> None:
 
 
 def test_a_partly_replicated_append_leaves_one_owner() -> None:
-    """Of a large one the first batches may be in the next leader's log, and the others not."""
+    """The next leader's log may have the first batches of a large append and not the others."""
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1, rebalance_timeout_ms=60_000)
     second = SimMember(host, "a")  # written first
@@ -249,7 +253,7 @@ def test_a_partly_replicated_append_leaves_one_owner() -> None:
     assert not first.owned & second.owned
 
 
-def test_a_new_coordinator_without_topics_takes_no_partition_away() -> None:
+def test_a_new_coordinator_without_topics_revokes_no_partition() -> None:
     host = GroupsHost({"t": 4})
     members = group(host, 2)
     views, host.views = host.views, {}
@@ -280,19 +284,19 @@ def test_topics_appear_grow_and_disappear() -> None:
     host.views["other"] = TopicView("id-other", 9)
     host.see()
     host.settle()
-    assert len(host.log) == appended, "a topic that nobody reads"
+    assert len(host.log) == appended, "a topic without a subscriber"
     del host.views["t"]
     host.step(TopicsGone((("t", "id-t"),)))
     balance(host, members)
     assert sorted(member.owned for member in members) == sorted([parts(0, topic="later"), parts(1, topic="later")])
-    host.views["later"] = TopicView("made-anew", 2)
+    host.views["later"] = TopicView("id-again", 2)
     host.see()
     balance(host, members)
-    assert {part[1] for member in members for part in member.owned} == {"made-anew"}
+    assert {part[1] for member in members for part in member.owned} == {"id-again"}
 
 
 @pytest.mark.alone
-def test_patterns_name_topics_now_and_later() -> None:
+def test_patterns_match_existing_and_later_topics() -> None:
     host = GroupsHost({"orders-eu": 2, "orders": 1, "__orders-x": 1})
     (member,) = group(host, 1, topics=(), pattern="orders-.*")
     assert {part[0] for part in member.owned} == {"orders-eu"}
@@ -308,7 +312,7 @@ def test_patterns_name_topics_now_and_later() -> None:
     began = time.thread_time()
     slow = SimMember(host, "s", (), pattern="(a+)+b" * 20)
     balance(host, [member, slow])
-    assert time.thread_time() - began < 5, "no pattern holds the coordinator up"
+    assert time.thread_time() - began < 5, "no pattern may block the coordinator"
 
 
 def test_a_static_member_returns_to_its_partitions() -> None:
@@ -328,13 +332,13 @@ def test_a_static_member_returns_to_its_partitions() -> None:
     killed, again.ticket = again, None
     third = SimMember(host, "m0-third", instance_id="i0")
     balance(host, [third, *members[1:]])
-    assert third.owned == had, "whoever comes with the id takes over, gone or not"
+    assert third.owned == had, "a member with the same id must take over, whether the first one left or not"
     assert host.commit(killed, dict.fromkeys(had, 1)) == "UNKNOWN_MEMBER_ID"
     killed.beat()
     assert killed.refused == "FENCED_INSTANCE_ID"
     host.wait(SESSION_MS + 100)
     described = host.core.describe("g")
-    assert described is not None and not described.members, "static members expire as well"
+    assert described is not None and not described.members, "a static member must expire as well"
 
 
 def test_late_heartbeats_and_lost_responses_do_no_harm() -> None:
@@ -346,7 +350,7 @@ def test_late_heartbeats_and_lost_responses_do_no_harm() -> None:
     assert isinstance(host.answers[old.ticket], Assigned)
     second = SimMember(host, "m9")
     second.beat()
-    assert not second.owned, "the late heartbeat, which named no partitions, gave none up"
+    assert not second.owned, "a late heartbeat without partitions must give none up"
     joined = SimMember(host, "m10", ("u",))
     joined.send()
     host.settle()
@@ -360,7 +364,7 @@ def test_late_heartbeats_and_lost_responses_do_no_harm() -> None:
     assert ahead.refused == "FENCED_MEMBER_EPOCH"
 
 
-def test_a_coordinator_that_was_paused_removes_no_member() -> None:
+def test_a_paused_coordinator_removes_no_member() -> None:
     host = GroupsHost({"t": 2})
     members = group(host, 2)
     host.now_ms += 20 * SESSION_MS
@@ -369,7 +373,7 @@ def test_a_coordinator_that_was_paused_removes_no_member() -> None:
     assert not host.reports
     assert host.core.describe("g").state == "stable"  # type: ignore[union-attr]
     host.wait(SESSION_MS + 1)
-    assert len(host.reports) == 2, "but who is silent from then on is removed"
+    assert len(host.reports) == 2, "but a member that stays silent must be removed"
 
 
 def test_a_slow_append_removes_no_member() -> None:
@@ -396,10 +400,10 @@ def test_a_heartbeat_of_an_earlier_life_revives_no_member() -> None:
     assert host.reports
     host.step(dataclasses.replace(first, ticket=host.ticket()))
     host.settle()
-    assert host.core.describe("g").members, "it has joined, as it says"  # type: ignore[union-attr]
+    assert host.core.describe("g").members, "the member has joined"  # type: ignore[union-attr]
     ghost.ticket = None
     ghost.beat()
-    assert ghost.refused == "UNKNOWN_MEMBER_ID", "but who goes on where it was removed is told so"
+    assert ghost.refused == "UNKNOWN_MEMBER_ID", "a removed member that continues must receive an error"
     assert host.commit(ghost, dict.fromkeys(owned, 1)) == "STALE_MEMBER_EPOCH"
 
 
@@ -437,7 +441,8 @@ def test_every_partition_has_one_owner_and_balance_returns(seeds: range) -> None
 
 @pytest.mark.alone
 def test_a_thousand_members_join_and_one_dies() -> None:
-    """Ten thousand partitions: everything that a coordinator does about one death, in processor time."""
+    """The test measures the processor time of everything that a coordinator does after one death, for ten thousand
+    partitions."""
     host = GroupsHost({f"t{number}": 100 for number in range(100)})
     host.see()
     names = tuple(host.views)
@@ -465,4 +470,4 @@ def test_a_thousand_members_join_and_one_dies() -> None:
         member.receive()
     assert sum(len(member.owned) for member in alive) == 10_000
     moved = set().union(*(member.owned - before[member.member_id] for member in alive))
-    assert moved == dead.owned, "nothing else has moved"
+    assert moved == dead.owned, "no other partition may move"

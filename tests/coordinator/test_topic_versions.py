@@ -1,5 +1,8 @@
-"""Versions that count by topic: one transaction over several topics, each of which has versions of its own; and runs of
-one name under two keys, of which one may commit."""
+"""Tests of versions by topic.
+
+One transaction covers several topics, each with its own versions. Runs of one name may have two keys, and only one of
+them may commit.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,8 @@ def versions(host: Host, run: str = "asking") -> list[int]:
 
 
 def test_a_commit_raises_the_version_of_every_topic_written(host: Host) -> None:
-    assert versions(host) == [-1, -1, -1], "of a key that nobody has used"
-    assert not len(host.core), "asking alone made a key"
+    assert versions(host) == [-1, -1, -1], "an unused key has no versions"
+    assert not len(host.core), "a request for versions must not create a key"
     commit(host, "r1", 1, A)
     winner, loser = begun(host, "r2", 2), begun(host, "r2", 2)
     host.add(ROWS, "r2", winner, A, B)
@@ -84,11 +87,11 @@ def test_settling_ends_open_transactions_and_waits_for_decided_ones(host: Host) 
     host.settle()
     own = host.settle_version(ROWS, "r1", "id-a")
     host.settle()
-    assert host.answers[own] == Settled(-1), "a run waits for nobody but others"
+    assert host.answers[own] == Settled(-1), "a run must not wait for itself"
     host.end(ROWS, "r1", 1, producer)
     asked = host.settle_version(ROWS, "other", "id-a")
     host.settle(markers=False)
-    assert asked not in host.answers, "answered before the transaction was over"
+    assert asked not in host.answers, "the response came before the end of the transaction"
     host.settle()
     assert host.answers[asked] == Settled(1)
     producer = begun(host, "r2", 2)
@@ -107,7 +110,7 @@ def test_settling_ends_open_transactions_and_waits_for_decided_ones(host: Host) 
 
 
 def test_a_deposed_coordinator_returns_no_versions(host: Host) -> None:
-    """It would say that nothing is committed, or open, and be believed: the rows would be written twice."""
+    """Its response would say that no version is committed or open, and the client would write the rows twice."""
     commit(host, "r1", 1, A)
     deposed = host.core
     host.crash()
@@ -119,8 +122,8 @@ def test_a_deposed_coordinator_returns_no_versions(host: Host) -> None:
         assert [type(effect) for effect in asked] == [Append]
 
 
-def test_questions_that_wait_are_answered_together(host: Host) -> None:
-    """Up to one that finds another run in the way."""
+def test_waiting_requests_are_answered_together(host: Host) -> None:
+    """A request that finds another open run ends the group of requests."""
     producer = begun(host, "r1", 1)
     add = host.add(ROWS, "r1", producer, A)
     own = [host.settle_version(ROWS, "r1", place[2]) for place in (A, B)]
@@ -145,7 +148,7 @@ def test_a_settle_whose_append_is_refused_can_be_retried(host: Host) -> None:
     assert not len(host.core)
 
 
-def test_asking_for_a_decision_again(host: Host) -> None:
+def test_a_repeated_decision_has_the_same_outcome(host: Host) -> None:
     producer = begun(host, "r1", 1)
     host.add(ROWS, "r1", producer, A)
     host.settle()
@@ -158,7 +161,7 @@ def test_asking_for_a_decision_again(host: Host) -> None:
     assert host.answers[host.end(ROWS, "r1", 1, commit=False)] == Ended(True)
     assert host.code(host.end(ROWS, "r2", 1, 999)) == "INVALID_TXN_STATE"
     for late in (host.begin(ROWS, "r1", 1, by_topic=True), host.settle_version(ROWS, "r1", "id-c")):
-        assert host.code(late) == "INVALID_PRODUCER_EPOCH", "a task of a run that is over began another transaction"
+        assert host.code(late) == "INVALID_PRODUCER_EPOCH", "a task of an ended run began another transaction"
     assert versions(host) == [1, -1, -1]
 
 
@@ -183,7 +186,7 @@ def test_unused_topics_are_dropped() -> None:
 
 
 class Run:
-    """One run of version 1 of one name, of two tasks; ``topic`` None: its rows name the topics."""
+    """One run of version 1 of one name, with two tasks. With ``topic`` None its rows name the topics."""
 
     def __init__(self, histories: Histories, name: str, topic: tuple[str, int, str] | None, *, careless: bool) -> None:
         self.histories = histories
@@ -199,7 +202,7 @@ class Run:
         self.over = False
 
     def task(self) -> Iterator[object]:
-        """Yields what it asks, and is sent the answer."""
+        """Yield requests, and receive each response."""
         outcome = yield lambda: self.host.begin(self.key, self.name, 1, by_topic=self.key == ROWS)
         if isinstance(outcome, Begun) and outcome.committed:
             return
@@ -220,7 +223,7 @@ class Run:
             self.winners.append(producer)
 
     def go(self, number: int) -> None:
-        """One step of one task: ask, or take the answer; a run that is refused is over."""
+        """Run one step of one task: send a request or process its response. A refused run is over."""
         if self.over:
             return
         try:
@@ -248,7 +251,7 @@ class Run:
 
 
 class Histories:
-    """One seed: runs of one name, of both kinds, all of them wanting to write the same rows."""
+    """One seed: runs of one name, of both kinds, that all want to write the same rows."""
 
     def __init__(self, seed: int, *, careless: bool = False) -> None:
         self.chance = random.Random(seed)
@@ -256,9 +259,9 @@ class Histories:
         self.careless = careless
         self.runs: list[Run] = []
         self.began = 0
-        #: The coordinator before the present one, which does not know that there is another.
+        #: The coordinator before the present one. It does not know its successor.
         self.deposed: Transactions | None = None
-        #: Of each topic, by producer id.
+        #: The rows of each topic, by producer id.
         self.fates: dict[str, dict[int, str]] = {"a": {}, "b": {}, "c": {}}
         self.winners: list[list[int]] = []
 
@@ -270,7 +273,7 @@ class Histories:
             elif chosen < 0.04:
                 self.deposed = self.host.core
                 self.host.crash(keep=self.chance.randint(0, len(self.host.appends)))
-                for run in self.runs:  # what was asked is asked again
+                for run in self.runs:  # the request is sent again
                     run.ticket = [None if found != -1 and found not in self.host.answers else found
                                   for found in run.ticket]  # fmt: skip
             elif chosen < 0.045:
@@ -298,7 +301,7 @@ class Histories:
         self.runs = [*self.runs[-2:], run]
 
     def settle(self, key: str, run: str, topic_id: str) -> int:
-        """Ask the wrong coordinator now and then. What it appends is not committed; then the right one is asked."""
+        """Send some requests to the wrong coordinator first. Its appends are not committed. Then ask the right one."""
         if self.deposed is not None and self.chance.random() < 0.5:
             ticket = self.host.tickets = self.host.tickets + 1
             for effect in self.deposed.step(SettleRequested(ticket, key, run, topic_id), self.host.now_ms):
@@ -320,7 +323,8 @@ class Histories:
                     assert self.fates[marker.topic].setdefault(producer, fate) == fate
 
     def doubled(self) -> list[str]:
-        """Topics that have the rows of two runs, and runs that are in one of their topics and not in another."""
+        """Return the topics that have rows of two runs, and the runs that are in one of their topics and not in
+        another."""
         by_run = {producer: number for number, winners in enumerate(self.winners) for producer in winners}
         found = []
         for topic, fates in self.fates.items():
@@ -342,14 +346,14 @@ def test_a_topic_has_the_rows_of_one_run_of_a_name(block: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [602, 936])
-def test_histories_in_which_a_deposed_coordinator_was_believed(seed: int) -> None:
+def test_histories_with_a_trusted_deposed_coordinator_fail(seed: int) -> None:
     history = Histories(seed)
     history.play()
     assert history.doubled() == []
 
 
-def test_the_histories_are_worth_something() -> None:
-    """Runs commit in them; and where none settles the other kind's key, some commit twice."""
+def test_the_histories_contain_enough_events() -> None:
+    """Runs commit in them. If no run settles the key of the other kind, some histories commit twice."""
     histories = [Histories(seed) for seed in range(100)]
     for history in histories:
         history.play()

@@ -1,4 +1,4 @@
-"""The coordinator core, scenario by scenario: who may do what, and what survives a change of the coordinator."""
+"""Scenarios of the coordinator core: which requests it accepts, and what survives a change of the coordinator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def host() -> Host:
 
 
 def opened(host: Host, key: str = "k", run: str = "r1", version: int = -1) -> int:
-    """Begin and let it become durable; returns the producer id."""
+    """Begin a transaction and let it become durable. Return the producer id."""
     ticket = host.begin(key, run, version)
     host.settle()
     return host.producer(ticket)
@@ -38,7 +38,7 @@ def test_no_response_precedes_its_durable_append(host: Host) -> None:
     host.commit_one()
     assert host.code(add) == "Done"
     end = host.end("k", "r1", -1, producer)
-    assert not host.markers, "a decision was acted on before it was durable"
+    assert not host.markers, "a decision had an effect before it was durable"
     host.commit_one()
     (marker,) = host.sent_markers()
     assert (marker.topic, marker.partition, marker.committed, marker.aborted) == ("a", 0, ((producer, 0),), ())
@@ -47,7 +47,7 @@ def test_no_response_precedes_its_durable_append(host: Host) -> None:
     assert host.answers[end] == Ended(True)
 
 
-def test_losers_and_strays_are_aborted_with_the_winners_commit(host: Host) -> None:
+def test_losers_and_late_tasks_are_aborted_with_the_winners_commit(host: Host) -> None:
     first = opened(host, version=7)
     second = host.producer(host.begin("k", "r1", 7))
     host.add("k", "r1", first, A0, A1)
@@ -63,7 +63,7 @@ def test_losers_and_strays_are_aborted_with_the_winners_commit(host: Host) -> No
     }
 
 
-def test_registrations_that_wait_become_durable_together(host: Host) -> None:
+def test_waiting_registrations_become_durable_together(host: Host) -> None:
     first = opened(host, version=1)
     others = [host.producer(host.begin("k", "r1", 1)) for _ in range(50)]
     host.add("k", "r1", first, A0)
@@ -89,7 +89,7 @@ def test_a_new_run_fences_the_old_one_and_aborts_its_transaction(host: Host) -> 
     assert host.code(host.begin("k", "old", 3)) == "INVALID_PRODUCER_EPOCH"
     assert host.code(host.touch("k", "old")) == "INVALID_PRODUCER_EPOCH"
     end = host.end("k", "old", 3, old)
-    assert host.code(end) == "INVALID_PRODUCER_EPOCH", "a zombie committed"
+    assert host.code(end) == "INVALID_PRODUCER_EPOCH", "a fenced run committed"
     assert host.code(host.verify("k", old, *A0)) == "INVALID_TXN_STATE"
 
 
@@ -101,8 +101,10 @@ def test_the_first_decision_about_a_version_counts(host: Host) -> None:
     late = host.begin("k", "r2", 5)
     host.settle()
     assert host.answers[end] == Ended(True)
-    assert host.answers[late] == Begun(True, 5, -1, -1, 1), "a committed version was begun again"
-    assert host.answers[host.end("k", "r1", 5, producer)] == Ended(True), "the answer was lost: asked again"
+    assert host.answers[late] == Begun(True, 5, -1, -1, 1), "a committed version began again"
+    assert host.answers[host.end("k", "r1", 5, producer)] == Ended(True), (
+        "the response was lost, so the request is repeated"
+    )
     assert host.code(host.end("k", "r2", 5, 999)) == "INVALID_PRODUCER_EPOCH"
     assert host.answers[host.end("k", "r2", 5)] == Ended(True, replayed=True)
     assert host.answers[host.end("k", "r1", 5, commit=False)] == Ended(True, replayed=True)
@@ -117,7 +119,7 @@ def test_a_replay_is_detected_while_the_markers_are_in_flight(host: Host) -> Non
     host.settle(markers=False)
     assert host.answers[host.begin("k", "r2", 5)] == Begun(True, 5, -1, -1, 1)
     later = host.begin("k", "r2", 6)
-    assert later not in host.answers, "one key had two transactions"
+    assert later not in host.answers, "one key has two transactions"
     host.settle()
     assert host.answers[later] == Begun(False, 5, host.producer(later), 0, 2)
 
@@ -154,7 +156,7 @@ def test_a_coordinator_dies_with_a_decision_in_flight(host: Host, kept: int) -> 
     assert host.answers[host.begin("k", "r2", 2)] == Begun(True, 2, -1, -1, 1)
 
 
-def test_the_coordinator_dies_between_decision_and_markers(host: Host) -> None:
+def test_a_coordinator_dies_between_decision_and_markers(host: Host) -> None:
     producer = opened(host, version=2)
     host.add("k", "r1", producer, A0, B0)
     host.settle()
@@ -322,7 +324,7 @@ def test_an_abandoned_transaction_is_aborted_and_its_run_fenced(host: Host) -> N
     host.tick(40_000)
     host.touch("k", "r1")
     host.tick(40_000)
-    assert not host.appends, "a sign of life was not counted"
+    assert not host.appends, "a heartbeat did not extend the transaction"
     host.tick(30_000)
     host.settle(markers=False)
     assert host.reports == ["transactions.timed_out"]
@@ -354,7 +356,7 @@ def test_a_producer_begins_one_transaction_after_the_other(host: Host) -> None:
         end = host.end("k", "r1", -1, producer)
         host.settle()
         assert host.answers[end] == Ended(True)
-        assert host.answers[host.end("k", "r1", -1, producer)] == Ended(True), "a lost answer"
+        assert host.answers[host.end("k", "r1", -1, producer)] == Ended(True), "the response was lost"
     assert len(set(ids)) == 3
     assert host.code(host.end("k", "r1", -1, ids[0])) == "INVALID_TXN_STATE"
 
@@ -377,7 +379,7 @@ def test_offsets_go_to_their_group_only_with_a_commit(host: Host) -> None:
     host.markers.clear()
     assert end not in host.answers
     host.crash()
-    assert len(host.offsets) == 1, "a new coordinator forgot the group"
+    assert len(host.offsets) == 1, "the new coordinator does not know the group"
     host.settle()
     producer = opened(host)
     host.add("k", "r1", producer, A0, group="g", offsets=(GroupOffset("in", 0, 50),))
@@ -403,15 +405,15 @@ def test_verification_is_refused_once_a_decision_is_in_flight(host: Host) -> Non
     producer = opened(host)
     assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE"
     host.add("k", "r1", producer, A0)
-    assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE", "not durable yet"
+    assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE", "the decision is not durable yet"
     host.settle()
     assert host.code(host.verify("k", producer, *A0)) == "Done"
     assert host.code(host.verify("k", producer, *A1)) == "INVALID_TXN_STATE"
     host.end("k", "r1", -1, commit=False)
-    assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE", "its marker may come first"
+    assert host.code(host.verify("k", producer, *A0)) == "INVALID_TXN_STATE", "its marker may be written first"
 
 
-def test_a_request_that_waits_for_markers_is_answered_in_time(host: Host) -> None:
+def test_a_request_that_waits_for_markers_gets_a_timely_response(host: Host) -> None:
     producer = opened(host)
     host.add("k", "r1", producer, A0)
     host.settle()
@@ -441,7 +443,7 @@ def test_a_refused_append_changes_nothing(host: Host) -> None:
     assert host.answers[end] == Ended(True)
 
 
-def test_begins_that_wait_for_markers_are_not_without_number(host: Host) -> None:
+def test_the_number_of_begins_that_wait_for_markers_is_bounded(host: Host) -> None:
     producer = opened(host)
     host.add("k", "r1", producer, A0)
     host.settle()
@@ -472,7 +474,7 @@ def test_unused_keys_are_dropped() -> None:
     host.settle()
     assert not len(host.core)
     host.crash()
-    assert not len(host.core), "a forgotten key came back from the log"
+    assert not len(host.core), "an expired key returned from the log"
 
 
 def test_a_transaction_sends_a_bounded_number_of_offsets(host: Host) -> None:
@@ -500,11 +502,11 @@ def test_a_new_key_beyond_the_bound_is_refused() -> None:
     host.add("b", "r1", producer, A0)
     end = host.end("b", "r1", -1, producer)
     host.settle()
-    assert host.answers[end] == Ended(True), "known keys go on"
+    assert host.answers[end] == Ended(True), "known keys must continue"
     assert len(host.core) == 2
 
 
-def test_a_forgotten_key_makes_room_for_another() -> None:
+def test_an_expired_key_makes_room_for_another() -> None:
     host = Host(TransactionSettings(max_keys=1, once_expiration_ms=1))
     opened(host, key="write:x", version=0)
     assert isinstance(host.answers[host.begin("write:y", "r1", 0)], Refused)
@@ -515,8 +517,8 @@ def test_a_forgotten_key_makes_room_for_another() -> None:
     opened(host, key="write:y", version=0)
 
 
-def test_keys_that_the_log_holds_are_all_read() -> None:
-    """The bound may have been lowered since."""
+def test_all_keys_in_the_log_are_read() -> None:
+    """The bound may be lower than when they were written."""
     host = Host(TransactionSettings(max_keys=3))
     for key in ("a", "b", "c"):
         opened(host, key=key)
@@ -536,7 +538,7 @@ def test_rewriting_live_entries_bounds_the_log(host: Host) -> None:
     host.add("idle", "r1", idle, A0)
     host.settle()
     moving = opened(host, key="moving", version=0)
-    add = host.add("moving", "r1", moving, A0)  # under way while the rewrite begins
+    add = host.add("moving", "r1", moving, A0)  # in flight when the rewrite begins
     host.rewrite()
     host.settle()
     assert host.code(add) == "Done"
@@ -565,13 +567,13 @@ def test_a_late_commit_of_an_empty_transaction_spares_the_next(host: Host) -> No
 
 
 def test_late_requests_affect_no_later_transaction(host: Host) -> None:
-    """Requests of transaction n that arrive when n+1 is open: none ends, extends or changes it."""
+    """Requests of transaction n arrive when n+1 is open. None ends, extends or changes it."""
     first = opened(host)
     host.add("k", "r1", first, A0)
     host.settle()
     host.end("k", "r1", -1, first)
     host.settle()
-    assert host.code(host.begin("k", "r1", turn=0)) == "INVALID_TXN_STATE", "it has ended"
+    assert host.code(host.begin("k", "r1", turn=0)) == "INVALID_TXN_STATE", "the transaction has ended"
     second = opened(host)
     host.add("k", "r1", second, B0)
     host.settle()
@@ -586,13 +588,13 @@ def test_late_requests_affect_no_later_transaction(host: Host) -> None:
     assert host.code(host.add("k", "r1", first, A1, turn=1)) == "INVALID_PRODUCER_EPOCH"
     host.turns["k", "r1"] = 1
     again = host.begin("k", "r1", turn=1)
-    assert host.producer(again) == second and not host.appends, "a begin that came twice began something"
+    assert host.producer(again) == second and not host.appends, "a repeated begin began a transaction"
     end = host.end("k", "r1", -1, second, turn=1)
     host.commit_one()
     assert [(m.topic, m.committed) for m in host.sent_markers()] == [("b", ((second, 0),))]
     host.settle()
     assert host.answers[end] == Ended(True)
-    assert host.answers[host.end("k", "r1", -1, second, turn=1)] == Ended(True), "a lost answer"
+    assert host.answers[host.end("k", "r1", -1, second, turn=1)] == Ended(True), "the response was lost"
     assert host.code(host.end("k", "r1", -1, first, turn=0)) == "INVALID_TXN_STATE"
 
 
@@ -612,7 +614,7 @@ def test_late_requests_of_a_sink_affect_no_later_version(host: Host) -> None:
     open_now = next(now for _, now, _, _ in host.core.entries())
     assert (open_now.state, open_now.version) == ("open", 6)
     fast = opened(host, key="fast", version=9)
-    assert host.code(host.begin("fast", "r1", 8)) == "INVALID_TXN_STATE", "its run has gone on to 9"
+    assert host.code(host.begin("fast", "r1", 8)) == "INVALID_TXN_STATE", "its run has continued with version 9"
     add = host.add("fast", "r1", fast, A0)
     host.settle()
     assert host.code(add) == "Done"
@@ -632,16 +634,18 @@ def test_a_commit_of_a_dropped_run_is_not_reported_as_failed(host: Host) -> None
         assert host.answers[end] == Ended(True)
         assert host.code(host.end("k", "r0", -1, producer)) == "UNKNOWN_PRODUCER_ID", number
     assert host.code(host.end("expired", "r0", -1, producer)) == "UNKNOWN_PRODUCER_ID"
-    assert host.code(host.end("k", f"r{number}", -1, producer)) == "INVALID_TXN_STATE", "it was aborted, for certain"
+    assert host.code(host.end("k", f"r{number}", -1, producer)) == "INVALID_TXN_STATE", (
+        "the transaction was certainly aborted"
+    )
 
 
-def test_a_recreated_topic_is_another_participant(host: Host) -> None:
+def test_a_recreated_topic_is_a_new_participant(host: Host) -> None:
     producer = opened(host)
     host.add("k", "r1", producer, ("a", 0, "old"))
     host.add("k", "r1", producer, ("a", 0, "new"), ("b", 1, "b"))
     host.settle()
     assert host.code(host.verify("k", producer, "a", 0, "new")) == "Done"
-    assert host.code(host.verify("k", producer, "b", 1, "anew")) == "INVALID_TXN_STATE"
+    assert host.code(host.verify("k", producer, "b", 1, "again")) == "INVALID_TXN_STATE"
     host.crash()
     host.end("k", "r1", -1, producer)
     host.settle(markers=False)
@@ -658,7 +662,7 @@ def test_a_producer_id_is_known_until_its_last_marker(host: Host) -> None:
     assert list(host.core.participants([producer, 12345])) == [(producer, "k")]
     host.end("k", "r1", -1, producer)
     host.commit_one()
-    assert list(host.core.participants([producer])) == [(producer, "k")], "its markers are not written"
+    assert list(host.core.participants([producer])) == [(producer, "k")], "its markers are not written yet"
     host.settle()
     assert not list(host.core.participants([producer]))
 

@@ -1,4 +1,4 @@
-"""Archives to their end, and what they left, read without Spark."""
+"""Functions that archive topics to their end, and read the tables without Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def asked(brokers: ProcessCluster, topic: str, lake: str, **options: Any) -> Arc
 def archive(
     spark: SparkSession, brokers: ProcessCluster, topic: str, lake: str, **options: Any
 ) -> tuple[list[str], Exception | None]:
-    """What there is now. Returns what was told, and why the topic could not be archived, if so."""
+    """Archive all existing records. Return the archive's messages, and its error or None."""
     said: list[str] = []
     failed = run_archives(spark, [asked(brokers, topic, lake, **options)], stopping=threading.Event(), tell=said.append)
     return said, failed.get(topic)
@@ -38,11 +38,11 @@ def archived(spark: SparkSession, brokers: ProcessCluster, topic: str, lake: str
 
 
 class RunningArchives:
-    """Archives in a thread of their own, until they end or the ``with`` block does."""
+    """Archives in a separate thread, until they end or the ``with`` block ends."""
 
     def __init__(self, spark: SparkSession, *options: ArchiveOptions) -> None:
         self.said: list[str] = []
-        #: As ``run_archives`` returns it; None while they run.
+        #: The result of ``run_archives``. None while the archives run.
         self.failed: Mapping[str, Exception] | None = None
         self._stopping = threading.Event()
 
@@ -64,7 +64,7 @@ class RunningArchives:
 
 
 def rows(lake: str, topic: str) -> pa.Table:
-    """In order of partition and offset."""
+    """Return the table's rows in order of partition and offset."""
     table = DeltaTable(table_path(lake, topic)).to_pyarrow_table()
     return table.sort_by([("_partition", "ascending"), ("_offset", "ascending")])
 
@@ -75,12 +75,12 @@ def bad_rows(lake: str, topic: str) -> pa.Table:
 
 
 def places(table: pa.Table) -> list[tuple[int, int]]:
-    """Partition and offset of each row."""
+    """Return the partition and the offset of each row."""
     return list(zip(table["_partition"].to_pylist(), table["_offset"].to_pylist(), strict=True))
 
 
 def seams(lake: str, topic: str) -> list[ArchiveProgress]:
-    """Of all commits of the table that are the archive's, in order."""
+    """Return the progress of all commits that the archive made in the table, in order."""
     log = open_log(table_path(lake, topic))
     found = [
         parse_seam(action["commitInfo"].get("userMetadata"))

@@ -15,10 +15,10 @@ from sparklog.delta.session import PACKAGE, SETTINGS
 from sparklog.spark.configure import configure
 from sparklog.testing.process_cluster import ProcessCluster
 
-# With one compiler Java keeps 48 MB for what it compiles, and compiles no more when Spark's plans have filled them.
+# With one compiler Java has 48 MB for compiled code, and compiles nothing more after Spark's plans have filled them.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-#: Spark makes a Java class for each plan and compiles it: a fifth of the processor time of tests whose tables have a
-#: few rows. Tests of killed archives and those of tests/spark have it compile them.
+#: Spark generates and compiles a Java class for each plan. That is a fifth of the processor time of tests whose tables
+#: have a few rows. Only the tests of killed archives and those of tests/spark keep it.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _numbers = itertools.count()
 
@@ -31,14 +31,15 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 @pytest.fixture(scope="package")
 def plain_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session that knows Delta and no brokers. Its zone is not UTC, so that times that are not converted show."""
+    """Yield a session with Delta and without broker addresses. Its time zone is not UTC, so a missing conversion of
+    a timestamp changes the result."""
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.jars.packages", PACKAGE)
         .config("spark.driver.extraJavaOptions", QUICK_JVM)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.python.authenticate.socketTimeout", "60s")  # of a busy machine
+        .config("spark.python.authenticate.socketTimeout", "60s")  # a busy machine needs more than the default
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "America/New_York")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
@@ -53,8 +54,11 @@ def plain_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessi
 
 
 def _end_java() -> None:
-    """A process's first session starts Java, with the jars that it names; what later ones name it gets no more. And
-    settings of the first stay those of all that follow."""
+    """Stop Java, so that the next session starts it again.
+
+    The first session of a process starts Java with its jars. Jars that a later session names are not loaded, and the
+    settings of the first session stay for all later ones.
+    """
     gateway = SparkContext._gateway
     if gateway is not None:
         gateway.shutdown()
@@ -77,11 +81,11 @@ def admin(brokers: ProcessCluster) -> Iterator[Admin]:
 
 @pytest.fixture
 def topic() -> str:
-    """A name that no other test uses."""
+    """Return a topic name that no other test uses."""
     return f"topic-{next(_numbers)}"
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> str:
-    """Where a test's tables lie."""
+    """Return the directory of a test's tables."""
     return str(tmp_path / "lake")

@@ -1,4 +1,4 @@
-"""Archives as the archive job leaves them, written without it and without a JVM: real Delta tables."""
+"""Real Delta tables as the archive job writes them, without the job and without a JVM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_KEPT = ("topic", "timestampType", "_topic")
 
 
 class Archive:
-    """One topic's table below ``lake``. ``row_group``: rows in a group of a file."""
+    """One topic's table in the directory ``lake``. ``row_group``: rows of a row group in a file."""
 
     def __init__(self, bootstrap: str, topic: str, lake: str, *, row_group: int | None = None) -> None:
         self.path = str(Path(lake) / topic)
@@ -38,8 +38,11 @@ class Archive:
         by: tuple[str, ...] = ("_date",),
         begins: Mapping[int, int] | None = None,
     ) -> ArchiveProgress:
-        """Commit the records below ``upto`` (partitions that it does not name stay where they are; None: all there is)
-        that were not archived yet. ``begins``: None: as in older tables, which do not say it."""
+        """Commit the unarchived records below the offsets ``upto``, by partition.
+
+        A partition that ``upto`` does not name stays where it is. None means all existing records. Without ``begins``
+        the commit does not say where the archive begins, like a commit of an old release.
+        """
         before = self.seam.ends if self.seam is not None else {}
         with TopicView(self._bootstrap) as view:
             selected = view.select(Subscribe((self._topic,)))
@@ -65,7 +68,7 @@ class Archive:
         return self.seam
 
     def _commit(self, rows: pa.Table | None, by: tuple[str, ...]) -> None:
-        assert rows is not None, "archive something"
+        assert rows is not None, "no record to archive"
         assert self.seam is not None
         rows = rows.drop_columns([name for name in _NOT_KEPT if name in rows.column_names])
         if "value" in rows.column_names and "partition" in rows.column_names:
@@ -83,11 +86,11 @@ class Archive:
         )
 
     def compact(self) -> None:
-        """OPTIMIZE: many files become one, whose offsets are in no order."""
+        """Merge all files into one, as OPTIMIZE does. The offsets in it are in no order."""
         DeltaTable(self.path).optimize.compact()
 
     def vacuum(self) -> None:
-        """Take away all files that the newest version does not have."""
+        """Delete all files that the newest version does not use."""
         DeltaTable(self.path).vacuum(0, dry_run=False, enforce_retention_duration=False)
 
     def delete(self, predicate: str) -> None:

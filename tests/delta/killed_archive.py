@@ -1,11 +1,11 @@
-"""A driver to be killed: archives several topics, and stays in each at a step of a batch of its own.
+"""A driver that a test kills: it archives several topics, and stops each of them at a step of one of its batches.
 
     python -m tests.delta.killed_archive <bootstrap> <path of the tables> <JSON: {topic: [step, batch]}>
 
-Steps, in their order: ``setting aside`` (data files of the quarantine are there, its commit is not), ``set aside`` (it
-is), ``writing`` (data files of the table are there, its commit is not), and ``committed`` (it is, the group does not
-know it); of topics in mode upsert ``merging`` and ``merged``, the last two of these. Prints a
-line when every topic is where it was to be.
+Steps in their order: ``setting aside`` (the quarantine has data files without a commit), ``set aside`` (and their
+commit), ``writing`` (the table has data files without a commit), and ``committed`` (and their commit, which the group
+does not know). For topics in mode upsert ``merging`` and ``merged`` are the last two of these. Prints a line when every
+topic has reached its step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UPSERT_STEPS = ("merging", "merged")
 
 
 class Stays(BatchArchiver):
-    """Ends no batch behind its topic's step."""
+    """An archiver that ends no batch after its topic's step."""
 
     expects_bad_rows = True
     steps: dict[str, tuple[str, int]]
@@ -59,8 +59,10 @@ class Stays(BatchArchiver):
         return count
 
     def _freeze_while_merging(self, spark: SparkSession) -> None:
-        """Stop all of Spark when the merge has files and no commit, which nothing else can hold up; so the other topics
-        come first."""
+        """Stop all of Spark when the merge has files and no commit.
+
+        Nothing else can stop a merge there, so the other topics reach their steps first.
+        """
         table, jvm = Path(self._table.path), spark._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
 
         def freeze() -> None:
@@ -85,7 +87,7 @@ class Stays(BatchArchiver):
             threading.Event().wait()
 
     def _stuck(self, rows: DataFrame) -> DataFrame:
-        """Its first partition can be written, of the others nothing."""
+        """Return rows of which Spark can write the first partition. The tasks of the others wait forever."""
         self.reached.add(self.seam.topic)
         is_first: Column = sf.udf(_waits_unless_first, "boolean")(sf.col(PARTITION))
         return rows.where(is_first)
@@ -111,7 +113,7 @@ def main(bootstrap: str, lake: str, steps: str) -> None:
             to=lake,
             group=f"archive-{topic}",
             mode="upsert" if step in UPSERT_STEPS else "append",
-            maintenance=MaintenanceOptions(target_file_size=2),  # a task for each partition
+            maintenance=MaintenanceOptions(target_file_size=2),  # one task for each partition
             **options,
         )
         for topic, (step, _) in Stays.steps.items()
@@ -124,7 +126,7 @@ def main(bootstrap: str, lake: str, steps: str) -> None:
 
 def _say_when_all_are_there(lake: str) -> None:
     parent, is_said = os.getppid(), False
-    while os.getppid() == parent:  # else nobody is left to kill it
+    while os.getppid() == parent:  # the driver exits with the test that would kill it
         time.sleep(0.1)
         if not is_said and set(Stays.steps) == Stays.reached and all(map(_has_uncommitted, stuck_tables(lake))):
             print("all are there", flush=True)
@@ -133,7 +135,7 @@ def _say_when_all_are_there(lake: str) -> None:
 
 
 def stuck_tables(lake: str) -> list[Path]:
-    """Tables in the middle of whose commit an archive stays."""
+    """Return the tables whose commit an archive has begun and does not finish."""
     places = {"setting aside": Path(lake) / "_quarantine", "writing": Path(lake)}
     return [places[step] / topic for topic, (step, _) in Stays.steps.items() if step in places]
 

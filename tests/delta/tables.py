@@ -1,4 +1,4 @@
-"""Tables as an archive leaves them, written without Spark: columns, properties, and the seam in each commit."""
+"""Tables as an archive leaves them, written without Spark: columns, properties, and the progress in each commit."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def described(
     event_time: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> TopicDescription:
-    """A topic that is no more."""
+    """Return the description of a topic that no longer exists."""
     parts = tuple(PartitionDescription(number, 0, 0, (0, 1, 2), (0, 1, 2)) for number in range(partitions))
     return TopicDescription(name, topic_id, parts, schema, 0, key, event_time, config or {})
 
 
 def placed(own: pa.Table, partitions: list[int], offsets: list[int], times: list[int]) -> pa.Table:
-    """Rows of a table: their own columns, then where they were and when (us)."""
+    """Return rows of a table: their own columns, then partition, offset and time in us."""
     stamps = pa.array(times, pa.int64()).cast(UTC_US)
     return (
         own.append_column("_partition", pa.array(partitions, pa.int32()))
@@ -44,7 +44,7 @@ def placed(own: pa.Table, partitions: list[int], offsets: list[int], times: list
 
 
 class Archived:
-    """The table of one topic under ``to``."""
+    """The table of one topic in the directory ``to``."""
 
     def __init__(self, to: Path | str, topic: TopicDescription, *, mode: Mode = "append") -> None:
         self.topic = topic
@@ -54,7 +54,7 @@ class Archived:
         self._batch = 0
 
     def append(self, rows: pa.Table, ends: Mapping[int, int]) -> None:
-        """One commit of the archive."""
+        """Commit rows as the archive does."""
         seam = ArchiveProgress(
             topic=self.topic.name, topic_id=self.topic.topic_id, batch=self._batch, ends=dict(ends), mode=self._mode
         )
@@ -67,12 +67,12 @@ class Archived:
             partition_by=["_date"],
             commit_properties=CommitProperties(custom_metadata={"userMetadata": seam.to_json()}),
         )
-        if is_new:  # a commit of its own, which says nothing of progress
+        if is_new:  # a separate commit, which contains no progress
             properties = {PROPERTY: to_json(self.topic)}
             DeltaTable(self.table).alter.set_table_properties(properties, raise_if_not_exists=False)
 
     def set_aside(self, rows: pa.Table, reason: str) -> None:
-        """Bad rows go to the quarantine: ``rows`` as for ``append``."""
+        """Append bad rows to the quarantine, with ``rows`` as for ``append``."""
         own = [name for name in rows.column_names if not name.startswith("_")]
         record = pa.StructArray.from_arrays([rows.column(name).combine_chunks() for name in own], names=own)
         bad = rows.select(["_partition", "_offset", "_timestamp"])

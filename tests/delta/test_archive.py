@@ -1,4 +1,4 @@
-"""Topics into tables, through a real Spark with Delta and real brokers."""
+"""Tests of archives with a real Spark with Delta and real brokers."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ def produce(brokers: ProcessCluster, topic: str, *values: str, partition: int = 
             producer.send(topic, value.encode(), key=b"k", partition=partition, timestamp=at)
 
 
-def test_a_topic_without_a_schema(
+def test_a_default_topic_is_archived_once(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
-    """Every committed record once, and ends behind offsets that have no row, in small batches and two runs."""
+    """The archive has every committed record once. Its end is after offsets without a row. It runs in small batches
+    and twice."""
     admin.create_topic(topic, partitions=2, replication_factor=1)
     late = DAY + dt.timedelta(hours=23, minutes=30)  # another day in the session's zone
     with Producer(brokers.bootstrap) as producer:
@@ -77,17 +78,19 @@ def test_a_topic_without_a_schema(
     assert found["_timestamp"].to_pylist()[0] == late
     assert found["_date"].to_pylist()[:2] == [dt.date(2024, 5, 1), dt.date(2024, 5, 2)]
     assert DeltaTable(table_path(lake, topic)).metadata().partition_columns == ["_date"]
-    # Three aborted records, their marker, three committed ones, their marker, and so on.
+    # Three aborted records, their marker, three committed records, their marker, three aborted records, their marker.
     assert ends(lake, topic) == {0: 2, 1: 12}
     assert len(seams(lake, topic)) > 1
     assert admin.group_offsets(f"archive-{topic}") == {TopicPartition(topic, 0): 2, TopicPartition(topic, 1): 12}
 
     admin.create_partitions(topic, 3)
-    days = [DAY + dt.timedelta(days=number % 6) for number in range(12)]  # more of them than are written side by side
+    # more days than one task writes at the same time
+    days = [DAY + dt.timedelta(days=number % 6) for number in range(12)]
     with Producer(brokers.bootstrap) as producer:
         for day in days:
             producer.send(topic, b"new", partition=2, timestamp=day)
-    admin.commit_offsets(f"archive-{topic}", {TopicPartition(topic, 0): 0})  # a group decides nothing
+    # the group's offsets do not decide where an archive continues
+    admin.commit_offsets(f"archive-{topic}", {TopicPartition(topic, 0): 0})
     archived(spark, brokers, topic, lake)
     found = rows(lake, topic)
     assert places(found) == [(0, 0), (0, 1), (1, 4), (1, 5), (1, 6), *((2, offset) for offset in range(12))]
@@ -134,7 +137,7 @@ def test_a_typed_topic_whose_schema_grows_during_the_archive(
     options = asked(brokers, topic, lake, interval="100 milliseconds")
     with RunningArchives(spark, options) as running:
         wait_until(lambda: any("no new records" in text for text in running.said), "the first batch", timeout_s=120)
-        # A query that ends without an error is not the end of the archive, nor is what an earlier run committed.
+        # A query that ends without an error does not end the archive, and neither does a commit of an earlier run.
         for query in spark.streams.active:
             if (query.name or "").startswith(f"archive-{topic}-"):
                 query.stop()
@@ -167,10 +170,11 @@ def test_a_typed_topic_whose_schema_grows_during_the_archive(
     )
 
 
-def test_names_and_directories_that_delta_is_particular_about(
+def test_names_that_delta_does_not_accept_are_archived(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
-    """Of columns, of what is in them and in the records of the quarantine; and a directory without a name."""
+    """The names are those of columns, of nested fields and of quarantined records, and one value cannot be a
+    directory name."""
     inner = pa.struct([("a (b)", pa.int32()), ("local", pa.timestamp("us"))])
     schema = pa.schema([("the name", pa.string()), ("at", UTC_US), ("l", pa.list_(inner))])
     admin.create_topic(topic, partitions=1, replication_factor=1, schema=schema, event_time="at")
@@ -185,7 +189,7 @@ def test_names_and_directories_that_delta_is_particular_about(
         frame = spark.read.format("delta").load(path).orderBy("_offset")
         return [tuple(row) for row in frame.selectExpr("_offset", *columns).collect()]
 
-    # Columns of such names are mapped to others, and then directories are called by no value.
+    # Delta maps columns with such names, and then directories are not named after values.
     found = read(table_path(lake, topic), "`the name`", "l[0].`a (b)`")
     assert found == [(number, names[number], number) for number in (0, 2, 4, 6)]
     found = read(quarantine_path(lake, topic), "record.`the name`", "record.l[0].`a (b)`", "left(reason, 9)")
@@ -195,7 +199,7 @@ def test_names_and_directories_that_delta_is_particular_about(
 
 
 class _DiesBeforeCommit(BatchArchiver):
-    """A driver that ends between the two commits of a batch."""
+    """An archiver whose driver ends between the two commits of a batch."""
 
     expects_bad_rows = True
 
@@ -212,13 +216,14 @@ def test_json_values_and_invalid_ones_are_archived(
     *,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What went to quarantine stays there, and only there, though the next run could cast it."""
+    """A quarantined record stays in the quarantine and only there, even if the next run could cast it."""
     admin.create_topic(topic, partitions=1, replication_factor=1)
     produce(brokers, topic, '{"a": 1, "b": "x"}', '{"a": 1.5}', "", "[]", '{"b": "y", "other": 1}')
     with Producer(brokers.bootstrap) as producer:
         producer.send(topic, None, key=b"k", partition=0, timestamp=DAY)
     place = TopicPartition(topic, 0)
-    admin.commit_offsets(f"archive-{topic}", {place: 6})  # of an archive to another path
+    # the group committed these offsets for an archive at another path
+    admin.commit_offsets(f"archive-{topic}", {place: 6})
     with monkeypatch.context() as patched:
         patched.setattr(TopicArchive, "batches", _DiesBeforeCommit)
         _, error = archive(spark, brokers, topic, lake, json=ddl("a int, b string"))
@@ -232,7 +237,7 @@ def test_json_values_and_invalid_ones_are_archived(
     produce(brokers, topic, '{"a": 2.0}', '{"a": 2.5}')
     archived(spark, brokers, topic, lake, json=ddl("a double, b string"))
     found = rows(lake, topic)
-    # The table's columns are those it was made with.
+    # The table keeps the column types that it was created with.
     assert found["a"].type == pa.int32() and found["a"].to_pylist() == [1, None, None, 2]
     assert places(found) == [(0, 0), (0, 4), (0, 5), (0, 6)]
     assert places(bad_rows(lake, topic)) == [(0, 1), (0, 2), (0, 3), (0, 7)]
@@ -241,7 +246,7 @@ def test_json_values_and_invalid_ones_are_archived(
     assert ends(lake, topic) == {0: 8}
 
 
-def test_a_quarantine_older_than_its_table_and_its_commits(plain_spark: SparkSession, lake: str, topic: str) -> None:
+def test_a_quarantine_survives_its_table_and_commits(plain_spark: SparkSession, lake: str, topic: str) -> None:
     columns = ddl("_partition int, _offset bigint, _timestamp timestamp, reason string, record struct<a: int>")
     path = quarantine_path(lake, topic)
     seam = ArchiveProgress(topic=topic, topic_id="first", batch=0, ends={0: 6}, mode="append", attempt="a")
@@ -255,9 +260,9 @@ def test_a_quarantine_older_than_its_table_and_its_commits(plain_spark: SparkSes
         return quarantine
 
     before = opened()
-    before.check_topic({"second"})  # there is nothing yet
+    before.check_topic({"second"})  # the quarantine does not exist yet
     before.add(bad(5), seam)
-    # Delta has cleaned away what says whose it is: others' commits alone are left.
+    # Delta has deleted the log entry that names the topic: only commits of others remain.
     before.table.set_properties({"delta.checkpointInterval": "1"})
     for is_said in (True, False):
         now = opened()
@@ -272,7 +277,7 @@ def test_a_quarantine_older_than_its_table_and_its_commits(plain_spark: SparkSes
     with pytest.raises(QuarantineMoved):
         before.check()
 
-    # The topic has got a column whose name Delta does not take as it is.
+    # The topic has a new column with a name that Delta does not accept unchanged.
     place = "_partition int, _offset bigint, _timestamp timestamp, reason string"
     wider = ddl(f"{place}, record struct<a: int, `b c`: array<timestamp_ntz>>")
     late = [(0, 7, DAY, "bad", (1, [LOCAL]))]
@@ -290,7 +295,7 @@ def test_an_overtaken_archive_of_a_topic_ends_without_traces(
     *,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The one that is overtaken notices, at whichever step, ends, and leaves nothing."""
+    """An overtaken archive notices it at any step, ends, and leaves no rows."""
     admin.create_topic(topic, partitions=1, replication_factor=1)
     produce(brokers, topic, "a")
     overtaken: list[str] = []
@@ -330,9 +335,10 @@ def test_the_older_of_two_archives_continues(
     *,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Though the later one is quicker. One whose predecessor commits no more does so when it has waited."""
+    """The first archive continues, although the later one is faster. An archive waits, and continues if its
+    predecessor commits nothing more."""
     admin.create_topic(topic, partitions=1, replication_factor=1)
-    # As if each were a process of another host.
+    # Each archive is treated as a process of another host.
     monkeypatch.setattr("sparklog.delta.archive.may_run", bool)
     monkeypatch.setattr("sparklog.delta.archive.patience_s", lambda _: 300.0)
     first = RunningArchives(spark, asked(brokers, topic, lake, interval="2 seconds"))
@@ -362,8 +368,8 @@ def test_the_older_of_two_archives_continues(
     assert places(rows(lake, topic)) == [(0, 0), (0, 1)]
 
 
-def test_two_concurrent_commits_of_one_number(spark: SparkSession, lake: str, topic: str) -> None:
-    """Both begin before either commits: Delta itself lets one through."""
+def test_of_two_concurrent_commits_one_succeeds(spark: SparkSession, lake: str, topic: str) -> None:
+    """Both begin before either commits, and Delta accepts only one."""
     path = table_path(lake, topic)
     ArchiveTable(spark, path).create(ddl("a int"), partition_by=(), properties={})
     met = threading.Barrier(2)
@@ -392,7 +398,7 @@ def rows_of(spark: SparkSession, path: str) -> int:
     return spark.read.format("delta").load(path).count()
 
 
-def test_topics_that_an_archive_refuses(
+def test_an_archive_refuses_topics_that_do_not_fit(
     spark: SparkSession,
     admin: Admin,
     brokers: ProcessCluster,
@@ -412,16 +418,19 @@ def test_topics_that_an_archive_refuses(
     assert "was archived in mode append, but mode upsert is requested" in str(error)
 
     place = TopicPartition(topic, 0)
-    admin.commit_offsets(f"archive-{topic}", {place: 4})  # of an archive to another path
+    # the group committed these offsets for an archive at another path
+    admin.commit_offsets(f"archive-{topic}", {place: 4})
     admin.delete_records({place: 3})
     _, error = archive(spark, brokers, topic, lake)
-    assert admin.group_offsets(f"archive-{topic}") == {place: 2}, "else retention would go on ahead of the table"
+    assert admin.group_offsets(f"archive-{topic}") == {place: 2}, (
+        "without this, retention would delete records that the table does not have"
+    )
     assert f"offsets 2 to 3 of {topic}-0 were deleted" in str(error) and "--fail-on-data-loss false" in str(error)
     archived(spark, brokers, topic, lake, fail_on_data_loss=False)
     assert places(rows(lake, topic)) == [(0, 0), (0, 1), (0, 3)]
     assert seams(lake, topic)[-1].lost == {0: (2, 3)}
 
-    # The driver dies when the bad row of a batch is safe and the good one is not, and then the brokers do.
+    # The driver dies after the bad row of a batch is committed and before the good one is. Then the topic is lost.
     with Producer(brokers.bootstrap) as producer:
         for time_us in (1, 2**62):
             producer.write(topic, pa.table({"value": [b"x"], "timestamp": pa.array([time_us], UTC_US)})).result()
@@ -441,7 +450,8 @@ def test_topics_that_an_archive_refuses(
     for fail in (True, False):
         _, error = archive(spark, brokers, topic, lake, fail_on_data_loss=fail)
         assert "was deleted and created again" in str(error)
-    # A batch of the old one that ends now has not read the new one, of which brokers would delete what it has read.
+    # A late batch of the old topic has read nothing of the new topic. If it committed its offsets, brokers would delete
+    # records of the new topic that are not archived.
     late, old = TopicArchive(spark, asked(brokers, topic, lake), print), seams(lake, topic)[-1]
     late._store(old)
     late.close()

@@ -1,4 +1,4 @@
-"""The job's arguments, and what a checkpoint says of a batch, without Spark."""
+"""Tests of the job's arguments, and of what a checkpoint says about a batch, without Spark."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def parse(text: str) -> DataType:
         ("1h", "1 hours", 3600),
     ],
 )
-def test_triggers(text: str, interval: str | None, seconds: float) -> None:
+def test_supported_triggers_become_intervals(text: str, interval: str | None, seconds: float) -> None:
     assert parse_trigger(text) == interval
     assert interval_s(interval) == seconds
     assert interval_s("1 second") == 1
@@ -76,7 +76,7 @@ def test_other_triggers_are_refused(text: str) -> None:
         parse_trigger(text)
 
 
-def test_columns_of_values() -> None:
+def test_schemas_of_values_are_parsed_by_topic() -> None:
     assert parse_schemas([], ["t"], parse=parse) == {}
     assert parse_schemas(["a int"], ["t", "u"], parse=parse) == {"t": INT, "u": INT}
     assert parse_schemas(["u=a int"], ["t", "u"], parse=parse) == {"u": INT}
@@ -91,7 +91,7 @@ def test_additional_packages_are_submitted_too() -> None:
 
 
 def test_batch_ends_are_read_from_a_checkpoint(tmp_path: Path) -> None:
-    """The file as Spark writes it, with the source's offset in its last line."""
+    """The file is as Spark writes it, with the source's offset in its last line."""
     ends = {TopicPartition("t", 0): Position("id", 7, 3), TopicPartition("t", 10): Position("id", 2)}
     begun = {TopicPartition("t", 10): Position("id", 1)}
     (tmp_path / "offsets").mkdir()
@@ -104,7 +104,7 @@ def test_batch_ends_are_read_from_a_checkpoint(tmp_path: Path) -> None:
         read_batch_ends(tmp_path, 4, topic="u")
 
 
-def test_columns_of_tables() -> None:
+def test_columns_of_tables_avoid_conflicts() -> None:
     shape = TopicShape(DEFAULT_SCHEMA, "timestamp")
     read = topic_columns(shape, include_headers=True, include_cast_errors=True)
     own = own_columns(read, shape.schema.names, is_default=True)
@@ -121,19 +121,20 @@ def test_columns_of_tables() -> None:
         table_path("/lake", "_quarantine")
 
 
-def test_which_errors_are_tried_again() -> None:
+def test_lasting_errors_are_not_retried() -> None:
     assert is_lasting(ArchiveFenced("x")) and is_lasting(ConfigError("x")) and is_lasting(KeyError("a fault of ours"))
     assert is_lasting(BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "x"))
     assert not is_lasting(BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "x"))
     assert is_lasting(ParseException("[...] ConfigError: option"))
-    assert not is_lasting(ParseException("[...] ClientTimeout: nobody"))
+    assert not is_lasting(ParseException("[...] ClientTimeout: no response"))
     assert is_lasting(ParseException("Cannot call methods on a stopped SparkContext."))
     assert not is_lasting(QuarantineMoved("x"))
     assert is_lasting(ConnectionRefusedError("the JVM is gone")) and not is_lasting(OSError(errno.ENOSPC, "no space"))
 
 
 def test_a_partition_unknown_to_one_broker_is_no_lasting_error() -> None:
-    """Spark's planning asks a broker of its own, which need not be as far as the one that the start was settled by."""
+    """Spark's planning may ask another broker than the one that resolved the start, and that broker may not know the
+    partition yet."""
     known = {TopicPartition("t", number): OffsetRange(0, 5) for number in range(2)}
     place = parse_by_offset("startingOffsets", '{"t": {"0": 3}}', default=0)
     with pytest.raises(ConfigError) as raised:
@@ -143,13 +144,13 @@ def test_a_partition_unknown_to_one_broker_is_no_lasting_error() -> None:
 
 
 class _NoTable:
-    """Of a batch that is only looked at."""
+    """A table for batches that are only planned."""
 
     path, seam = "/lake/t", None
 
 
 def test_a_batch_that_does_not_follow_is_refused() -> None:
-    """The one before it was not archived, or partitions that came later have lost their first records."""
+    """Either the previous batch was not archived, or new partitions have lost their first records."""
     seam = ArchiveProgress(topic="t", topic_id="id", batch=3, ends={0: 5}, mode="append")
     table: Any = _NoTable()
     nothing: Any = None
@@ -167,10 +168,12 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
     first = archiver(new)._next(BatchEnds("id", {0: 9}, {0: 7}))
     assert (first.lost, first.begins) == ({}, {0: 7})
     assert archiver(first)._next(BatchEnds("id", {0: 12, 1: 2}, {0: 9, 1: 0})).begins == {0: 7, 1: 0}
-    assert archiver(seam)._next(BatchEnds("id", {0: 9}, {0: 5})).begins == {}, "of a table that does not know"
+    assert archiver(seam)._next(BatchEnds("id", {0: 9}, {0: 5})).begins == {}, (
+        "a table without a known begin keeps none"
+    )
 
 
-def test_intervals_sizes_and_retentions() -> None:
+def test_intervals_sizes_and_retentions_are_parsed() -> None:
     assert [parse_every("--x", text) for text in ("never", "0s", "30m", "1h", "2d")] == [None, 0, 1800, 3600, 172_800]
     assert [parse_size("--x", text) for text in ("1m", "128MB", "1 g", "2097152")] == [
         1 << 20,
@@ -199,7 +202,7 @@ def test_small_batches_take_one_task_and_large_ones_many() -> None:
     assert [sizes.tasks(offsets) for offsets in (2_500_000, 2_600_000, 10_000_000)] == [1, 2, 4]
 
 
-def test_a_stop_lets_maintenance_begin_no_table(tmp_path: Path) -> None:
+def test_a_stop_prevents_the_start_of_maintenance(tmp_path: Path) -> None:
     archives = [ArchiveOptions(bootstrap="", topic=name, to=str(tmp_path), group="g") for name in ("first", "second")]
     stopping, said = threading.Event(), list[str]()
     stopping.set()
@@ -208,7 +211,7 @@ def test_a_stop_lets_maintenance_begin_no_table(tmp_path: Path) -> None:
 
 
 def test_a_stop_during_maintenance_starts_no_other_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither another topic's, nor the same one's quarantine."""
+    """The maintenance continues neither with another topic nor with the quarantine of the same one."""
     archives = [ArchiveOptions(bootstrap="", topic=name, to=str(tmp_path), group="g") for name in ("first", "second")]
     stopping, begun, said = threading.Event(), list[str](), list[str]()
 

@@ -1,4 +1,4 @@
-"""What commits say of progress, and where it is found among others' commits."""
+"""Tests of the progress in commits, and of the search for it among the commits of others."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def test_an_unreadable_progress_record_is_an_error(inner: dict[str, Any]) -> Non
         parse_seam(json.dumps({"sparklog": inner}))
 
 
-def test_the_seam_at_each_version(tmp_path: Path) -> None:
+def test_the_progress_is_found_at_each_version(tmp_path: Path) -> None:
     table = tmp_path / "t"
     assert read_seam(str(table)) is None
-    commit(table, 3)  # earlier ones were cleaned away
+    commit(table, 3)  # the earlier ones were deleted
     commit(table, 4, **said(0))
     commit(table, 5, userMetadata="OPTIMIZE by hand")
     commit(table, 6, **said(1))
@@ -91,7 +91,7 @@ def test_the_seam_at_each_version(tmp_path: Path) -> None:
     assert log.seam() == log.seam(7)
 
 
-def test_new_commits_are_looked_for_upwards(tmp_path: Path) -> None:
+def test_new_commits_are_searched_upwards(tmp_path: Path) -> None:
     for version in range(3):
         commit(tmp_path, version, **said(version))
     asked: list[str] = []
@@ -110,11 +110,12 @@ def test_new_commits_are_looked_for_upwards(tmp_path: Path) -> None:
 
 
 def test_commits_removed_after_a_known_version_do_no_harm(tmp_path: Path) -> None:
-    """An archive of a quiet topic knows a version that is gone when it looks again, and so is the next."""
+    """The version that an archive of a quiet topic knows is deleted before the archive reads the log again, and so
+    is the next one."""
     commit(tmp_path, 1, **said(0))
     log = open_log(str(tmp_path))
     (tmp_path / "_delta_log" / f"{1:020d}.json").unlink()
-    assert log.newest_since(1) == (1, None)  # nothing is left that could be newer
+    assert log.newest_since(1) == (1, None)  # no newer version can exist
     for version in range(3, 5):
         commit(tmp_path, version)
     assert log.newest_since(1) == (4, None)

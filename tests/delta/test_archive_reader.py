@@ -1,4 +1,4 @@
-"""A table read by partition and offset, in windows, whatever its files look like. No Spark."""
+"""Tests of reads of a table by partition and offset, in windows, for files of any shape. No Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def archived(tmp_path: Path) -> Archived:
 
 
 def read(archived: Archived, partition: int, start: int = 0) -> tuple[list[Rows], list[tuple[int, bytes, int]]]:
-    """The windows, and (offset, value, time) of what is in them."""
+    """Return the windows, and the offset, value and time of their rows."""
     windows = list(open_archive(archived.table).rows(partition, start))
     found = []
     for window in windows:
@@ -59,7 +59,7 @@ def test_rows_come_by_offset_in_small_windows(archived: Archived, monkeypatch: p
     have = {partition: sorted(random.choice(900, 500, replace=False).tolist()) for partition in (0, 2)}
     mixed = [(partition, offset) for partition, offsets in have.items() for offset in offsets]
     random.shuffle(mixed)
-    for at in range(0, 1000, 250):  # files of both partitions, without any order
+    for at in range(0, 1000, 250):  # files of both partitions, in no order
         part = mixed[at : at + 250]
         partitions, offsets = [one[0] for one in part], [one[1] for one in part]
         times = [1_700_000_000_000_000 + offset for offset in offsets]
@@ -74,14 +74,14 @@ def test_rows_come_by_offset_in_small_windows(archived: Archived, monkeypatch: p
     assert (read(archived, 1)[1], archive.end(1), archive.partitions) == ([], 5, 3)
 
 
-def test_optimised_and_deleted_rows(archived: Archived) -> None:
+def test_rows_survive_optimize_and_delete(archived: Archived) -> None:
     for at in range(0, 60, 10):
         archived.append(rows(0, list(range(at, at + 10))), {0: at + 10})
     table = DeltaTable(archived.table)
     table.optimize.compact(commit_properties=CommitProperties(custom_metadata={"by": "somebody"}))
     table.delete("_offset >= 10 and _offset < 13")
     archive = open_archive(archived.table)
-    assert archive.seam.ends == {0: 60}, "commits of others say nothing and take nothing back"
+    assert archive.seam.ends == {0: 60}, "commits of others must not change the progress"
     assert read(archived, 0)[1] == expected([*range(10), *range(13, 60)])
 
 

@@ -1,4 +1,4 @@
-"""Values of columns that tables are partitioned by: which of them Delta keeps."""
+"""Tests of the values of partition columns that Delta keeps unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.delta.archives import archived, bad_rows, places, rows
 pytestmark = pytest.mark.integration
 
 
-def test_text_that_no_directory_can_be_called_by(
+def test_text_that_cannot_name_a_directory_is_quarantined(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
     admin.create_topic(topic, partitions=1, replication_factor=1, schema=pa.schema([("name", pa.string())]))
@@ -39,10 +39,10 @@ def test_text_that_no_directory_can_be_called_by(
     assert places(bad_rows(lake, topic))[-2:] == [(0, 13), (0, 14)] and len(bad_rows(lake, topic)) == 8
 
 
-def test_a_table_partitioned_by_bytes(
+def test_a_table_can_be_partitioned_by_bytes(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
-    """Keys that are text go there and back as they are; others Delta would change."""
+    """Keys that are text are kept unchanged. Delta would change others."""
     admin.create_topic(topic, partitions=1, replication_factor=1)
     table = spark.createDataFrame([], "key binary, value binary")
     table.write.format("delta").partitionBy("key").save(table_path(lake, topic))

@@ -1,4 +1,4 @@
-"""History through a real Spark with Delta: archived by the job, read as DataFrame, as view and as stream."""
+"""Tests of history with a real Spark with Delta: archived by the job, read as DataFrame, as view and as stream."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TYPED = "customer string, price double, at timestamp, tags array<string>"
 
 
 def write(brokers: ProcessCluster, topic: str, numbers: range, partition: int, *, day: int = 0) -> None:
-    """One row a minute from noon on."""
+    """Write one row a minute, from noon on."""
     begin = _NOON + dt.timedelta(days=day)
     data = pa.table(
         {
@@ -58,7 +58,11 @@ def write(brokers: ProcessCluster, topic: str, numbers: range, partition: int, *
 
 @pytest.fixture
 def archive(spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, lake: str) -> Archive:
-    """Partition 0 has 30 records of three days, 1 has 10; the archive has 20 and 10. The log begins below the seam."""
+    """Create a topic and its archive.
+
+    Partition 0 has 30 records of three days, and partition 1 has 10. The archive has 20 and 10 of them. The log starts
+    below the end of the archive.
+    """
     admin.create_topic(
         topic, partitions=2, replication_factor=1, schema=_TYPED, event_time="at", config={"retention.ms": -1}
     )
@@ -76,7 +80,7 @@ def archive(spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: s
 
 @pytest.fixture
 def orders(archive: Archive) -> str:
-    """The topic."""
+    """Return the topic's name."""
     return Path(archive.path).name
 
 
@@ -105,13 +109,13 @@ def test_one_dataframe_over_archive_and_log(
     assert told.pop("at") == told.pop("_timestamp") == rows[0, 7]["at"]
     assert told == {"customer": "c1", "price": 7.0, "tags": ["7"], "_topic": orders, "_partition": 0, "_offset": 7}
     assert rows[0, 7]["at"].timestamp() == (_NOON + dt.timedelta(minutes=7)).timestamp()
-    # It is settled: what comes later, and what is moved and taken away, does not show in it.
+    # The DataFrame's ranges are fixed: later records, moved records and deleted records do not change its result.
     write(brokers, orders, range(30, 35), 0)
     archive.archive()
     archive.compact()
     assert prices(history) == _ALL
     assert prices(sparklog.read_history(spark, orders)) == sorted([*_ALL, 30.0, 31.0, 32.0, 33.0, 34.0])
-    # Rows that somebody deleted, by deletion vector.
+    # A user deletes rows, by deletion vector.
     spark.sql(
         f"ALTER TABLE delta.`{table_path(lake, orders)}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
     )
@@ -122,7 +126,7 @@ def test_one_dataframe_over_archive_and_log(
     assert prices(by_source) == sorted(left)
 
 
-def test_arguments_and_filters_prune(spark: SparkSession, orders: str, lake: str) -> None:
+def test_arguments_and_filters_prune_files(spark: SparkSession, orders: str, lake: str) -> None:
     def read(**arguments: Any) -> list[float]:
         return prices(sparklog.read_history(spark, orders, **arguments))
 
@@ -142,7 +146,7 @@ def test_arguments_and_filters_prune(spark: SparkSession, orders: str, lake: str
     few = sparklog.read_history(spark, orders, columns=["_offset", "customer"], where="offset < 2")
     assert few.columns == ["_offset", "customer"]
     assert sorted(map(tuple, few.collect())) == [(0, "c0"), (0, "c1"), (1, "c1"), (1, "c2")]
-    # Spark's own filters leave out files and row groups of the archive.
+    # Spark's own filters skip files and row groups of the archive.
     plan = _plan(sparklog.read_history(spark, orders).where("price > 105 and _timestamp > '2024-05-02'"))
     assert "PushedFilters: [" in plan
     assert "GreaterThan(price,105.0)" in plan
@@ -154,7 +158,7 @@ def _plan(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
-def test_where_a_moment_begins(spark: SparkSession, orders: str, lake: str) -> None:
+def test_a_moment_is_located_in_archive_or_log(spark: SparkSession, orders: str, lake: str) -> None:
     version = DeltaTable(table_path(lake, orders)).version()
     assert sparklog.locate_moment(spark, orders, "2024-05-02T12:04:00Z") == {
         0: Located("archive", 19, version),
@@ -166,7 +170,7 @@ def test_where_a_moment_begins(spark: SparkSession, orders: str, lake: str) -> N
     }
 
 
-def test_arguments_that_read_history_refuses(spark: SparkSession, orders: str) -> None:
+def test_read_history_refuses_bad_arguments(spark: SparkSession, orders: str) -> None:
     spark.conf.unset(HISTORY_SETTING)
     for arguments, message in (
         ({}, "no archive given: pass history="),
@@ -179,7 +183,7 @@ def test_arguments_that_read_history_refuses(spark: SparkSession, orders: str) -
             sparklog.read_history(spark, orders, **arguments)
 
 
-def test_views_from_sql(spark: SparkSession, orders: str, lake: str) -> None:
+def test_sql_views_read_the_history(spark: SparkSession, orders: str, lake: str) -> None:
     options = f"OPTIONS (subscribe '{orders}', history '{lake}'"
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW whole USING sparklog {options})")
     assert spark.sql("SELECT count(*), sum(price) FROM whole").first() == (40, sum(_ALL))
@@ -192,8 +196,8 @@ def test_views_from_sql(spark: SparkSession, orders: str, lake: str) -> None:
 def test_a_killed_history_query_resumes_where_it_was(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, archive: Archive, tmp_path: Path
 ) -> None:
-    """The driver dies in its first batch, which is half of the archive; before the next run the archive has got the
-    rest of the log, which is gone, and was compacted."""
+    """The driver dies in its first batch, which reads half of the archive. Before the next run the archive gets the
+    rest of the log and is compacted, and the log is deleted."""
     orders = Path(archive.path).name
     options = {
         "subscribe": orders,
@@ -255,7 +259,7 @@ def test_readers_see_each_offset_once_during_archiving(
         run_archives(spark, [asked(brokers, topic, lake, interval="1 seconds")], stopping=stopping, tell=print)
 
     def trim() -> None:
-        """As retention that waits for the archive: at once."""
+        """Delete archived records from the log immediately, as retention that waits for the archive does."""
         while not stopping.wait(0.3):
             admin.delete_records({TopicPartition(topic, number): end for number, end in ends(lake, topic).items()})
 
@@ -286,7 +290,7 @@ def test_readers_see_each_offset_once_during_archiving(
 
 
 def assert_whole(found: list[tuple[int, int]]) -> None:
-    """Each offset of each partition once, without a gap."""
+    """Check that each partition has each offset once, without a gap."""
     for partition in {number for number, _ in found}:
         offsets = [offset for number, offset in found if number == partition]
         assert offsets == list(range(len(offsets)))

@@ -1,4 +1,4 @@
-"""Which store a range is read from, and in which tasks."""
+"""Tests of the store that a range is read from, and of the tasks that read it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def both(seam: int, log: tuple[int, int], first: int | None = 0) -> BothEnds:
     return BothEnds(snapshot, {_A: LogEnds(*log, 5)}, {} if first is None else {0: first})
 
 
-def test_a_range_is_cut_at_the_seam() -> None:
+def test_a_range_is_cut_at_the_end_of_the_archive() -> None:
     pieces = [PartitionRange(_A, 0, 10), PartitionRange(_B, 3, 9)]
     assert split_at_seam(pieces, {0: 4}) == ([(_A, 0, 4)], [(_A, 4, 10), (_B, 3, 9)])
     assert split_at_seam(pieces, {0: 10, 1: 3}) == ([(_A, 0, 10)], [(_B, 3, 9)])
@@ -41,7 +41,7 @@ def test_a_range_is_cut_at_the_seam() -> None:
 
 def test_history_begins_in_the_archive_and_ends_with_the_log() -> None:
     assert both(10, (5, 20), first=2).ends == {_A: LogEnds(2, 20, 5)}
-    assert both(10, (5, 20), first=None).ends == {_A: LogEnds(5, 20, 5)}, "nothing but markers was archived"
+    assert both(10, (5, 20), first=None).ends == {_A: LogEnds(5, 20, 5)}, "only markers were archived"
     assert both(10, (10, 10)).ends == {_A: LogEnds(0, 10, 5)}
 
 
@@ -66,12 +66,12 @@ def test_records_in_neither_store_are_named_in_the_error() -> None:
 def test_the_archive_is_needed_below_its_end_and_the_log_start() -> None:
     assert both(10, (5, 20)).is_archive_needed({_A: 9})
     assert not both(10, (5, 20)).is_archive_needed({_A: 10})
-    assert both(10, (15, 20)).is_archive_needed({_A: 12}), "the archive may have gone on since"
+    assert both(10, (15, 20)).is_archive_needed({_A: 12}), "the archive may have continued since"
     assert both(10, (5, 20)).is_archive_needed({})
     assert not both(0, (0, 20)).is_archive_needed({})
 
 
-def test_a_log_range_stays_whole_after_quick_retention() -> None:
+def test_a_log_range_stays_whole_after_fast_retention() -> None:
     pieces = [PartitionRange(_A, 10, 30), PartitionRange(_B, 10, 30)]
     assert narrow(pieces, {_A: 20, _B: None}, {}) == [(_A, 20, 30)]
     assert narrow(pieces, {_A: 20, _B: None}, {_A: 10, _B: 10}) == [(_A, 20, 30)]
@@ -124,7 +124,7 @@ def test_files_are_packed_by_size_and_skipped_by_statistics() -> None:
 
 
 def test_renamed_columns_of_a_table_are_matched_with_the_topic() -> None:
-    """The time of its records is `_timestamp` in the table, where `Timestamp` is somebody's own."""
+    """The timestamp of the records is `_timestamp` in the table, where `Timestamp` is a user's own column."""
     topic = SelectedTopic("x", TopicShape(DEFAULT_SCHEMA, "timestamp"))
     seam = ArchiveProgress(topic="t", topic_id="x", batch=3, ends={}, mode="append")
 

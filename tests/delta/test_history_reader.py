@@ -1,4 +1,4 @@
-"""Batch reads of a topic's archive and log together, as Spark calls them, without Spark: real brokers and tables."""
+"""Tests of batch reads of a topic's archive and log together, without Spark, on real brokers and tables."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def reader_of(given: dict[str, str], columns: list[str] | None = None) -> BatchR
 
 
 def read(given: dict[str, str], columns: list[str] | None = None) -> list[dict[str, Any]]:
-    """All rows, by partition and offset, each task in a copy of the reader as in Spark."""
+    """Return all rows by partition and offset. A copy of the reader reads each task, as in Spark."""
     reader = reader_of(given, columns)
     copy = pickle.loads(pickle.dumps(reader))
     batches = [batch for task in reader.partitions() for batch in copy.read(pickle.loads(pickle.dumps(task)))]
@@ -71,7 +71,7 @@ def places(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 
 def write(brokers: ProcessCluster, topic: str, numbers: range, partition: int, *, hour: float = 0) -> None:
-    """Rows ``n`` one minute apart, from noon and ``hour`` hours on."""
+    """Return rows ``n`` one minute apart, from ``hour`` hours after noon on."""
     times = [_NOON + int(hour * _HOUR) + place * 60_000_000 for place in range(len(numbers))]
     data = pa.table(
         {
@@ -86,8 +86,11 @@ def write(brokers: ProcessCluster, topic: str, numbers: range, partition: int, *
 
 @pytest.fixture
 def typed(brokers: ProcessCluster, admin: Admin, topic: str, lake: str) -> Archive:
-    """Two partitions; 0: offsets 0 to 30, of which 20 are archived; 1: 0 to 10, of which 4 are. Partition 1 is a day
-    older. The archive has files of two commits."""
+    """Create a topic with two partitions and its archive.
+
+    Partition 0 has offsets 0 to 30, of which 20 are archived. Partition 1 has 0 to 10, of which 4 are archived, and is
+    a day older. The archive has files of two commits.
+    """
     admin.create_topic(
         topic, partitions=2, replication_factor=1, schema=_TYPED, event_time="t", config={"retention.ms": -1}
     )
@@ -107,7 +110,7 @@ def test_each_offset_is_read_once_from_either_store(
     everything = read({name: text for name, text in given.items() if name != "history"})
     assert len(everything) == 40
     assert read(given) == everything
-    # Below the seam the log may be shorter, or gone altogether.
+    # Below the end of the archive the log may be shorter or empty.
     admin.delete_records({TopicPartition(topic, 0): 13, TopicPartition(topic, 1): 4})
     assert read(given) == everything
     typed.compact()
@@ -116,14 +119,14 @@ def test_each_offset_is_read_once_from_either_store(
     admin.delete_records({TopicPartition(topic, 0): None, TopicPartition(topic, 1): None})
     assert read(given) == everything
     assert read({**given, "history": str(Path(typed.path).parent)}) == everything
-    # Above it something is missing: said, or passed over when asked to.
+    # Above it records are missing: the read reports that, or skips them on request.
     write(brokers, topic, range(30, 40), 0)
     admin.delete_records({TopicPartition(topic, 0): 35})
     with pytest.raises(
         DataLoss, match=f"{topic}-0: offsets 30 to 35 were deleted from the log, but the archive .* ends at 30"
     ):
         read(given)
-    assert len(read({**given, "where": "partition = 1"})) == 10, "which has no hole"
+    assert len(read({**given, "where": "partition = 1"})) == 10, "partition 1 has no hole"
     with caplog.at_level(logging.WARNING):
         assert [row["n"] for row in read({**given, "failOnDataLoss": "false"})][30:35] == [35, 36, 37, 38, 39]
     assert "offsets 30 to 35 were deleted" in caplog.text
@@ -159,7 +162,7 @@ def test_ranges_conditions_and_columns_hold_on_both_sides(typed: Archive, broker
 
 def test_only_ranges_that_may_match_are_planned(typed: Archive, brokers: ProcessCluster, topic: str) -> None:
     def tasks(**options: str) -> tuple[int, list[str]]:
-        """Files of the archive, and ranges of the log."""
+        """Return the files of the archive and the ranges of the log in the plan."""
         planned = reader_of(options_of(brokers, typed, **options)).partitions()
         logged = [task for task in planned if isinstance(task, RangeRead)]
         files = {file.path for task in planned if isinstance(task, FilesRead) for file in task.files}
@@ -174,7 +177,7 @@ def test_only_ranges_that_may_match_are_planned(typed: Archive, brokers: Process
     assert tasks(startingOffsets=f'{{"{topic}": {{"0": 20, "1": 4}}}}') == (0, ["0:20-30", "1:4-10"])
 
 
-def test_a_time_is_found_in_archive_or_log_or_ahead(
+def test_a_time_is_found_in_archive_or_log_or_neither(
     typed: Archive, brokers: ProcessCluster, admin: Admin, topic: str
 ) -> None:
     admin.delete_records({TopicPartition(topic, 0): 20, TopicPartition(topic, 1): 4})
@@ -199,15 +202,13 @@ def test_a_time_is_found_in_archive_or_log_or_ahead(
     assert in_process(*command).text.splitlines()[1].split() == ["0", "archive", "0", "2"]
 
 
-def test_deleted_archive_rows_stay_deleted_and_vacuumed_files_are_reported(
-    typed: Archive, brokers: ProcessCluster
-) -> None:
+def test_deleted_rows_stay_deleted_and_vacuumed_files_are_reported(typed: Archive, brokers: ProcessCluster) -> None:
     given = options_of(brokers, typed)
     reader = reader_of(given)
     planned = reader.partitions()
     typed.delete("_partition = 0 and _offset in (3, 13)")
     assert [place for place in places(read(given)) if place[0] == 0] == [(0, n) for n in range(30) if n not in (3, 13)]
-    assert sum(batch.num_rows for task in planned for batch in reader.read(task)) == 40, "planned before"
+    assert sum(batch.num_rows for task in planned for batch in reader.read(task)) == 40, "planned before the vacuum"
     typed.vacuum()
     with pytest.raises(ArchiveFileGone, match="no longer exists: the table was vacuumed after the read was"):
         for task in planned:
@@ -218,11 +219,11 @@ def test_deleted_archive_rows_stay_deleted_and_vacuumed_files_are_reported(
 def test_a_table_without_archive_commits_ends_with_its_rows(
     typed: Archive, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    """As where Delta has cleaned its log."""
+    """Delta has cleaned its log, so the table has no commits of the archive."""
     rows = DeltaTable(typed.path).to_pyarrow_table()
     kept = {"sparklog.topic": to_json(admin.describe_topic(topic))}
     state = {**kept, "sparklog.mode": "upsert"}
-    named = rows.rename_columns({"word": "Word"})  # as of a table made by hand: Delta ignores case
+    named = rows.rename_columns({"word": "Word"})  # as in a table made by hand: Delta ignores case
     for name, properties in (("kept", kept), ("state", state), ("named", kept)):
         write_deltalake(str(tmp_path / name), named if name == "named" else rows, partition_by=["_date"])
         DeltaTable(str(tmp_path / name)).alter.set_table_properties(properties, raise_if_not_exists=False)
@@ -290,7 +291,7 @@ def test_every_type_and_column_survives_the_archive(
     admin.delete_records({TopicPartition(topic, 0): None})
     assert read(given) == logged
     assert [row["text"] for row in logged] == ["ä", None]
-    # A column that the topic got after these rows were archived.
+    # The topic got this column after the rows were archived.
     admin.add_columns(topic, pa.schema([("note", pa.string())]))
     with Producer(brokers.bootstrap) as producer:
         producer.write(

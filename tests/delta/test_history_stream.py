@@ -1,4 +1,4 @@
-"""Streams that begin in the archive and go on in the log, as Spark calls them, without Spark: real brokers, tables."""
+"""Tests of streams that begin in the archive and continue in the log, without Spark, on real brokers and tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Place = tuple[int, int]
 
 
 class Query:
-    """A query's checkpoint and its runs: offsets pass through JSON, readers and tasks through pickle."""
+    """A query's checkpoint and its runs. Offsets pass through JSON, readers and tasks through pickle, as in Spark."""
 
     def __init__(self, bootstrap: str, archive: Archive, **options: str) -> None:
         self._given = {
@@ -44,7 +44,7 @@ class Query:
         }
         self.offset: dict[str, Any] = {}
         self.reader = self._fresh()
-        #: Of the last batch: files of the archive, and ranges of the log.
+        #: Files of the archive and ranges of the log that the last batch reads.
         self.files = 0
         self.ranges: list[str] = []
 
@@ -60,7 +60,7 @@ class Query:
         return found
 
     def rows(self, end: dict[str, Any]) -> list[Place]:
-        """What the batch up to ``end`` reads, in a reader of its own as Spark has it."""
+        """Return the rows of the batch up to ``end``, from a separate reader as in Spark."""
         tasks = self.reader.partitions(self.offset or self.reader.initialOffset(), end)
         self.files = sum(len(task.files) for task in tasks if isinstance(task, FilesRead))
         self.ranges = [
@@ -76,19 +76,19 @@ class Query:
         return sorted(rows)
 
     def batch(self, limit: int | None = None) -> list[Place]:
-        """Plan a batch, read it, and go on behind it."""
+        """Plan a batch, read it, and advance the offset to its end."""
         end = self.plan(limit)
         rows = self.rows(end)
         self.offset = end
         return rows
 
     def without_history(self) -> None:
-        """As ``restart``, with the log alone."""
+        """Restart the query with the log alone."""
         del self._given["history"]
         self.restart()
 
     def rest(self, limit: int) -> Iterator[list[Place]]:
-        """Batches until there is nothing more."""
+        """Yield batches until no records are left."""
         while (before := self.offset) != (end := self.plan(limit)):
             yield self.batch(limit)
             assert self.offset == end != before
@@ -105,8 +105,11 @@ def produce(brokers: ProcessCluster, topic: str, count: int, partition: int = 0)
 
 @pytest.fixture
 def archive(brokers: ProcessCluster, admin: Admin, topic: str, lake: str) -> Archive:
-    """Partition 0: offsets 0 to 30, of which 20 are archived; 1: 0 to 10, of which 8 are. The log begins at the
-    seam. The archive is of two commits, and has been compacted into one file."""
+    """Create a topic and its archive.
+
+    Partition 0 has offsets 0 to 30, of which 20 are archived. Partition 1 has 0 to 10, of which 8 are archived. The log
+    starts at the end of the archive. The archive has two commits, and was compacted into one file.
+    """
     admin.create_topic(topic, partitions=2, replication_factor=1)
     archive = Archive(brokers.bootstrap, topic, lake, row_group=4)
     produce(brokers, topic, 30)
@@ -147,14 +150,14 @@ def test_a_stream_starts_in_the_archive_and_continues_in_the_log(
         sizes.append(len(rows))
         seen += rows
     assert sorted(seen) == everything()
-    assert max(sizes) <= 8, "limits hold in the archive as in the log"
+    assert max(sizes) <= 8, "the archive must obey the limit as the log does"
     assert query.files == 0
     produce(brokers, topic, 3)
     assert query.batch() == [(0, 30), (0, 31), (0, 32)]
     assert query.ranges == ["0:30-33"]
     produce(brokers, topic, 2)
     query.without_history()
-    assert query.batch() == [(0, 33), (0, 34)], "the checkpoint is that of any query"
+    assert query.batch() == [(0, 33), (0, 34)], "a query without history must accept the checkpoint"
     whole = query_of()
     assert whole.batch() == everything(35)
     assert (whole.files, whole.ranges) == (1, ["0:20-35", "1:8-10"])
@@ -167,7 +170,7 @@ def test_a_batch_is_the_same_at_every_rerun(
     archive: Archive,
     topic: str,
 ) -> None:
-    """However the archive, retention, OPTIMIZE and VACUUM move between the attempts of a batch."""
+    """The archive, retention, OPTIMIZE and VACUUM run between the attempts of a batch."""
     dice = random.Random(8)
     query = query_of()
     seen: Counter[Place] = Counter()
@@ -213,7 +216,7 @@ def _move(step: int, brokers: ProcessCluster, admin: Admin, archive: Archive, to
 def test_a_paused_query_continues_from_the_archive(
     query_of: Callable[..., Query], brokers: ProcessCluster, admin: Admin, archive: Archive, topic: str
 ) -> None:
-    """Retention that waits for the archive, and not for this query, is no loss; while it runs as well."""
+    """Retention that waits for the archive and not for this query loses nothing, even while the query runs."""
     query = query_of()
     assert query.batch() == everything()
     produce(brokers, topic, 10)
@@ -226,7 +229,7 @@ def test_a_paused_query_continues_from_the_archive(
     assert [rows for batch in query.rest(6) for rows in batch] == [(0, offset) for offset in range(36, 44)]
 
 
-def test_a_hole_between_the_two_is_data_loss(query_of: Callable[..., Query], admin: Admin, topic: str) -> None:
+def test_a_hole_between_archive_and_log_is_data_loss(query_of: Callable[..., Query], admin: Admin, topic: str) -> None:
     query = query_of()
     seen = query.batch(8)
     admin.delete_records({TopicPartition(topic, 0): 25})
@@ -242,10 +245,10 @@ def test_a_hole_between_the_two_is_data_loss(query_of: Callable[..., Query], adm
         fresh.plan()
 
 
-def test_offsets_without_rows_where_an_archive_begins_are_no_loss(
+def test_offsets_without_rows_before_an_archive_are_no_loss(
     brokers: ProcessCluster, admin: Admin, topic: str, lake: str
 ) -> None:
-    """A query that has read nothing but an aborted transaction yet goes on in the archive when the log is gone."""
+    """A query that has read only an aborted transaction continues in the archive after the log was deleted."""
     admin.create_topic(topic, partitions=1, replication_factor=1)
     with Producer(brokers.bootstrap, transactional_id=topic) as producer:
         producer.begin()
@@ -268,7 +271,9 @@ def test_offsets_without_rows_where_an_archive_begins_are_no_loss(
     query.reader.stop()
 
 
-def test_where_a_history_stream_starts(query_of: Callable[..., Query], brokers: ProcessCluster, topic: str) -> None:
+def test_a_history_stream_starts_at_given_offsets(
+    query_of: Callable[..., Query], brokers: ProcessCluster, topic: str
+) -> None:
     latest = query_of(startingOffsets="latest")
     end = latest.plan()
     assert latest.rows(end) == []

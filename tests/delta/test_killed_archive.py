@@ -1,4 +1,5 @@
-"""A driver that is killed in the middle of everything, and the job as users start it, which goes on from there."""
+"""Tests of a driver that is killed at every step, and of the job that continues afterwards, started as users start
+it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(900)]
 
-#: Of processes that live for seconds.
+#: A quick Java for processes that live for seconds.
 SPARK = {
     "spark.driver.extraJavaOptions": QUICK_JVM,
     "spark.ui.enabled": "false",
@@ -38,7 +39,7 @@ SPARK = {
     "spark.python.authenticate.socketTimeout": "60s",
 }
 ROOT = Path(__file__).parent.parent.parent
-#: Step at which each archive is killed, and in which of its batches.
+#: The step at which each archive is killed, and the batch.
 STEPS = {
     "setting aside": 0,
     "set aside": 0,
@@ -48,12 +49,13 @@ STEPS = {
     "merged": 1,
 }
 PARTITIONS = 2
-#: Of each partition: records that a reader sees, of which every third is no JSON.
+#: Records of each partition that a reader sees. Every third one is not JSON.
 RECORDS = 18
 
 
 def fill(brokers: ProcessCluster, topic: str) -> dict[tuple[int, int], bool]:
-    """Committed records among aborted ones and markers; whether each, by partition and offset, is good."""
+    """Produce committed records among aborted ones and markers. Return whether each is good, by partition and
+    offset."""
     kept: dict[tuple[int, int], bool] = {}
     with Producer(brokers.bootstrap, transactional_id=topic) as producer:
         for number in range(2 * PARTITIONS * 3):
@@ -71,7 +73,7 @@ def fill(brokers: ProcessCluster, topic: str) -> dict[tuple[int, int], bool]:
 
 
 def fill_keys(brokers: ProcessCluster, topic: str) -> dict[bytes, int | None]:
-    """Records of a few keys, now and then a tombstone, or an object without columns; what they come to."""
+    """Produce records of a few keys, some tombstones and some objects without columns. Return the final state."""
     state: dict[bytes, int | None] = {}
     with Producer(brokers.bootstrap) as producer:
         for number in range(3 * MAX_OFFSETS):
@@ -128,7 +130,7 @@ def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
         assert killed.stdout is not None
         assert killed.stdout.readline() == "all are there\n"
     for name, step in names.items():
-        # Each was killed where it was to be, and none had told its group of more than its table holds.
+        # Each driver was killed at its step, and no archive had committed an offset that its table does not contain.
         assert len(seams(lake, name)) == STEPS[step] + (step in ("committed", "merged")), name
         found = read_seam(table_path(lake, name))
         held = found.seam.ends if found is not None else {}
@@ -156,7 +158,7 @@ def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
         wait_until(is_level, "the archives to be level", timeout_s=400)
         job.send_signal(signal.SIGTERM)
         assert job.wait(60) == 1
-    # The topic that is not there has not kept the others from their work.
+    # The missing topic has not stopped the archives of the others.
     assert "error: missing: UNKNOWN_TOPIC_OR_PARTITION" in output.read_text()
     for name, kept in records.items():
         good, bad = places(rows(lake, name)), places(bad_rows(lake, name))

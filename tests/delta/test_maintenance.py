@@ -1,4 +1,4 @@
-"""Tables stay in few files, and those who read an older version are left alone."""
+"""Tests that tables stay in few files, and that readers of an older version are not disturbed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_small_files_are_compacted_and_older_readers_unharmed(spark: SparkSessio
     properties = found.detail()["properties"]
     assert properties[RETENTION] == "interval 200 hours" and VACUUMED in properties
     assert pinned.to_pyarrow_table().num_rows == 12
-    # Only a table that was told so itself forgets sooner.
+    # Only a table with its own retention property deletes files earlier.
     found.set_properties({RETENTION: "interval 0 hours"})
     assert maintenance(spark, path, said, vacuum_every_s=0.0).run() is None
     assert len(list(Path(path).rglob("part-*.parquet"))) == 4
@@ -91,7 +91,7 @@ def test_small_files_are_compacted_and_older_readers_unharmed(spark: SparkSessio
     assert idle._has_rested(found, now + dt.timedelta(hours=171), 168)
 
 
-def test_a_maintenance_failure_is_logged_and_stops_nothing(
+def test_a_maintenance_failure_is_logged_and_not_fatal(
     spark: SparkSession, lake: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged = Path(lake) / "damaged" / "_delta_log" / f"{0:020d}.json"
@@ -102,7 +102,7 @@ def test_a_maintenance_failure_is_logged_and_stops_nothing(
     assert maintenance(spark, f"{lake}/none", []).run() is None
 
 
-def test_the_job_that_only_maintains(
+def test_the_job_can_run_maintenance_alone(
     plain_spark: SparkSession,
     lake: str,
     topic: str,
@@ -110,11 +110,11 @@ def test_the_job_that_only_maintains(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Tables and quarantines, of several topics; a broker is not even named."""
+    """It maintains tables and quarantines of several topics, and needs no broker address."""
     job = runpy.run_path(str(Path(__file__).parent.parent.parent / "jobs" / "archive.py"))
-    started()  # Ctrl-C is this process's
+    started()  # the test process handles Ctrl-C itself
     for name, value in (("SPARK_LOCAL_IP", "127.0.0.1"), ("PYSPARK_SUBMIT_ARGS", "pyspark-shell")):
-        monkeypatch.setenv(name, value)  # which the job changes
+        monkeypatch.setenv(name, value)  # the job changes these
     table = Archived(lake, described(topic, OWN, partitions=1))
     for number in range(9):
         row = placed(pa.table({"n": [number]}), [0], [number], [FIRST_US])
@@ -123,7 +123,7 @@ def test_the_job_that_only_maintains(
     ended: list[SparkContext] = []
     monkeypatch.setitem(job["main"].__globals__, "BOOTSTRAP", None)
     monkeypatch.setitem(job["main"].__globals__, "end_spark", ended.append)
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # those of the process that runs the tests stay
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # the settings of the process that runs the tests stay
 
     def run(*more: str) -> tuple[int, list[str]]:
         monkeypatch.setattr("sys.argv", ["archive", "--to", lake, "--maintain-only", *more])
@@ -145,7 +145,7 @@ def test_the_job_that_only_maintains(
     assert len(ended) == 3
 
 
-def test_maintenance_during_appends_and_merges(
+def test_maintenance_runs_beside_appends_and_merges(
     spark: SparkSession,
     admin: Admin,
     brokers: ProcessCluster,
@@ -154,7 +154,7 @@ def test_maintenance_during_appends_and_merges(
     *,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tables are compacted while they are written to; nothing is missing or twice."""
+    """Tables are compacted during writes, and no row is missing or duplicated."""
     monkeypatch.setattr("sparklog.delta.maintenance._MANY", 3)
     names = {f"{topic}-append": "append", f"{topic}-upsert": "upsert"}
     looks = MaintenanceOptions(optimize_every_s=3.0, vacuum_every_s=None)
@@ -198,7 +198,7 @@ def test_maintenance_during_appends_and_merges(
     newest = list(range(1, sent))
     assert places(rows(lake, upsert)) == [(partition, offset) for partition in range(2) for offset in newest]
     written = DeltaTable(table_path(lake, append)).history()
-    # One file for each batch, whatever it was read from.
+    # Each batch writes one file, regardless of the number of files that it read.
     assert {entry["operationMetrics"]["numFiles"] for entry in written if entry["operation"] == "WRITE"} == {"1"}
     assert [seam.batch for seam in seams(lake, append)] == list(range(len(seams(lake, append))))
     assert [seam.batch for seam in seams(lake, upsert)] == list(range(len(seams(lake, upsert))))

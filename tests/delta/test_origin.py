@@ -1,4 +1,4 @@
-"""Whose records a table holds, when a topic was restored."""
+"""Tests of the topic that a table's records belong to, after a restore."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RESTORED = Origin("new", "old/table-a@7")
 
 def test_a_topic_is_in_the_table_that_names_it() -> None:
     assert Origin("new").is_in("new", table_id="table-a", seam_version=3)
-    assert RESTORED.is_in("new", table_id="table-a", seam_version=9), "its archive went on"
+    assert RESTORED.is_in("new", table_id="table-a", seam_version=9), "its archive continued"
     assert not Origin("new").is_in("old", table_id="table-a", seam_version=3)
 
 
@@ -19,8 +19,10 @@ def test_a_topic_is_in_the_table_that_names_it() -> None:
     ("table_id", "seam_version", "expected"),
     [("table-a", 7, True), ("table-a", 5, True), ("table-a", 8, False), ("table-b", 5, False)],
 )
-def test_a_restored_topic_is_in_its_source_table_up_to_then(table_id: str, seam_version: int, expected: bool) -> None:
-    """What else the earlier topic was archived to holds other records where the restored one has gone on."""
+def test_a_restored_topic_shares_its_source_table_until_the_restore(
+    table_id: str, seam_version: int, expected: bool
+) -> None:
+    """Another archive of the earlier topic has other records above the offset where the restored topic continued."""
     assert RESTORED.is_in("old", table_id=table_id, seam_version=seam_version) == expected
     assert RESTORED.ids == ("new", "old")
     assert Origin("new").ids == ("new",)

@@ -1,4 +1,4 @@
-"""The first example of docs/delta.md, run as it stands there."""
+"""A test that runs the first example of docs/delta.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ports import FirstPort
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "delta.md"
-#: Lines that it prints, in their order; between them may be others.
+#: Lines that the example prints, in their order. Other lines may come between them.
 PRINTED = [
     "|     ann|      12.0|",  # table and log
     "|     eve|       6.0|",
@@ -29,7 +29,7 @@ PRINTED = [
 def test_the_example_runs(
     plain_spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The page does not say where; other tests may be looking for free ports from the usual one on.
+    # The page names no port. Other tests may search for free ports from the default one upwards.
     defaults = LocalCluster.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "port", FirstPort.DELTA_PAGE)
@@ -42,4 +42,4 @@ def test_the_example_runs(
     assert shell["spark"] is plain_spark
     printed = iter(capsys.readouterr().out.splitlines())
     for wanted in PRINTED:
-        assert any(wanted in found for found in printed), f"{wanted!r} is not printed behind what comes before it"
+        assert any(wanted in found for found in printed), f"{wanted!r} is not printed after the lines before it"

@@ -1,4 +1,4 @@
-"""Whether the process of another archive may still be there."""
+"""Tests of the check whether the process of another archive may still run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ def test_a_local_process_is_examined_and_a_remote_one_may_run() -> None:
     own = this_process()
     host, boot, number, began = own.split("/")
     assert number.isdecimal() and began.isdecimal()
-    assert not may_run(own), "what runs in this one is known"
-    assert not may_run(""), "of a table that is older than this"
+    assert not may_run(own), "this process knows which archives it runs"
+    assert not may_run(""), "a commit of an old release names no process"
     for other in (
         f"elsewhere/{boot}/{number}/{began}",
         f"{host}/earlier/{number}/{began}",
         "as a later version says it",
     ):
         assert may_run(other)
-    assert not may_run(f"{host}/{boot}/{number}/1"), "its number is another's by now"
+    assert not may_run(f"{host}/{boot}/{number}/1"), "another process has the pid by now"
     with subprocess.Popen(["sleep", "600"]) as process:
         stat = Path(f"/proc/{process.pid}/stat").read_text()
         found = f"{host}/{boot}/{process.pid}/{stat.rpartition(')')[2].split()[19]}"
         assert may_run(found)
         process.kill()
-        wait_until(lambda: not may_run(found), "nobody has asked how it ended")
+        wait_until(lambda: not may_run(found), "the end of a process without a wait()")
     assert not may_run(found)
 
 
-def test_how_long_another_archive_is_waited_for() -> None:
+def test_the_wait_for_another_archive_is_limited() -> None:
     assert [patience_s(every_s) for every_s in (0.0, 2.0, 30.0, 3600.0)] == [10.0, 5.0, 47.0, 120.0]

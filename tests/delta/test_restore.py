@@ -1,4 +1,5 @@
-"""Topics made again out of their tables on three new brokers: every row, offset and time, through kills, and once."""
+"""Tests of topics that are recreated from their tables on three new brokers: every row, offset and time once,
+despite kills."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from tests.delta.tables import UTC_US, Archived, described, placed
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 OWN = DEFAULT_SCHEMA.remove(3)
-#: An hour that some zones do not have.
+#: A time that does not exist in some time zones.
 LOCAL = dt.datetime(2024, 3, 31, 2, 30)  # noqa: DTZ001 - a time without a zone
 START_US = 1_700_000_000_000_000
 
@@ -53,7 +54,7 @@ TYPED = pa.schema(
         pa.field("counts", pa.map_(pa.string(), pa.int32())),
     ]
 )
-#: The same columns as Delta has them.
+#: The same columns in Delta's types.
 TYPED_THERE = pa.schema(
     [
         pa.field("id", pa.decimal128(20, 0)),
@@ -84,7 +85,7 @@ def admin(cluster: ProcessCluster) -> Iterator[Admin]:
 
 
 def default_rows(count: int, *, partition: int, seed: int) -> tuple[pa.Table, list[int]]:
-    """Rows with gaps in front, between and behind; and their offsets."""
+    """Return rows with gaps before, between and after them, and their offsets."""
     offsets = (np.flatnonzero(np.random.default_rng(seed).random(count) < 0.8) + 11).tolist()
     rows = {
         "key": [None if at % 5 == 0 else b"key-%d" % (at % 7) for at in offsets],
@@ -96,7 +97,7 @@ def default_rows(count: int, *, partition: int, seed: int) -> tuple[pa.Table, li
 
 
 def default_archive(to: Path, name: str, *, count: int, config: dict[str, str] | None = None) -> Archived:
-    """Three partitions; the last one has had records once, and has none any more."""
+    """Write the archive of a topic with four partitions. The last one had records once, and has none now."""
     kept = {"retention.ms": "-1", "segment.bytes": "50000", "max.message.bytes": "20000"} | (config or {})
     topic = described(name, DEFAULT_SCHEMA, partitions=4, key=("key",), event_time="timestamp", config=kept)
     archived = Archived(to, topic)
@@ -116,7 +117,7 @@ def restored(cluster: ProcessCluster, archived: Archived, **how: Any) -> Restore
 
 
 def wanted(archived: Archived) -> dict[tuple[int, int], tuple[int, dict[str, Any]]]:
-    """Every row of table and quarantine, read another way than the restore reads them."""
+    """Return every row of the table and the quarantine, read in another way than the restore reads them."""
     from deltalake import DeltaTable
 
     found: dict[tuple[int, int], tuple[int, dict[str, Any]]] = {}
@@ -132,7 +133,7 @@ def wanted(archived: Archived) -> dict[tuple[int, int], tuple[int, dict[str, Any
 
 
 def held(cluster: ProcessCluster, admin: Admin, name: str) -> dict[tuple[int, int], tuple[int, dict[str, Any]]]:
-    """Every record of the topic, and the time that readers see."""
+    """Return every record of the topic, and the time that readers see."""
     topic = admin.describe_topic(name)
     tps = topic.topic_partitions()
     starts, ends = admin.list_offsets(tps, at="earliest"), admin.list_offsets(tps)
@@ -149,7 +150,8 @@ def held(cluster: ProcessCluster, admin: Admin, name: str) -> dict[tuple[int, in
 
 
 def wait_alike(cluster: ProcessCluster, name: str, number: int) -> None:
-    """Until all replicas have the same bytes: what lies below the log start goes with the next checkpoint."""
+    """Wait until all replicas have the same bytes. Segments below the log start are deleted with the next
+    checkpoint."""
 
     def alike() -> bool:
         digests = [segment_digests(cluster, broker_id, name, number) for broker_id in range(3)]
@@ -185,7 +187,7 @@ def test_a_default_topic_is_restored(cluster: ProcessCluster, admin: Admin, tmp_
 
 
 def typed_rows() -> tuple[pa.Table, pa.Table]:
-    """Good rows and bad ones. As the log had them: a batch without event times, one with some, one with all."""
+    """Return good and bad rows. In the log they were a batch without event times, one with some, and one with all."""
     none = [(None, START_US + 5)] * 40
     some = [(None if at % 2 else START_US + at * 1000, START_US + 58_000) for at in range(40, 60)]
     times = [*none, *some, *((START_US + at * 1000, 0) for at in range(60, 90))]
@@ -309,7 +311,7 @@ def test_obstacles_to_a_restore_are_reported(cluster: ProcessCluster, admin: Adm
         restored(cluster, other)
 
 
-def test_a_difference_is_found(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
+def test_a_difference_between_topic_and_table_is_found(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
     archived = default_archive(tmp_path, "same", count=500, config={"restored.from": ""})
     restored(cluster, archived)
     topic = admin.describe_topic("same")

@@ -1,4 +1,4 @@
-"""Rows of a table as batches of a log: offsets, times and values come out as they went in."""
+"""Tests of a table's rows as batches of a log: offsets, times and values stay equal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from sparklog.record.validate import validate_placed_batch
 
 AT = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema([pa.field("text", pa.string()), pa.field("at", AT)])
-#: Of one original batch: event times (None: a record has none), and the leader's clock at the append.
+#: One original batch: the event times (None: the record has none), and the leader's clock at the append.
 Original = tuple[list[int | None], int]
 
 
 def shown(batches: list[Original]) -> list[int]:
-    """The times that readers see of these batches. Source: what the log says of records without an event time."""
+    """Return the times that readers see. A record without an event time has the largest time of its batch. If no
+    record has one, it has the leader's clock."""
     found = []
     for times, clock in batches:
         known = [time for time in times if time is not None]
@@ -35,7 +36,7 @@ def rows_of(batches: list[Original], offsets: list[int], text: str = "x") -> Row
 
 
 def read_back(placing: RestoreBatches, rows: Rows, begin: int) -> tuple[list[int], list[int], list[object]]:
-    """Offsets, times and texts that readers of the batches see, each of which the leader would take."""
+    """Return the offsets, times and texts that readers of the batches see. The leader would accept each batch."""
     offsets: list[int] = []
     times: list[int] = []
     texts: list[object] = []
@@ -78,7 +79,7 @@ def test_restored_batches_equal_the_archived_rows(batches: list[Original], gaps:
 
 
 def test_records_with_and_without_times_share_a_batch() -> None:
-    """A topic whose producers leave out every second time must not come back in batches of one."""
+    """If producers omit every second time, the restored topic must not have batches of one record."""
     originals: list[Original] = [([*range(number, number + 9), None], 0) for number in range(0, 1000, 10)]
     rows = rows_of(originals, list(range(1000)))
     placing = RestoreBatches(SCHEMA, 0, "at", 1 << 20)
@@ -87,7 +88,7 @@ def test_records_with_and_without_times_share_a_batch() -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_batches_are_as_small_as_the_topic_asks(compression: str | None) -> None:
+def test_batches_obey_the_topics_size_limit(compression: str | None) -> None:
     texts = ["a" * size for size in (10, 20_000, 30_000, 90_000, 5, 7)] * 20
     records = pa.record_batch([pa.array(texts), pa.array(range(120), AT)], SCHEMA)
     offsets = np.arange(120, dtype=np.int64)

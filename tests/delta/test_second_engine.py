@@ -1,5 +1,8 @@
-"""Topics seen by everybody: the log through Spark, its table through Spark, deltalake, DuckDB and polars, and the log
-that was restored from the table on another cluster. All have the same rows."""
+"""Tests that all engines see the same rows of a topic.
+
+They compare the log through Spark, its table through Spark, deltalake, DuckDB and polars, and the log that was restored
+from the table on another cluster.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ TYPED = pa.schema(
 
 
 def write_default(brokers: ProcessCluster, topic: str) -> None:
-    """With gaps: what was aborted, and markers, of which one is the last offset of partition 0."""
+    """Produce records with gaps: aborted records and markers. One marker is the last offset of partition 0."""
     with Producer(brokers.bootstrap, transactional_id=topic) as producer:
         for number in range(6):
             producer.begin()
@@ -61,7 +64,7 @@ def write_default(brokers: ProcessCluster, topic: str) -> None:
 
 
 def write_typed(brokers: ProcessCluster, topic: str) -> None:
-    """A batch with times, one without any, one with some; and one that no table takes."""
+    """Produce a batch with times, one without any, one with some, and one that no table accepts."""
     for start, times in ((0, "all"), (20, "none"), (40, "some"), (60, "odd")):
         rows = [
             {
@@ -79,7 +82,7 @@ def write_typed(brokers: ProcessCluster, topic: str) -> None:
         if times == "odd":
             rows[3]["at"] = dt.datetime(1, 1, 1, tzinfo=dt.timezone.utc)
         table = pa.Table.from_pylist(rows, schema=TYPED)
-        if times == "odd":  # a year that no one can show
+        if times == "odd":  # a year that no engine can show
             at = table.column("at").cast(pa.int64()).to_pylist()
             at[3] = 2**62
             table = table.set_column(4, TYPED.field("at"), pa.array(at, pa.int64()).cast(UTC_US))
@@ -88,8 +91,10 @@ def write_typed(brokers: ProcessCluster, topic: str) -> None:
 
 
 def log_rows(spark: SparkSession, bootstrap: str, topic: str, *, columns: list[str], names: list[str]) -> pa.Table:
-    """The log by Spark's source, under the names of the table, by place. Arrow all the way: a year that Python has no
-    words for must not be in the way."""
+    """Return the log from Spark's source, with the table's column names, by partition and offset.
+
+    The data stays in Arrow: Python cannot represent one of the years.
+    """
     options = {"bootstrap.servers": bootstrap, "subscribe": topic}
     if "headers" in columns:
         options["includeHeaders"] = "true"
@@ -99,13 +104,13 @@ def log_rows(spark: SparkSession, bootstrap: str, topic: str, *, columns: list[s
 
 
 def by_place(table: pa.Table) -> pa.Table:
-    """The rows in order of partition and offset, in the types that Spark's source has."""
+    """Return the rows in order of partition and offset, in the types of Spark's source."""
     ordered = table.sort_by([("_partition", "ascending"), ("_offset", "ascending")])
     return ordered.combine_chunks()
 
 
 def plain(table: pa.Table, schema: pa.Schema) -> list[dict[str, Any]]:
-    """As Python's values, whichever of Arrow's kinds of strings, lists and times an engine prefers."""
+    """Return the rows as Python values, for any of Arrow's string, list and time types that an engine prefers."""
     narrow = table.select(schema.names)
     times = [field.name for field in schema if pa.types.is_timestamp(field.type)]
     for name in times:
@@ -115,7 +120,7 @@ def plain(table: pa.Table, schema: pa.Schema) -> list[dict[str, Any]]:
 
 
 def seen_by_all(spark: SparkSession, table: str, schema: pa.Schema) -> dict[str, list[dict[str, Any]]]:
-    """The rows of a table by engine."""
+    """Return the rows of a table by engine."""
     dataset = DeltaTable(table).to_pyarrow_dataset()
     found = {
         "spark": spark.read.format("delta").load(table).toArrow(),
@@ -153,7 +158,7 @@ def test_every_engine_and_the_restored_log_have_the_same_rows(
         expected = plain(logs[name], schema)
         bad = set(bad_rows(lake, name)["_offset"].to_pylist()) if name == typed else set()
         good = [row for row in expected if row["_offset"] not in bad]
-        # the records without a time of their own, beside the one whose time nobody can show, have its time
+        # A record without an event time has the largest time of its batch, here one that no engine can show.
         assert bad == (set(range(60, 80)) if name == typed else set())
         assert len(good) == len(expected) - len(bad)
         for engine, rows in seen_by_all(spark, table_path(lake, name), schema).items():

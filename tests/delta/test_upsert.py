@@ -1,4 +1,4 @@
-"""Topics as tables of their current state, against a dictionary that is told the same records."""
+"""Tests of topics as tables of their current state, compared with a dictionary that gets the same records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS = StructType(
 
 
 def state(lake: str, topic: str, *columns: str) -> list[dict[str, Any]]:
-    """In order of partition and offset."""
+    """Return the rows in order of partition and offset."""
     return list(rows(lake, topic).select(list(columns)).to_pylist())
 
 
@@ -71,7 +71,7 @@ def test_an_upsert_archive_holds_the_newest_values(
         {"key": b"d", "value": b"4", "_offset": 9},
     ]
     assert state(lake, topic, "key", "value", "_offset") == expected
-    # Tombstones alone: nothing changes, and the table knows them.
+    # Only tombstones: no row changes, and the table's progress contains them.
     put(brokers, topic, x=None)
     archived(spark, brokers, topic, lake, mode="upsert")
     assert ends(lake, topic) == {0: 11}
@@ -147,7 +147,8 @@ def numbered(topic: str, number: int, ends: dict[int, int]) -> ArchiveProgress:
 
 
 def latest(records: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Of each key the record that counts in a batch: of a partition the last, of several the youngest."""
+    """Return the record of each key that counts in a batch: the last one of a partition, and the youngest of
+    several."""
     last: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for record in sorted(records, key=lambda record: record[3]):
         last[record[0], record[2]] = record
@@ -158,7 +159,7 @@ def latest(records: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def fold(found: dict[str, tuple[Any, ...]], record: tuple[Any, ...]) -> None:
-    """What a record makes of a state."""
+    """Apply a record to the state."""
     key, value, partition, offset, when, is_tombstone = record
     there = found.get(key)
     if there is not None:
@@ -172,8 +173,7 @@ def fold(found: dict[str, tuple[Any, ...]], record: tuple[Any, ...]) -> None:
 
 
 def test_any_history_equals_a_dictionary(spark: SparkSession, lake: str, topic: str) -> None:
-    """Keys mostly of one partition, times that are often the same; batches of random bounds, some of them tried
-    twice."""
+    """Most keys are in one partition, and times are often equal. Batches have random bounds, and some are repeated."""
     seed = random.randrange(2**32)
     chosen = random.Random(seed)
     path = table_path(lake, topic)
@@ -199,7 +199,7 @@ def test_any_history_equals_a_dictionary(spark: SparkSession, lake: str, topic: 
         if chosen.random() < 0.4:
             older = frame(spark, [("k1", -1, 1, 0, DAY, False)])
             if chosen.random() < 0.5:
-                upsert(table, older, seam, keys=("k",))  # the number was there
+                upsert(table, older, seam, keys=("k",))  # the table already has this batch number
             else:
                 with pytest.raises(ArchiveFenced):
                     other = ArchiveProgress(
@@ -217,14 +217,15 @@ def test_of_two_partitions_the_later_time_counts(spark: SparkSession) -> None:
         return [tuple(row) for row in found.select("_partition", "_offset", sf.col(TOMBSTONE)).collect()]
 
     early, late = DAY, DAY + dt.timedelta(seconds=1)
-    # The newest of partition 0 is older than that of partition 1, though an older one of it is not.
+    # The newest record of partition 0 is older than that of partition 1, though an earlier one of partition 0 is not.
     assert chosen((1, 0, 5, late, False), (1, 0, 6, early, False), (1, 1, 2, late, True)) == [(1, 2, True)]
     assert chosen((1, 0, 5, late, False), (1, 1, 6, late, False)) == [(1, 6, False)]
     assert chosen((1, 0, 7, late, False), (1, 1, 9, early, False)) == [(0, 7, False)]
 
 
 def test_a_repeated_merge_changes_nothing(spark: SparkSession, lake: str, topic: str) -> None:
-    """Whatever is in it: its number was there. What it did the first time is in the change feed."""
+    """The table already has the batch number, so the content does not matter. The change feed has the changes of the
+    first merge."""
     path = table_path(lake, topic)
     table = empty(spark, path)
 
@@ -234,7 +235,7 @@ def test_a_repeated_merge_changes_nothing(spark: SparkSession, lake: str, topic:
 
     assert merge(0, ("a", 1, 0), ("b", 1, 1), ("c", None, 2)) == 2
     second = [("a", 2, 3), ("b", None, 4), ("d", 1, 5), ("e", None, 6)]
-    assert merge(1, *second) == 3, "one changed, one deleted, one added"
+    assert merge(1, *second) == 3, "one changed, one deleted, one inserted"
     version = DeltaTable(path).version()
     for again in (second, [("a", 9, 10), ("z", 9, 11)]):
         assert merge(1, *again) == 3
@@ -250,8 +251,9 @@ def test_a_repeated_merge_changes_nothing(spark: SparkSession, lake: str, topic:
     assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
 
 
-def test_a_merge_disturbed_by_others_is_retried(spark: SparkSession, lake: str, topic: str, tmp_path: Path) -> None:
-    """While it reads its rows somebody deletes others from the table: once, and then more often than it is tried."""
+def test_a_merge_with_concurrent_deletes_is_retried(spark: SparkSession, lake: str, topic: str, tmp_path: Path) -> None:
+    """During the merge another writer deletes rows from the table: once, and then more often than the merge is
+    retried."""
     path = table_path(lake, topic)
     table = empty(spark, path)
     there = [(f"x{number}", 1, 0, number, DAY, False) for number in range(9)]
@@ -269,7 +271,7 @@ def test_a_merge_disturbed_by_others_is_retried(spark: SparkSession, lake: str, 
             return key
 
         rows = frame(spark, [("a", times, 0, offset, DAY, False)])
-        # A function whose types are texts is not understood by Spark.
+        # Spark does not accept a function whose annotations are strings.
         return rows.withColumn("k", sf.udf(lambda key: disturb(key), "string")("k"))  # noqa: PLW0108
 
     assert upsert(table, disturbed(1, offset=9), numbered(topic, 1, {0: 10}), keys=("k",)) == 1

@@ -1,4 +1,4 @@
-"""A server on a loop of its own and the two kinds of connections to it, for tests of how they go on."""
+"""A server on a separate loop, and the two kinds of connections to it, for tests of the Unix socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_FRAME = 4_000_000
 
 
 class Handler:
-    """Sends back the bodies of produces, acknowledges the rest."""
+    """A handler that echoes the bodies of produces and acknowledges all other requests."""
 
     def __init__(self, connection: ServerConnection, done: list[str]) -> None:
         self.connection = connection
@@ -38,7 +38,7 @@ class Handler:
 
 
 class Served:
-    """A server on a loop of its own. ``peers``: who has connected, in order."""
+    """A server on a separate loop. ``peers`` has the connected peers, in order."""
 
     def __init__(
         self, kind: str, host: str = "127.0.0.1", port: int = 0, *, within_host: bool = True, **said: Any
@@ -51,7 +51,7 @@ class Served:
         self._thread.start()
         self._max_connections = int(said.pop("max_connections", 1000))
         self.incarnation = 3
-        #: It is registered, once more, before each greeting.
+        #: If true, the server registers again before each greeting.
         self.registers = False
         self.said = said
         self.server = asyncio.run_coroutine_threadsafe(self._serve(host, port, within_host), self.loop).result(10)
@@ -83,12 +83,12 @@ class Served:
         return found.result(10)
 
     def close_all(self) -> None:
-        """Connections, as when the process ends."""
+        """Close the connections, as the end of the process does."""
 
         async def close() -> None:
             for connection in list(self.server._limits.places.connections):
                 connection.close()
-            while self.server.connections:  # noqa: ASYNC110 - nobody is told that they have gone
+            while self.server.connections:  # noqa: ASYNC110 - no event reports their end
                 await asyncio.sleep(0.001)
 
         asyncio.run_coroutine_threadsafe(close(), self.loop).result(10)
@@ -110,7 +110,7 @@ def served(kind: str, *args: Any, **options: Any) -> Iterator[Served]:
 
 
 class Blocking:
-    """A ``BlockingConnection``, as the tests need it."""
+    """A ``BlockingConnection`` with the interface that the tests use."""
 
     def __init__(self, server: Served, host: str, port: int) -> None:
         self._connection = BlockingConnection(host, port, client_id="test", timeout_s=10)
@@ -126,7 +126,7 @@ class Blocking:
 
 
 class Async:
-    """An ``AsyncConnection`` on the server's own loop, as the tests need it."""
+    """An ``AsyncConnection`` on the server's own loop, with the interface that the tests use."""
 
     def __init__(self, server: Served, host: str, port: int) -> None:
         self._loop = server.loop

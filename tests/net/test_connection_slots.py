@@ -1,4 +1,5 @@
-"""Who has a connection, for how long, and how much of what comes by it is held before it has come as a whole."""
+"""Tests of the number and the lifetime of connections, and of the memory for frames that have not arrived
+completely."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from sparklog.protocol.received import ReceivedReply
 from sparklog.protocol.senders import Sender
 
 MIB = 1024 * 1024
-#: Longer than a test may take on any machine: what is to happen earlier happens for another reason.
+#: Longer than a test takes on any machine: an earlier event has another cause.
 NEVER_S = 3600.0
 
 
 class Handler:
-    """DescribeBroker waits until the test answers; all else is acknowledged."""
+    """A handler that delays DescribeBroker until the test responds, and acknowledges all other requests."""
 
     def __init__(self, connection: ServerConnection, held: list[tuple[ServerConnection, int]]) -> None:
         self._connection = connection
@@ -95,12 +96,12 @@ async def served(**options: Any) -> AsyncIterator[Scene]:
 async def until(true: Callable[[], bool]) -> None:
     end = asyncio.get_running_loop().time() + 60
     while not true():
-        assert asyncio.get_running_loop().time() < end, "waited in vain"
+        assert asyncio.get_running_loop().time() < end, "the expected event did not happen"
         await asyncio.sleep(0.005)
 
 
 async def closed(reader: asyncio.StreamReader) -> bytes:
-    """What came before the broker closed the connection."""
+    """Return the bytes that arrived before the broker closed the connection."""
     found = b""
     with contextlib.suppress(ConnectionError):
         while part := await asyncio.wait_for(reader.read(65536), 60):
@@ -152,13 +153,15 @@ def test_an_idle_client_is_closed_and_a_waiting_one_is_not() -> None:
 # --- before hello -----------------------------------------------------------------------------------------------------
 
 
-def test_the_first_frame_is_small() -> None:
+def test_the_first_frame_must_be_small() -> None:
     async def test() -> None:
         async with served() as scene:
             for size in (MAX_HELLO_BYTES + 1, 60 * MIB):
                 reader, writer = await scene.silent()
                 writer.write((size - 4).to_bytes(4, "little") + (10).to_bytes(4, "little"))
-                assert str(MAX_HELLO_BYTES).encode() in await closed(reader), "before the rest has come"
+                assert str(MAX_HELLO_BYTES).encode() in await closed(reader), (
+                    "the refusal must come before the rest of the frame"
+                )
                 writer.close()
             assert scene.server.receiving_bytes == 0
 
@@ -183,7 +186,7 @@ def test_hello_and_a_large_request_may_be_sent_together() -> None:
 
 
 @pytest.mark.parametrize("sent", [frame(Metadata(5)), b"".join(map(bytes, encode_frame(b"\xc1")))])
-def test_whatever_is_no_hello_ends_the_connection(sent: bytes) -> None:
+def test_any_other_request_than_hello_ends_the_connection(sent: bytes) -> None:
     async def test() -> None:
         async with served() as scene:
             reader, writer = await scene.silent()
@@ -195,14 +198,14 @@ def test_whatever_is_no_hello_ends_the_connection(sent: bytes) -> None:
     asyncio.run(test())
 
 
-# --- places -----------------------------------------------------------------------------------------------------------
+# --- slots ------------------------------------------------------------------------------------------------------------
 
 
 def credentials(role: Sender) -> Credentials:
     return Credentials(KeyRing((Secret(b"s" * SECRET_BYTES),)), lambda: Identity(role, 4, 1))
 
 
-def test_clients_leave_places_to_peers_that_prove_themselves() -> None:
+def test_clients_leave_slots_to_authenticated_peers() -> None:
     async def test() -> None:
         own = credentials(Sender.BROKER)
         async with served(max_connections=10, kept_connections=3, credentials=own) as scene:
@@ -222,7 +225,7 @@ def test_clients_leave_places_to_peers_that_prove_themselves() -> None:
     asyncio.run(test())
 
 
-def test_silent_connections_do_not_use_up_the_places() -> None:
+def test_silent_connections_do_not_use_up_the_slots() -> None:
     async def test() -> None:
         async with served(max_connections=10, kept_connections=3) as scene:
             silent = [await scene.silent() for _ in range(30)]
@@ -252,7 +255,7 @@ class Connection:
         self.ended = "closed"
 
 
-def test_an_unfinished_proof_keeps_no_place() -> None:
+def test_an_unfinished_proof_keeps_no_slot() -> None:
     places = ConnectionSlots(10, kept=2, hello_s=10, idle_s=600)
     offers = Connection(ConnectionStanding.UNKNOWN)
     assert places.accept(offers) and places.greeted(offers)
@@ -262,11 +265,11 @@ def test_an_unfinished_proof_keeps_no_place() -> None:
     assert (offers.ended, len(places)) == ("aborted", 0)
 
 
-# --- what is being received -------------------------------------------------------------------------------------------
+# --- incomplete frames ------------------------------------------------------------------------------------------------
 
 
 def test_half_sent_frames_hold_at_most_one_budget() -> None:
-    """Each says that it has 32 MiB, and sends half of them."""
+    """Each client announces 32 MiB and sends half of them."""
 
     async def test() -> None:
         async with served() as scene:
@@ -310,7 +313,7 @@ class Receiver:
         self.reason = reason
 
 
-def test_room_is_given_in_the_order_in_which_frames_began() -> None:
+def test_memory_is_given_in_the_order_of_the_frames() -> None:
     receiving = Receiving(100)
     one, two, three, four = (Receiver() for _ in range(4))
     receiving.begin(one, 60)
@@ -323,7 +326,7 @@ def test_room_is_given_in_the_order_in_which_frames_began() -> None:
     receiving.end(two)
     assert not receiving.may_receive(four)
     receiving.end(three)
-    assert receiving.may_receive(four) and receiving.used == 1000, "a frame above the limit has room when it is alone"
+    assert receiving.may_receive(four) and receiving.used == 1000, "a single frame may be larger than the limit"
     receiving.end(four)
     receiving.end(four)
     assert receiving.used == 0
@@ -339,4 +342,4 @@ def test_a_slow_sender_yields_its_budget_when_others_wait() -> None:
     assert not slow.reason
     receiving.begin(other, 30)
     receiving.close_slow(1.0)
-    assert slow.reason and not quick.reason and not held.reason, "who is not read cannot send"
+    assert slow.reason and not quick.reason and not held.reason, "a peer that is not read cannot send"

@@ -1,4 +1,4 @@
-"""Both client kinds against the real server on loopback: answers, errors, limits and back-pressure."""
+"""Tests of both kinds of clients against the real server on loopback: responses, errors, limits and back-pressure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ MAX_CONNECTIONS = 20
 
 
 class EchoHandler:
-    """Produce is echoed in a FetchReply; DescribeBroker waits for ``answer_held``; DeleteTopic is an error."""
+    """A handler that echoes a produce in a FetchReply, delays DescribeBroker until ``answer_held``, and fails
+    DeleteTopic."""
 
     def __init__(self, connection: ServerConnection, received: list[Request]) -> None:
         self.connection = connection
@@ -54,7 +55,7 @@ class EchoHandler:
         self.lost = 0
 
     def answer_held(self) -> None:
-        """As a broker does in the end, at the latest when the request's own time-out has passed."""
+        """Respond to the delayed requests, as a broker does at the latest when a request's timeout has passed."""
         for cid in self.held:
             self.connection.reply(Ack(cid))
         self.held.clear()
@@ -159,7 +160,7 @@ def test_bodies_survive_the_round_trip(echo: Echo, size: int) -> None:
             assert bytes(returned) == body
 
 
-def test_pipelined_requests_beyond_the_in_flight_limit_are_all_answered(echo: Echo) -> None:
+def test_requests_beyond_the_in_flight_limit_all_get_responses(echo: Echo) -> None:
     with connect(echo) as connection:
         cids = [connection.send(produce(), [bytes([n])]) for n in range(50)]
         answers = [connection.receive() for _ in cids]
@@ -167,7 +168,7 @@ def test_pipelined_requests_beyond_the_in_flight_limit_are_all_answered(echo: Ec
         assert [bytes(body) for _, body in answers] == [bytes([n]) for n in range(50)]
 
 
-def test_an_error_reply_is_typed_and_the_connection_stays_usable(echo: Echo) -> None:
+def test_an_error_response_is_typed_and_the_connection_stays_usable(echo: Echo) -> None:
     with connect(echo) as connection:
         with pytest.raises(BrokerError, match="no such topic") as caught:
             connection.request(DeleteTopic(0, "t", 1))
@@ -176,7 +177,7 @@ def test_an_error_reply_is_typed_and_the_connection_stays_usable(echo: Echo) -> 
         assert isinstance(connection.request(Metadata(0))[0], Ack)
 
 
-def test_an_oversized_frame_is_refused_by_its_cid_alone(echo: Echo) -> None:
+def test_only_an_oversized_frame_itself_is_refused(echo: Echo) -> None:
     with connect(echo) as connection:
         with pytest.raises(BrokerError, match=f"at most {MAX_FRAME} accepted") as caught:
             connection.request(produce(), [bytes(3 * MAX_FRAME)])
@@ -185,7 +186,7 @@ def test_an_oversized_frame_is_refused_by_its_cid_alone(echo: Echo) -> None:
 
 
 def raw(echo: Echo, *chunks: bytes) -> bytes:
-    """Send bytes as they are; return what comes until the server closes or has answered for half a second."""
+    """Send bytes unchanged. Return all that arrives until the server closes or is silent for half a second."""
     with socket.create_connection(("127.0.0.1", echo.port), timeout=10) as sock:
         for chunk in chunks:
             sock.sendall(chunk)
@@ -196,7 +197,7 @@ def raw(echo: Echo, *chunks: bytes) -> bytes:
         return answer
 
 
-def test_bytes_that_are_no_frame_get_a_typed_error(echo: Echo) -> None:
+def test_bytes_that_are_not_a_frame_get_a_typed_error(echo: Echo) -> None:
     answer = raw(echo, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b"not a sparklog frame" in answer
     with connect(echo) as connection:
@@ -224,12 +225,12 @@ def test_a_malformed_header_is_refused_and_the_connection_stays_usable(echo: Ech
         assert isinstance(connection.request(Metadata(0))[0], Ack)
 
 
-def test_hello_is_expected_first(echo: Echo) -> None:
+def test_hello_must_come_first(echo: Echo) -> None:
     answer = raw(echo, b"".join(encode_frame(b"\x92\xafdescribe_broker\x05")))
     assert b"Hello expected first" in answer
 
 
-def test_no_common_version_is_refused(echo: Echo) -> None:
+def test_a_client_without_a_common_version_is_refused(echo: Echo) -> None:
     hello = b"\x96\xa5hello\x05\x63\x64\xa1x\xa0"
     answer = raw(echo, b"".join(encode_frame(hello)))
     assert b"versions 99 to 100" in answer
@@ -247,7 +248,7 @@ def test_a_second_hello_is_refused_and_the_connection_stays_usable(echo: Echo) -
 
 
 def test_a_correlation_id_in_use_is_refused(echo: Echo) -> None:
-    """Else requests would be held that neither bound counts."""
+    """Otherwise a client could make the server hold requests that neither bound counts."""
     echo.received.clear()
     with connect(echo) as connection:
         connection._socket.sendall(b"".join(encode_frame(encode_message(DescribeBroker(5)))) * 3)
@@ -259,7 +260,7 @@ def test_a_correlation_id_in_use_is_refused(echo: Echo) -> None:
     assert len(echo.received) == 1
 
 
-def test_connections_over_the_limit_get_an_error(echo: Echo) -> None:
+def test_connections_above_the_limit_get_an_error(echo: Echo) -> None:
     with contextlib.ExitStack() as stack, pytest.raises(BrokerError) as caught:
         for _ in range(MAX_CONNECTIONS + 1):
             stack.enter_context(connect(echo))
@@ -270,7 +271,7 @@ def test_connections_over_the_limit_get_an_error(echo: Echo) -> None:
         assert isinstance(connection.request(Metadata(0))[0], Ack)
 
 
-def test_unanswered_requests_stop_the_reading(echo: Echo) -> None:
+def test_unanswered_requests_stop_the_server_from_reading(echo: Echo) -> None:
     echo.received.clear()
     with connect(echo) as connection:
         for _ in range(MAX_IN_FLIGHT):
@@ -285,7 +286,7 @@ def test_unanswered_requests_stop_the_reading(echo: Echo) -> None:
 
 @contextlib.contextmanager
 def used_up(echo: Echo) -> Iterator[None]:
-    """The server's byte budget is, by requests that wait for their answers."""
+    """Wait until delayed requests use the server's whole byte budget."""
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             hog = stack.enter_context(connect(echo))
@@ -294,7 +295,7 @@ def used_up(echo: Echo) -> Iterator[None]:
         yield
 
 
-def test_the_servers_byte_budget_holds_and_is_released_by_answers(echo: Echo) -> None:
+def test_the_servers_byte_budget_holds_and_responses_release_it(echo: Echo) -> None:
     with used_up(echo):
         with connect(echo) as late:
             late.send(produce(), [b"x"])
@@ -308,8 +309,9 @@ def test_the_servers_byte_budget_holds_and_is_released_by_answers(echo: Echo) ->
     wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) == 0)
 
 
-def test_requests_without_a_body_are_answered_despite_a_full_budget(echo: Echo) -> None:
-    """Followers' fetches are: what is in hand may be writes that wait for them."""
+def test_requests_without_a_body_ignore_a_full_budget(echo: Echo) -> None:
+    """Followers' fetches have no body, and the requests that use the budget may be writes that wait for these
+    followers."""
     with connect(echo) as connected, used_up(echo), connect(echo) as later:
         for connection in (connected, later):
             assert isinstance(connection.request(Metadata(0))[0], Ack)
@@ -337,7 +339,7 @@ def test_a_body_is_not_read_while_the_budget_is_full(echo: Echo) -> None:
     wait_until(lambda: echo.on_loop(lambda: echo.server.queued_bytes) == 0)
 
 
-def test_a_client_that_never_reads_is_not_read_either(echo: Echo) -> None:
+def test_the_server_stops_reading_from_a_client_that_never_reads(echo: Echo) -> None:
     echo.received.clear()
     with connect(echo) as connection:
         connection._socket.settimeout(0.5)
@@ -346,11 +348,11 @@ def test_a_client_that_never_reads_is_not_read_either(echo: Echo) -> None:
         with pytest.raises(TimeoutError):
             while True:
                 connection._socket.sendall(frame * 200)
-        # What the kernel's socket buffers take is answered; the rest of the requests is not even looked at.
+        # The server has responded up to what the kernel's socket buffers hold. It does not read the other requests.
         assert len(echo.received) < 64
 
 
-def test_a_pipelined_connection_fails_its_waiting_requests_on_server_end(echo: Echo) -> None:
+def test_pending_requests_fail_when_the_server_closes(echo: Echo) -> None:
     async def scenario() -> None:
         connection = await AsyncConnection.open("127.0.0.1", echo.port, client_id="test")
         lost: list[bool] = []
@@ -377,7 +379,7 @@ def test_a_pipelined_connection_fails_its_waiting_requests_on_server_end(echo: E
         loop.close()
 
 
-def test_connecting_to_a_closed_port_is_a_network_error() -> None:
+def test_a_connection_to_a_closed_port_is_a_network_error() -> None:
     with socket.socket() as unbound:
         unbound.bind(("127.0.0.1", 0))
         port = unbound.getsockname()[1]
@@ -395,7 +397,7 @@ def test_connecting_to_a_closed_port_is_a_network_error() -> None:
             BlockingConnection("127.0.0.1", port, client_id="test")
 
 
-def test_a_reply_that_is_no_frame_closes_the_client() -> None:
+def test_a_response_that_is_not_a_frame_closes_the_client() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def impostor() -> None:
@@ -412,10 +414,10 @@ def test_a_reply_that_is_no_frame_closes_the_client() -> None:
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_a_closed_connection_does_not_wait_for_the_collector(kind: str) -> None:
-    """Each has a receive buffer of a quarter of a megabyte, and a broker's collector comes by rarely."""
+def test_a_closed_connection_is_freed_without_the_garbage_collector(kind: str) -> None:
+    """Each connection has a receive buffer of 256 KiB, and a broker's garbage collector runs rarely."""
     peers: set[str] = set()
-    # Not by their addresses: what other tests have left to the collector may have had the same ones.
+    # Compare the objects and not their addresses: garbage of other tests may have had the same addresses.
     made: set[int] = set()
 
     def make(connection: ServerConnection) -> EchoHandler:
@@ -433,7 +435,7 @@ def test_a_closed_connection_does_not_wait_for_the_collector(kind: str) -> None:
             connection.close()
             with pytest.raises(BrokerError):
                 await waiting
-        while server.connections:  # noqa: ASYNC110 - nobody is told that they have gone
+        while server.connections:  # noqa: ASYNC110 - no event reports their end
             await asyncio.sleep(0.001)
         await server.close()
 
@@ -452,7 +454,8 @@ def test_a_closed_connection_does_not_wait_for_the_collector(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("turns", range(6))
 def test_a_connection_accepted_during_a_close_is_closed(kind: str, turns: int) -> None:
-    """However far it has come: who connected would wait for answers for as long as the process runs."""
+    """The close may come at any stage of the connection. Otherwise the client would wait for responses until the
+    process exits."""
     library: Any = asyncio if kind == "asyncio" else pytest.importorskip(kind)
     loop: asyncio.AbstractEventLoop = library.new_event_loop()
     server = loop.run_until_complete(_served(lambda connection: EchoHandler(connection, [])))
@@ -461,12 +464,12 @@ def test_a_connection_accepted_during_a_close_is_closed(kind: str, turns: int) -
         for _ in range(turns):
             await asyncio.sleep(0)
         await server.close()
-        await server.close()  # once more changes nothing
+        await server.close()  # a second close changes nothing
 
     try:
         with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
             loop.run_until_complete(close())
-            with contextlib.suppress(ConnectionResetError):  # it was not accepted yet
+            with contextlib.suppress(ConnectionResetError):  # the server has not accepted the connection yet
                 assert client.recv(1) == b""
     finally:
         loop.close()

@@ -1,5 +1,5 @@
-"""Requests that take long share each turn of the server's loop: of however many that wait, a few are handled, and the
-loop turns."""
+"""A test that requests which take long share the turns of the server's loop: each turn handles a few, however many
+wait."""
 
 from __future__ import annotations
 
@@ -77,4 +77,4 @@ def test_one_turn_handles_requests_of_all_connections() -> None:
 
     asyncio.run(asyncio.wait_for(test(), 60))
     busiest = max(handled.count(one) for one in set(handled))
-    assert busiest <= 2, "what is handled in a turn of its own, and what the turn before has left"
+    assert busiest <= 2, "one turn handles one request, and those that the turn before left"

@@ -1,4 +1,5 @@
-"""Connections within a host: whoever has reached a server directly goes on over its Unix socket, and nobody else."""
+"""Tests of connections within a host: a client that reached a server directly continues on its Unix socket, and no
+other does."""
 
 from __future__ import annotations
 
@@ -52,18 +53,19 @@ def test_a_direct_client_switches_to_the_unix_socket(kind: str, client: Client) 
     with served(kind) as server:
         connection = client(server, "127.0.0.1", server.server.port)
         assert connection.family == socket.AF_UNIX
-        assert connection.address == f"127.0.0.1:{server.server.port}"  # which is what an operator knows it by
+        # an operator identifies the client by its TCP address
+        assert connection.address == f"127.0.0.1:{server.server.port}"
         assert server.peers[0].startswith("127.0.0.1:") and server.peers[1:] == [f"local:{os.getpid()}"]
         for size in (0, 1, 40_000, MAX_FRAME - 100):
             body = bytes(i % 251 for i in range(size))
             assert connection.request(Produce(0, -1, 1000, ()), body)[1] == body
-        wait_until(lambda: server.open_connections() == 1)  # the first one is gone
+        wait_until(lambda: server.open_connections() == 1)  # the first connection is closed
         connection.close()
         wait_until(lambda: server.open_connections() == 0)
 
 
-def test_a_broker_that_registers_between_its_greetings_is_the_same(kind: str, client: Client) -> None:
-    """A controller comes as soon as a broker's registration stands, of which the broker itself may not have heard."""
+def test_a_broker_registered_between_its_greetings_is_accepted(kind: str, client: Client) -> None:
+    """A controller connects as soon as the broker's registration exists, before the broker itself may know of it."""
     with served(kind) as server:
         server.registers = True
         connection = client(server, "127.0.0.1", server.server.port)
@@ -73,8 +75,8 @@ def test_a_broker_that_registers_between_its_greetings_is_the_same(kind: str, cl
         connection.close()
 
 
-def test_the_unix_socket_is_there_before_the_port() -> None:
-    """Else whoever comes in between stays with TCP for good."""
+def test_the_unix_socket_exists_before_the_port_is_open() -> None:
+    """Otherwise a client that connects in between stays on TCP permanently."""
     order: list[str] = []
 
     class Loop(asyncio.SelectorEventLoop):
@@ -107,7 +109,7 @@ def test_the_unix_socket_is_there_before_the_port() -> None:
     assert order == ["Unix", "TCP"]
 
 
-def test_an_occupied_address_leaves_nothing_open(kind: str) -> None:
+def test_an_address_in_use_leaves_nothing_open(kind: str) -> None:
     with served(kind) as server:
         before = _descriptors()
         with pytest.raises(OSError, match="in use"):
@@ -117,8 +119,8 @@ def test_an_occupied_address_leaves_nothing_open(kind: str) -> None:
         wait_until(lambda: _descriptors() <= before)
 
 
-def test_a_client_behind_a_proxy_stays_on_tcp(kind: str, client: Client) -> None:
-    """It has the port of the broker, and another address; whoever goes round it would not be cut off by it."""
+def test_a_client_of_a_proxy_stays_on_tcp(kind: str, client: Client) -> None:
+    """The proxy has the broker's port and another address. The proxy could not disconnect a client that bypasses it."""
     network = ProxyNetwork()
     try:
         address = network.add_broker(0)
@@ -141,7 +143,7 @@ def test_without_the_setting_there_is_no_unix_socket(kind: str, client: Client) 
 
 
 def test_an_unknown_socket_name_changes_nothing(kind: str, client: Client) -> None:
-    """As in another network namespace than the broker's."""
+    """The name is unknown in another network namespace than the broker's."""
     with served(kind, within_host=False) as server:
         server.said.update(unix_socket=f"sparklog-test-{os.getpid()}", reached_at=("127.0.0.1", server.server.port))
         connection = client(server, "127.0.0.1", server.server.port)
@@ -149,8 +151,8 @@ def test_an_unknown_socket_name_changes_nothing(kind: str, client: Client) -> No
         connection.close()
 
 
-def test_the_last_places_are_for_tcp_clients(kind: str, client: Client) -> None:
-    """Else somebody would be refused for whom there is room, while others have two."""
+def test_the_last_slots_are_for_tcp_clients(kind: str, client: Client) -> None:
+    """Otherwise the server would refuse a client for which it has a slot, while other clients have two."""
     with served(kind, max_connections=102) as server:
         connections = [client(server, "127.0.0.1", server.server.port) for _ in range(2)]
         wait_until(lambda: server.open_connections() == 2)
@@ -165,7 +167,7 @@ def test_the_last_places_are_for_tcp_clients(kind: str, client: Client) -> None:
 
 @contextmanager
 def somebody_else(kind: str, does: Callable[[socket.socket], object]) -> Iterator[Served]:
-    """A server that tells of a Unix socket which is not its own: whoever connects to that one meets ``does``."""
+    """Run a server that advertises a foreign Unix socket. A client that connects there meets ``does``."""
     with socket.socket(socket.AF_UNIX) as listener, served(kind, within_host=False) as server:
         listener.bind(f"\0{SOMEBODY_ELSE}")
         listener.listen()
@@ -186,7 +188,7 @@ def _greets(connection: socket.socket, name: str, broker_id: int = 7, cluster_id
     connection.recv(1000)
     reply = HelloReply(1, 1, broker_id, 3, cluster_id, MAX_FRAME, unix_socket=name)
     connection.sendall(b"".join(encode_frame(encode_message(reply))))
-    connection.recv(1000)  # until the client has left
+    connection.recv(1000)  # until the client has disconnected
 
 
 @pytest.mark.parametrize(
@@ -211,15 +213,15 @@ def test_a_server_with_another_greeting_is_not_used(
 
 
 def test_a_server_with_the_brokers_greeting_is_used(kind: str, client: Client) -> None:
-    """As the test above has it with another one."""
+    """The same server as above, but with the right greeting."""
     with somebody_else(kind, lambda connection: _greets(connection, SOMEBODY_ELSE)) as server:
         connection = client(server, "127.0.0.1", server.server.port)
         assert connection.family == socket.AF_UNIX
         connection.close()
 
 
-def test_a_broker_that_ends_between_the_greetings_is_not_reached(kind: str) -> None:
-    """Whoever is told that it is would wait for the end of a connection that has ended."""
+def test_a_broker_that_exits_between_greetings_is_not_reached(kind: str) -> None:
+    """A client that believed the greeting would wait for the end of a connection that has already ended."""
     ended = threading.Event()
 
     def end(connection: socket.socket) -> None:
@@ -232,9 +234,9 @@ def test_a_broker_that_ends_between_the_greetings_is_not_reached(kind: str) -> N
 
         async def connect() -> None:
             opened = asyncio.ensure_future(AsyncConnection.open("127.0.0.1", server.server.port, client_id="test"))
-            while server.server.connections or not server.peers:  # noqa: ASYNC110 - nobody is told that they have gone
+            while server.server.connections or not server.peers:  # noqa: ASYNC110 - no event reports their end
                 await asyncio.sleep(0.001)
-            await asyncio.sleep(0)  # the client hears of it in the same turn, or in the next ones
+            await asyncio.sleep(0)  # the client notices in the same turn, or in the next ones
             ended.set()
             with pytest.raises(BrokerError):
                 await opened
@@ -242,8 +244,8 @@ def test_a_broker_that_ends_between_the_greetings_is_not_reached(kind: str) -> N
         asyncio.run_coroutine_threadsafe(connect(), server.loop).result(10)
 
 
-def test_a_broker_that_ends_after_its_greeting_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever connects is told so as of any other that is not there: he tries the next one."""
+def test_a_broker_that_exits_after_its_greeting_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client gets the same error as for any unreachable broker, and tries the next one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet_and_reset() -> None:
@@ -290,9 +292,9 @@ def test_a_client_that_gives_up_during_the_switch_leaves_nothing_open(kind: str,
 
 
 @pytest.mark.parametrize("within_host", [True, False])
-def test_received_responses_are_delivered_after_the_connection_ended(kind: str, within_host: bool) -> None:
-    """A broker answers and ends while the client is about to write the next request: that write fails at once over a
-    Unix socket. Who is not told of what was acknowledged would write it once more."""
+def test_received_responses_survive_the_end_of_the_connection(kind: str, within_host: bool) -> None:
+    """A broker responds and exits while the client is about to send the next request. Over a Unix socket that send
+    fails immediately. A client that did not see the response would write the acknowledged records again."""
     with served(kind, within_host=within_host) as server:
         library: Any = asyncio if kind == "asyncio" else pytest.importorskip(kind)
         loop = library.new_event_loop()
@@ -301,7 +303,7 @@ def test_received_responses_are_delivered_after_the_connection_ended(kind: str, 
             connection = await AsyncConnection.open("127.0.0.1", server.server.port, client_id="test")
             first = connection.request(Produce(0, -1, 1000, ()), [b"first"])
             await asyncio.sleep(0)
-            # Nothing is read while this loop stands still: the answer comes, and then the end of the connection.
+            # The loop reads nothing while it is blocked here: the response arrives, and then the end of the connection.
             wait_until(lambda: "answered" in server.done)
             server.close_all()
             second = connection.request(Produce(0, -1, 1000, ()), [b"second"])
@@ -328,7 +330,7 @@ def test_no_descriptor_stays_open(kind: str, client: Client) -> None:
 
 
 def test_a_connection_reset_before_accept_does_no_harm(kind: str) -> None:
-    """The system does not say whose it was any more."""
+    """The system no longer knows the address of the peer."""
     with served(kind) as server:
         failed: list[object] = []
         server.loop.call_soon_threadsafe(
@@ -346,14 +348,14 @@ def test_a_connection_reset_before_accept_does_no_harm(kind: str) -> None:
 
 
 def test_hundreds_switch_while_the_server_is_busy(kind: str) -> None:
-    """A connection by a Unix socket is made at once or not at all: whoever comes between two turns of the loop has a
-    place in the listener's queue."""
+    """A connection over a Unix socket succeeds immediately or not at all, so the listener's queue has a slot for
+    each client that connects between two turns of the loop."""
     with served(kind) as server, socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as tcp:
         reached_at = tcp.getpeername()
         greeted = HelloReply(0, 1, 7, 3, "", 0, unix_socket=server.server.unix_socket, reached_at=reached_at)
         many = min(500, int(Path("/proc/sys/net/core/somaxconn").read_text()))
         came: Future[list[socket.socket | None]] = Future()
-        server.loop.call_soon_threadsafe(  # which then accepts nobody
+        server.loop.call_soon_threadsafe(  # the server accepts no connection meanwhile
             lambda: came.set_result([unix_socket.connect(greeted, reached_at) for _ in range(many)])
         )
         found = [connection for connection in came.result(10) if connection is not None]
@@ -363,9 +365,9 @@ def test_hundreds_switch_while_the_server_is_busy(kind: str) -> None:
         wait_until(lambda: len(server.peers) == many + 1)
 
 
-def test_a_server_that_has_closed_listens_nowhere(kind: str) -> None:
+def test_a_closed_server_listens_on_no_socket(kind: str) -> None:
     with served(kind) as server, BlockingConnection("127.0.0.1", server.server.port, client_id="test") as connection:
-        assert connection.hello.unix_socket == server.server.unix_socket  # there as well: it says who it is
+        assert connection.hello.unix_socket == server.server.unix_socket  # the Unix socket also identifies the server
         with socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as tcp:
             greeted = HelloReply(0, 1, 7, 3, "", 0, unix_socket=server.server.unix_socket, reached_at=tcp.getpeername())
         found = unix_socket.connect(greeted, greeted.reached_at)
@@ -375,7 +377,7 @@ def test_a_server_that_has_closed_listens_nowhere(kind: str) -> None:
 
 
 @pytest.mark.parametrize("peer", [None, "", b"", ("10.0.0.1", 9092), ("127.0.0.1", 9093), ("::1", 9092, 0, 0)])
-def test_another_peer_than_was_reached_is_no_reason_to_connect(peer: object) -> None:
+def test_another_peer_than_the_reached_one_is_not_used(peer: object) -> None:
     name, listener = unix_socket.bind()
     assert listener is not None
     with listener:

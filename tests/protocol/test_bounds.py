@@ -1,5 +1,5 @@
-"""Every list in every message has a bound that decoding enforces: a peer decides how long a list is, and the broker has
-one thread for all peers."""
+"""Tests that decoding bounds every list of every message: a peer chooses a list's length, and the broker has one
+thread for all peers."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ REQUESTS: tuple[type, ...] = get_args(Request)
 OTHERS: tuple[type, ...] = (*get_args(Reply), local_reads.OpenSegment, local_reads.OpenedSegment)
 #: Requests that only a controller sends. They grow with the cluster.
 OF_CONTROLLERS = {"ControlUpdate"}
-#: Lists of requests that may be longer than ``MAX_ENTRIES``: of what only brokers send, or send as well; and of names
-#: or numbers.
+#: Lists of requests that may be longer than ``MAX_ENTRIES``: brokers send them, or they contain names or numbers.
 OF_BROKERS = {
     "Fetch.partitions",
     "Fetch.forgotten",
@@ -71,7 +70,8 @@ OF_PLAIN = {
 
 
 class Bound:
-    """One list or mapping of a message type. ``path`` leads to it: a field of the message, then what is inside."""
+    """One list or mapping of a message type. ``path`` leads to it: a field of the message, then the fields inside
+    it."""
 
     def __init__(self, path: str, bound: int | None) -> None:
         self.path = path
@@ -85,7 +85,7 @@ def bounds_of(message: type) -> list[Bound]:
 def _bounds(found: Any, path: str, inside: tuple[type, ...]) -> Iterator[Bound]:
     match found:
         case inspection.StructType(cls=cls, fields=fields):
-            assert cls not in inside, f"{path}: a message inside itself has no bound"
+            assert cls not in inside, f"{path}: a recursive message has no bound"
             for field in fields:
                 yield from _bounds(field.type, f"{path}.{field.name}", (*inside, cls))
         case inspection.UnionType(types=types):
@@ -111,7 +111,7 @@ def _bounds(found: Any, path: str, inside: tuple[type, ...]) -> Iterator[Bound]:
 @pytest.mark.parametrize("message", (*REQUESTS, *OTHERS), ids=lambda message: message.__name__)
 def test_every_list_of_a_message_is_bounded(message: type) -> None:
     unbounded = [bound.path for bound in bounds_of(message) if bound.bound is None]
-    assert not unbounded, "declare a bound with one of the types in sparklog.protocol.fields"
+    assert not unbounded, "a list has no bound: declare it with a type from sparklog.protocol.fields"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_lists_of_a_request_have_the_bounds_of_requests(message: type) -> No
 
 
 def test_the_walk_finds_lists_at_any_depth() -> None:
-    """Otherwise the tests above would pass for messages that they do not understand."""
+    """Otherwise the tests above would pass for messages that the walk does not understand."""
     paths = {bound.path: bound.bound for message in (*REQUESTS, *OTHERS) for bound in bounds_of(message)}
     assert paths["Fetch.partitions[].columns"] == MAX_COLUMNS
     assert paths["CreateTopic.assignment[]"] == 1000
@@ -197,7 +197,9 @@ def test_a_clients_header_has_its_own_bound(cid: int) -> None:
     refused = _refusal(end, encode_message(wide))
     assert (refused.cid, refused.code) == (cid, ErrorCode.FRAME_TOO_LARGE)
     assert "commit_offsets" in refused.detail and str(MAX_HEADER_BYTES) in refused.detail
-    assert isinstance(_received(end, encode_message(Metadata(7, ()))), ReceivedRequest), "the connection goes on"
+    assert isinstance(_received(end, encode_message(Metadata(7, ()))), ReceivedRequest), (
+        "the connection must stay usable"
+    )
 
 
 def test_brokers_and_controllers_may_send_larger_headers() -> None:
@@ -229,7 +231,7 @@ def test_brokers_and_controllers_may_send_larger_headers() -> None:
     assert _refusal(stranger, encode_message(many)).code == ErrorCode.FRAME_TOO_LARGE
 
 
-def test_a_large_update_is_decoded_only_after_the_proof() -> None:
+def test_a_large_update_is_decoded_only_after_authentication() -> None:
     keys = KeyRing([Secret(b"s" * 32)])
     end = _end(Credentials(keys, lambda: Identity(Sender.BROKER, 1, 1)))
     said = offer(hello("test"), keys, Identity(Sender.CONTROLLER, -1, 7), b"n" * 32)
@@ -244,5 +246,5 @@ def test_a_large_update_is_decoded_only_after_the_proof() -> None:
 
 
 @pytest.mark.parametrize("header", [b"", b"\x90", b"\x93\xa5hello", b"\xdd\x00\x00\x00\x02\xa1\xff\x01", b"\xff" * 100])
-def test_a_header_that_does_not_start_as_a_message(header: bytes) -> None:
+def test_a_header_that_does_not_begin_as_a_message_is_refused(header: bytes) -> None:
     assert beginning_of(header).cid == -1

@@ -1,4 +1,4 @@
-"""Frames survive any cutting of the stream, and what is not a frame is refused."""
+"""Tests that frames survive any division of the stream, and that other bytes are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ LIMIT = 4 * 1024 * 1024
 
 
 def received(decoder: FrameDecoder, stream: bytes, steps: list[int] | None = None) -> Iterator[int]:
-    """Put the stream into the decoder's buffer, at most ``steps`` bytes at a time in turn: how many there are now."""
+    """Put the stream into the decoder's buffer, at most ``steps`` bytes at a time in turn. Yield the number of
+    buffered bytes."""
     at, turn = 0, 0
     while at < len(stream):
         room = decoder.get_buffer()
@@ -50,7 +51,7 @@ def test_frames_are_decoded_as_they_were_encoded(messages: list[tuple[bytes, byt
 
 @pytest.mark.parametrize("size", [131_000, 131_072, 262_144, 300_000, 3_000_000])
 @pytest.mark.parametrize("step", [1 << 16, 100_003, 1 << 22])
-def test_large_frames_between_small_ones(size: int, step: int) -> None:
+def test_large_frames_between_small_ones_are_decoded(size: int, step: int) -> None:
     body = bytes(range(256)) * (size // 256)
     stream = (
         joined(b"a", b"x") + joined(b"large", body) + joined(b"b", b"") + joined(b"large", body) + joined(b"c", b"")
@@ -80,8 +81,8 @@ def as_tuple(frame: Frame | OversizeFrame) -> object:
     body=st.tuples(st.binary(min_size=96, max_size=96), st.binary(max_size=500)),
     before=st.integers(0, 300),
 )
-def test_a_prepared_request_is_the_request(acks: int, topic: str, body: tuple[bytes, bytes], before: int) -> None:
-    """Sent by the same connection at the same place."""
+def test_a_prepared_request_equals_the_usual_one(acks: int, topic: str, body: tuple[bytes, bytes], before: int) -> None:
+    """The same connection sends both at the same place."""
     first, second = body
     request = Produce(0, acks, 30_000, (ProducePartition(topic, 7, "id", 1, len(second)),))
     plain, preparing = ClientEnd(LIMIT), ClientEnd(LIMIT)
@@ -98,10 +99,10 @@ def test_a_prepared_request_is_the_request(acks: int, topic: str, body: tuple[by
         assert decode_request(found[0].header) == decode_request(expected[0].header)
         assert decode_request(found[0].header).cid == cid
         assert bytes(found[0].body) == bytes(expected[0].body) == first + second
-        assert (len(frame) - len(first) - len(second)) % 8 == 0, "where the body starts"
+        assert (len(frame) - len(first) - len(second)) % 8 == 0, "the body must start at the same place"
 
 
-def test_bodies_start_on_eight_bytes() -> None:
+def test_bodies_start_at_multiples_of_eight_bytes() -> None:
     for length in range(17):
         frame = b"".join(encode_frame(b"h" * length, [b"body"]))
         assert frame.index(b"body") % 8 == 0
@@ -121,7 +122,7 @@ def test_an_oversized_frame_is_skipped_and_the_next_read() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", bytes(16), b"\x10\0\0\0\xff\xff\xff\xff"])
-def test_bytes_that_are_no_frame_are_refused(junk: bytes) -> None:
+def test_bytes_that_are_not_a_frame_are_refused(junk: bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
         feed(FrameDecoder(LIMIT), junk)
     assert caught.value.code == ErrorCode.MALFORMED_FRAME

@@ -1,4 +1,4 @@
-"""The mutual proof: it holds for what both sides have said, and for nothing else."""
+"""Tests of mutual authentication: a proof is valid only for what both sides have sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def checked(said: Hello, reply: HelloReply, *secrets: Secret) -> bytes:
     return check(said, reply, KeyRing(secrets), expected=7, required=True)
 
 
-def test_both_sides_prove_themselves_with_a_secret_that_both_know() -> None:
+def test_both_sides_authenticate_with_a_shared_secret() -> None:
     said = offered(OTHER, ONE)
     reply, claim = answered(said, ONE, THIRD)
     assert reply.key_id == ONE.key_id
@@ -113,7 +113,7 @@ def test_a_broker_refuses_its_own_name() -> None:
         answered(offered(ONE, identity=Identity(Sender.BROKER, 7, 3)), ONE)
 
 
-def test_without_a_common_secret_nothing_is_proved() -> None:
+def test_without_a_common_secret_there_is_no_authentication() -> None:
     for said in (offered(ONE), offered(), hello("client")):
         assert answer(said, REPLY, KeyRing([OTHER]), b"s" * 32) == (REPLY, None)
     assert check(offered(ONE), REPLY, KeyRing([ONE]), expected=7, required=False) == b""

@@ -1,4 +1,4 @@
-"""Every request has its line in the table of senders, and numbers that no ZooKeeper counts to are not decoded."""
+"""Tests that the table of senders has every request, and that numbers that ZooKeeper cannot reach are not decoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparklog.protocol.messages import (
 from sparklog.protocol.senders import SENDERS, Sender, sender_of
 from tests.broker.staged import Stage
 
-#: Requests of the wire that a connection answers by itself.
+#: Requests that a connection handles itself.
 HANDSHAKE = {"Hello", "Prove"}
 
 
@@ -33,7 +33,7 @@ def test_every_classified_request_has_a_handler() -> None:
     assert {kind for kind in SENDERS if kind.__name__ not in HANDSHAKE} == handlers.keys()
 
 
-def test_only_these_requests_need_a_proved_sender() -> None:
+def test_only_these_requests_need_an_authenticated_sender() -> None:
     by_type = {kind.__name__: sender for kind, sender in SENDERS.items() if sender is not Sender.CLIENT}
     assert by_type == {
         "VerifyTransaction": Sender.BROKER,
@@ -43,7 +43,7 @@ def test_only_these_requests_need_a_proved_sender() -> None:
     }
 
 
-def test_the_content_tells_followers_from_consumers() -> None:
+def test_the_content_distinguishes_followers_from_consumers() -> None:
     def fetch(replica_id: int) -> Fetch:
         return Fetch(0, replica_id, -1, 0, 1, 1, 0, 0, -1, ())
 
@@ -57,7 +57,7 @@ def test_the_content_tells_followers_from_consumers() -> None:
 
 
 @pytest.mark.parametrize("number", [2**31, 2**62, -2])
-def test_an_epoch_that_no_zookeeper_counts_to_is_not_decoded(number: int) -> None:
+def test_an_impossible_zookeeper_number_is_not_decoded(number: int) -> None:
     marker = TransactionMarker("t", 0, (), (), "", 0, number)
     for request in (Fetch(0, 1, number, 0, 1, 1, 0, 0, -1, ()), WriteMarkers(0, (marker,))):
         with pytest.raises(msgspec.ValidationError):
