@@ -48,7 +48,7 @@ def test_a_dead_successor_does_not_void_other_members_claims() -> None:
     assert world.sees(1) == [1], "so broker 1 must learn that it can remove the member"
 
 
-def test_a_last_isr_member_that_is_offline_keeps_its_claim() -> None:
+def test_last_isr_member_offline_must_keep_its_claim() -> None:
     world = World(topic("t", (1, 2)))
     world.leader_writes_isr(TP, 1)
     world.lose(1)
@@ -148,7 +148,7 @@ def test_a_controlled_shutdown_moves_leaderships_and_keeps_the_isrs() -> None:
     )
 
 
-def test_a_fenced_or_stopping_broker_does_not_rejoin_the_isr() -> None:
+def test_fenced_or_stopping_broker_rejoins_isr() -> None:
     """The broker leads nothing, and leaders send it no more updates, so no leader may add it."""
     world = World(THREE)
     world.ask_to_stop(1)

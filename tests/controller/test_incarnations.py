@@ -26,7 +26,7 @@ def test_an_epoch_belongs_to_one_incarnation() -> None:
     assert world.nodes[TP].leader_incarnation == 2
 
 
-def test_a_restarted_broker_with_a_shorter_log_keeps_no_epoch() -> None:
+def test_bounced_broker_resumes_its_old_epoch_with_a_shorter_log() -> None:
     """Until its new epoch is durable, the new incarnation receives no leader."""
     world = World(THREE)
     world.told.clear()
@@ -49,7 +49,7 @@ def test_a_restarted_leader_gets_a_new_epoch_from_a_new_controller() -> None:
     assert world.state().controller_epoch == 2
 
 
-def test_a_leader_outside_its_isr_is_replaced() -> None:
+def test_leader_not_in_its_own_isr() -> None:
     """If a node names such a leader, the ISR is right and the leader is wrong."""
     world = World()
     world.topics["t"] = THREE
@@ -61,7 +61,7 @@ def test_a_leader_outside_its_isr_is_replaced() -> None:
     assert (fixed.state, fixed.expected_version) == (LeaderAndIsr(2, 5, (2, 3), 1, lossy_epoch=5), 9)
 
 
-def test_an_empty_isr_elects_no_leader() -> None:
+def test_empty_isr() -> None:
     """The controller never writes one, in any order of failures and stops (the world checks that after each step).
     An empty ISR in a node is no claim of any replica, so no replica is elected."""
     world = World(topic("t", (1, 2, 3)))

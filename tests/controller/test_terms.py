@@ -38,7 +38,7 @@ def test_a_lost_compare_and_set_is_decided_again() -> None:
     assert world.counters["controller.writes.refused"] == 1
 
 
-def test_a_write_with_a_lost_response_is_read_and_not_repeated() -> None:
+def test_version_not_equal_loop_after_a_lost_cas_reply() -> None:
     """The write succeeded and its response was lost. A retry would fail forever with another version."""
     world = World(THREE)
     world.hold_writes = True
@@ -145,7 +145,7 @@ def test_an_old_state_read_late_changes_nothing() -> None:
 # --- the controller itself ---------------------------------------------------------------------------------------
 
 
-def test_after_a_full_restart_no_old_epoch_leads() -> None:
+def test_two_leaders_after_a_full_restart() -> None:
     """Brokers return one by one. No broker leads with an old epoch, and none is failed before its time."""
     world = World(THREE)
     world.brokers = {}

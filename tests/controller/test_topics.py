@@ -74,7 +74,7 @@ def test_a_deleted_topic_leaves_zookeeper_before_the_disks() -> None:
     assert world.controller.settled()
 
 
-def test_a_topic_is_deleted_and_recreated_while_a_broker_is_away() -> None:
+def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away() -> None:
     world = World(THREE)
     world.lose(3)
     world.delete("t")
