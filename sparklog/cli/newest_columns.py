@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
-from sparklog.client.consumer.batch_slicing import LOG_COLUMNS
+from sparklog.client.consumer.log_columns import LOG_COLUMNS
 from sparklog.client.consumer.origin import origin
 from sparklog.record.schema import fit_table
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from sparklog.cli.format_values import as_json, json_values, text_values
-from sparklog.client.consumer.batch_slicing import LOG_COLUMNS
+from sparklog.client.consumer.log_columns import LOG_COLUMNS
 from sparklog.errors import ConfigError
 from sparklog.record.exact_values import UNIT_NS
 from sparklog.record.schema import DEFAULT_SCHEMA

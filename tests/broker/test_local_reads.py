@@ -360,7 +360,7 @@ def test_fetching_from_the_nearest_follower(
     def near(leader: int, in_sync: list[int], *_: object, **__: object) -> int:
         return follower if follower in in_sync else leader
 
-    monkeypatch.setattr("sparklog.client.consumer.partition_reader.nearest", near)
+    monkeypatch.setattr("sparklog.client.consumer.fetcher.nearest", near)
     found, reader = read(cluster, "near", 0, 120, local="never")
     assert found.equals(content)
     assert reader.counters.follower_batches == reader.counters.fetched_batches > 0

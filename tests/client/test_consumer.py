@@ -322,10 +322,10 @@ def test_the_next_fetch_starts_before_its_batch_is_consumed(fake: FakeCluster) -
         under_way = []
         for _ in range(3):
             assert [batch.num_rows for batch in consumer.poll(30)] == [1]
-            under_way.append(len(consumer._fetcher._polls))
+            under_way.append(len(consumer._fetcher._in_flight))
     assert under_way == [1, 1, 0]
     large = pa.table({"value": [b"x" * 300_000]})
     with Producer(fake.bootstrap) as producer, Consumer(fake.bootstrap, "t", start="latest") as consumer:
         producer.write("t", large).result(30)
         assert len(consumer.poll(30)) == 1
-        assert len(consumer._fetcher._polls) == 1, "using as much takes a while"
+        assert len(consumer._fetcher._in_flight) == 1, "using as much takes a while"

@@ -134,7 +134,7 @@ def test_a_truncated_log_is_reported_to_its_reader(fake: FakeCluster) -> None:
         assert numbers(drained(consumer, 160)) == [*range(100), *range(40, 100)]
 
 
-def test_a_corrupt_batch_raises_and_is_not_passed_over(fake: FakeCluster) -> None:
+def test_a_corrupt_batch_raises_after_the_records_before_it(fake: FakeCluster) -> None:
     fill(fake)
     log = fake.topics["t"].logs[0]
 
@@ -144,11 +144,30 @@ def test_a_corrupt_batch_raises_and_is_not_passed_over(fake: FakeCluster) -> Non
 
     fake.do(corrupt)
     with Consumer(fake.bootstrap, "t") as consumer:
-        with pytest.raises(BrokerError, match="t-0 at offset 50") as caught:
-            drained(consumer, 100)
-        assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
-        with pytest.raises(BrokerError, match="t-0 at offset 50"):
-            drained(consumer, 100)
+        assert numbers(drained(consumer, 50)) == list(range(50))
+        for _ in range(2):
+            with pytest.raises(BrokerError, match="t-0 at offset 50") as caught:
+                drained(consumer, 1)
+            assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
+        assert consumer.position(TP) == 50
+        consumer.seek(TP, 60)
+        assert numbers(drained(consumer, 40)) == list(range(60, 100))
+
+
+def test_a_corrupt_batch_is_reported_beside_records_of_other_partitions(fake: FakeCluster) -> None:
+    fill(fake, partitions=4)  # two at each broker, so that one response has both
+
+    def corrupt() -> None:
+        batches = fake.topics["t"].logs[0].batches
+        header, body = batches[0]
+        batches[0] = (header, body[:-8] + b"\xff" * 8)
+
+    fake.do(corrupt)
+    with Consumer(fake.bootstrap, "t") as consumer:
+        found: list[pa.RecordBatch] = []
+        with pytest.raises(BrokerError, match="t-0 at offset 0"):
+            found += drained(consumer, 400)
+        assert consumer.position(TP) == 0
 
 
 def test_a_recreated_topic_is_not_mistaken_for_the_old_one(fake: FakeCluster) -> None:

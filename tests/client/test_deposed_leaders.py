@@ -12,7 +12,6 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from sparklog.client.admin.admin import Admin
 from sparklog.client.consumer import fetcher
-from sparklog.client.consumer import partition_reader as reader_module
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import ClientTimeout
@@ -125,7 +124,7 @@ def test_a_range_beyond_a_deposed_leaders_end_is_read(deposed: FakeCluster) -> N
 def test_a_range_that_cannot_exist_is_not_waited_for(
     deposed: FakeCluster, start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "_SUSPECT_AFTER_S", 0.2)
+    monkeypatch.setattr(fetcher, "_SUSPECT_AFTER_S", 0.2)
     with PartitionReader(at_broker_0(deposed), TP, start, END, timeout_s=5.0) as reader:
         assert sum(batch.num_rows for _, batch in reader) == END - start
 

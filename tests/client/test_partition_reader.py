@@ -40,6 +40,17 @@ def test_a_range_read_survives_its_leaders(fake: FakeCluster) -> None:
         assert seen == list(range(100))
 
 
+def test_a_range_read_leaves_a_hanging_leader_after_an_election(fake: FakeCluster) -> None:
+    fill(fake)
+    fake.fault(0, lambda broker, connection, request: isinstance(request, Fetch))
+    cluster = BlockingCluster(fake.bootstrap, request_timeout_s=60)
+    with cluster, PartitionReader(cluster, TP, 0, 100, timeout_s=30) as reader:
+        cluster.topic("t")
+        fake.move(TP, 1)
+        assert numbers([batch for _, batch in reader]) == list(range(100))
+    assert any(isinstance(request, Fetch) for request in fake.brokers[0].requests), "it asked the hanging leader"
+
+
 def test_a_range_truncated_during_the_read_raises(fake: FakeCluster) -> None:
     fill(fake)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.client.consumer import fetcher
+from sparklog.client.consumer import fetch_decoder
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.errors import ProducerClosed
 from sparklog.client.producer import chunk_encoder, producer_metadata
@@ -270,7 +270,7 @@ def test_a_reader_skips_nothing_it_could_not_read(fake: FakeCluster, monkeypatch
             producer.send("t", b"v", partition=partition).result(30)
     with Consumer(fake.bootstrap, "t") as consumer:
         with monkeypatch.context() as patched:
-            patched.setattr(fetcher, "decode_partition", fail)
+            patched.setattr(fetch_decoder, "decode_partition", fail)
             with pytest.raises(Unforeseen):
                 consumer.to_table(timeout_s=30)
             with pytest.raises(Unforeseen):

@@ -23,14 +23,15 @@ from sparklog.client.cluster import forks
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.isolation_level import Isolation, wire_isolation
 from sparklog.client.cluster.offsets import OffsetQuery, checked_offset, list_offsets, wire_time
-from sparklog.client.consumer.assignment import Assignment, Start, topics_and_partitions
 from sparklog.client.consumer.consumer_projection import ConsumerProjection
 from sparklog.client.consumer.fetch_buffer import FetchBuffer
-from sparklog.client.consumer.fetcher import Fetcher, PartitionCursor
+from sparklog.client.consumer.fetch_decoder import FetchDecoder
+from sparklog.client.consumer.fetcher import Fetcher
 from sparklog.client.consumer.group_commits import Place
 from sparklog.client.consumer.group_consumer import GroupConsumer, OnPartitions
 from sparklog.client.consumer.group_session import GroupMetadata, GroupSession, MemberSettings
-from sparklog.client.consumer.log_ends import LogEnds, OnOutOfRange
+from sparklog.client.consumer.partition_cursor import PartitionCursor
+from sparklog.client.consumer.positions import Assignment, LogEnds, OnOutOfRange, Start, topics_and_partitions
 from sparklog.client.consumer.read_counters import ReadCounters
 from sparklog.client.consumer.timestamp_seek import TimestampSeek
 from sparklog.client.errors import ClientTimeout, LogTruncated
@@ -136,7 +137,9 @@ class Consumer:
         self._fetcher = Fetcher(
             self._cluster, max_bytes=max_bytes, isolation=self._isolation, columns=self._columns.wire
         )
-        self._buffer = FetchBuffer(self._fetcher.cursors)
+        self._timestamp_seek = TimestampSeek(self._cluster)
+        decoder = FetchDecoder(self._cluster, columns=self._columns.wire, counters=self._fetcher.counters)
+        self._buffer = FetchBuffer(self._fetcher, decoder, self._timestamp_seek)
         self._ends = LogEnds(
             self._cluster,
             self._fetcher.cursors,
@@ -144,7 +147,6 @@ class Consumer:
             isolation=self._isolation,
             on_out_of_range=on_out_of_range,
         )
-        self._timestamp_seek = TimestampSeek(self._cluster)
         if metadata_max_age_ms < 1:
             raise ConfigError(f"metadata_max_age_ms={metadata_max_age_ms}: expected 1 or more")
         if max_records is not None and max_records < 1:
@@ -268,6 +270,7 @@ class Consumer:
             self._cursor(tp)
         self._columns.schema(ends)
         before = self.positions()
+        self._fetcher.ends = ends  # records of other partitions and later ones would only accumulate in the buffer
         try:
             taken = self._buffer.consume_until(ends, self._more_for_table(ends, timeout_s))
             batches = [self._columns.to_user_batch(found) for found in taken]
@@ -276,7 +279,7 @@ class Consumer:
                 self.seek(tp, position)
             raise
         finally:
-            self._fetcher.active = None
+            self._fetcher.ends = None
         schema = self._columns.schema(ends)  # a second time: the reads may have found columns that were added since
         return pa.Table.from_batches([fit_table(batch, schema) for batch in batches], schema)
 
@@ -293,14 +296,13 @@ class Consumer:
 
         def wait(positions: Mapping[TopicPartition, int]) -> None:
             nonlocal progress_at, reached_before
-            behind = {tp for tp, position in positions.items() if position < ends[tp]}
-            self._fetcher.active = behind  # records of the other partitions would only accumulate here
             now = time.monotonic()
             reached_now = sum(positions.values())
             progress_at = now if reached_now > reached_before else progress_at
             reached_before = reached_now
             if now - progress_at > limit_s:
-                reached = ", ".join(f"{tp} at {positions[tp]} of {ends[tp]}" for tp in sorted(behind)[:5])
+                behind = sorted(tp for tp, position in positions.items() if position < ends[tp])
+                reached = ", ".join(f"{tp} at {positions[tp]} of {ends[tp]}" for tp in behind[:5])
                 raise ClientTimeout(f"reading to the end: no progress for {limit_s:g} s; {reached}")
             self._wait(min(1.0, limit_s), or_moved=True)
 
@@ -350,7 +352,7 @@ class Consumer:
         self._buffer.drop({cursor.tp})
         self._timestamp_seek.drop(cursor.tp)
         cursor.move(to)
-        cursor.failures, cursor.retry_at = 0, 0.0
+        cursor.end_failures()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Return no records of these until ``resume``; they stay assigned. Raises KeyError if one is not assigned."""
@@ -520,7 +522,7 @@ class Consumer:
 
     def _advance(self, timeout_s: float, *, or_moved: bool = False) -> None:
         try:
-            found = self._fetcher.advance(timeout_s, or_moved=or_moved)
+            self._buffer.fill(timeout_s, or_moved=or_moved)
         except BrokerError as error:
             if self._group_consumer is not None and error.code in _TOPIC_GONE and self._put_off_gone():
                 return
@@ -530,8 +532,6 @@ class Consumer:
                 self._fetcher.cursors[error.tp].move(error.offset)
             else:
                 self._ends.bring_back()
-            return
-        self._buffer.ready.extend(found if not self._timestamp_seek else self._timestamp_seek.cut(found))
 
     def _put_off_gone(self) -> bool:
         """Defer topics that were deleted or recreated. Return whether there are any.
@@ -544,7 +544,7 @@ class Consumer:
             if (topic := self._cluster.metadata.topic(cursor.tp.topic)) is None or topic.topic_id != cursor.topic_id
         ]
         for cursor in gone:
-            cursor.failures, cursor.retry_at = 0, time.monotonic() + 1.0
+            cursor.end_failures(retry_at=time.monotonic() + 1.0)
         return bool(gone)
 
     def _cursor(self, tp: TopicPartition) -> PartitionCursor:

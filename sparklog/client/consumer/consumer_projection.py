@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
-from sparklog.client.consumer.batch_slicing import LOG_COLUMNS, with_log_columns
-from sparklog.client.consumer.fetcher import CursorBatch
+from sparklog.client.consumer.fetched_batches import ConsumedBatch
+from sparklog.client.consumer.log_columns import LOG_COLUMNS, with_log_columns
 from sparklog.client.consumer.origin import Origin, with_origin
 from sparklog.client.consumer.projection import TopicProjection
 from sparklog.errors import BrokerError, ErrorCode
@@ -48,7 +48,7 @@ class ConsumerProjection:
         choice = self._choices.get(topic)
         return None if choice is None else choice.wire
 
-    def to_user_batch(self, found: CursorBatch) -> pa.RecordBatch:
+    def to_user_batch(self, found: ConsumedBatch) -> pa.RecordBatch:
         """Return the batch in the form that users get."""
         header, batch, first, offsets, _ = found.fetched
         place = Origin(found.tp.topic, found.tp.partition, first, header.leader_epoch)

@@ -2,44 +2,83 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from sparklog.client.consumer.batch_slicing import head, tail
-from sparklog.client.consumer.fetcher import CursorBatch, PartitionCursor
+from sparklog.client.consumer.fetch_decoder import FetchDecoder
+from sparklog.client.consumer.fetched_batches import ConsumedBatch
+from sparklog.client.consumer.fetcher import Fetcher
+from sparklog.client.consumer.partition_cursor import CompletedFetch
+from sparklog.client.consumer.timestamp_seek import TimestampSeek
 from sparklog.model import TopicPartition
 
 
 class FetchBuffer:
-    """The buffer. Owner: its ``Consumer``. ``cursors`` belong to the fetcher."""
+    """The buffer. Owner: its ``Consumer``."""
 
-    def __init__(self, cursors: Mapping[TopicPartition, PartitionCursor]) -> None:
+    def __init__(self, fetcher: Fetcher, decoder: FetchDecoder, timestamp_seek: TimestampSeek) -> None:
         #: The buffered batches; those of one partition are in order.
-        self.ready: deque[CursorBatch] = deque()
-        self._cursors = cursors
+        self.ready: deque[ConsumedBatch] = deque()
+        self._fetcher = fetcher
+        self._decoder = decoder
+        self._timestamp_seek = timestamp_seek
+
+    def fill(self, timeout_s: float, *, or_moved: bool = False) -> None:
+        """Wait until batches arrive, or the fetcher is woken, for at most ``timeout_s``.
+
+        Positions move past these batches, and past records that are not returned (markers, aborted records). With
+        ``or_moved`` the function also returns after such a move.
+
+        Raises:
+            BrokerError, ClientTimeout: as ``Fetcher.advance`` and ``FetchDecoder.decode``.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            completed = self._fetcher.advance(max(0.0, deadline - time.monotonic()))
+            self._decode(completed)
+            if self.ready or self._fetcher.woken or (or_moved and completed) or time.monotonic() >= deadline:
+                return
+
+    def _decode(self, completed: Sequence[CompletedFetch]) -> None:
+        """Decode the fetches. If one fails, the batches before its error and those of the others are returned first."""
+        found: list[ConsumedBatch] = []
+        failure: Exception | None = None
+        for fetch in completed:
+            tp = fetch.cursor.tp
+            try:
+                for batch in self._decoder.decode(fetch):
+                    found.append(ConsumedBatch(tp, batch))  # noqa: PERF401 - those before an error are kept
+            except Exception as error:
+                failure = failure or error
+        self.ready.extend(self._timestamp_seek.cut(found) if self._timestamp_seek else found)
+        if failure is not None:
+            if not found:
+                raise failure
+            self._fetcher.defer(failure)
 
     def position(self, tp: TopicPartition) -> int:
         """Return the offset of the next record to return. Raises KeyError for a partition that is not assigned."""
         return self._position(tp, self.ready)
 
     def positions(self) -> dict[TopicPartition, int]:
-        return {tp: self._position(tp, self.ready) for tp in self._cursors}
+        return {tp: self._position(tp, self.ready) for tp in self._fetcher.cursors}
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
         """Drop the buffered batches of these partitions."""
         self.ready = deque(found for found in self.ready if found.tp not in partitions)
 
-    def consume(self, limit: int | None, *, batch_records: int | None) -> Iterator[CursorBatch]:
+    def consume(self, limit: int | None, *, batch_records: int | None) -> Iterator[ConsumedBatch]:
         """Yield buffered batches, of at most ``limit`` records in total, or else of at most ``batch_records`` each."""
         left = limit
         while self.ready and left != 0:
             found = self.ready.popleft()
             most = batch_records if left is None else left
             if most is not None and found.fetched.batch.num_rows > most:
-                self.ready.appendleft(CursorBatch(found.tp, tail(found.fetched, most)))
-                found = CursorBatch(found.tp, head(found.fetched, most))
+                self.ready.appendleft(ConsumedBatch(found.tp, found.fetched.tail(most)))
+                found = ConsumedBatch(found.tp, found.fetched.head(most))
             if left is not None:
                 left -= found.fetched.batch.num_rows
             yield found
@@ -48,14 +87,14 @@ class FetchBuffer:
         self,
         ends: Mapping[TopicPartition, int],
         more: Callable[[Mapping[TopicPartition, int]], None],
-    ) -> list[CursorBatch]:
+    ) -> list[ConsumedBatch]:
         """Return all records below these offsets; the records above them stay in the buffer.
 
         ``more`` receives the current positions of these partitions, and waits for batches. If it raises, all buffered
         batches are dropped.
         """
-        taken: list[CursorBatch] = []
-        kept: deque[CursorBatch] = deque()
+        taken: list[ConsumedBatch] = []
+        kept: deque[ConsumedBatch] = deque()
         try:
             while True:
                 while self.ready:
@@ -70,13 +109,13 @@ class FetchBuffer:
         finally:
             self.ready.extendleft(reversed(kept))
 
-    def _position(self, tp: TopicPartition, waiting: Iterable[CursorBatch]) -> int:
+    def _position(self, tp: TopicPartition, waiting: Iterable[ConsumedBatch]) -> int:
         first = next((found.fetched.first_offset for found in waiting if found.tp == tp), None)
-        return self._cursors[tp].position if first is None else first
+        return self._fetcher.cursors[tp].position if first is None else first
 
 
 def _cut(
-    found: CursorBatch, ends: Mapping[TopicPartition, int], taken: list[CursorBatch], kept: deque[CursorBatch]
+    found: ConsumedBatch, ends: Mapping[TopicPartition, int], taken: list[ConsumedBatch], kept: deque[ConsumedBatch]
 ) -> None:
     """Split a batch at the end of its partition's range: the head is taken, the tail is kept for later."""
     if found.tp not in ends:
@@ -89,5 +128,5 @@ def _cut(
         taken.append(found)
         return
     if rows:
-        taken.append(CursorBatch(found.tp, head(found.fetched, rows)))
-    kept.append(CursorBatch(found.tp, tail(found.fetched, rows)))
+        taken.append(ConsumedBatch(found.tp, found.fetched.head(rows)))
+    kept.append(ConsumedBatch(found.tp, found.fetched.tail(rows)))

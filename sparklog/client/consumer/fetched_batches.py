@@ -47,6 +47,25 @@ class FetchedBatch(NamedTuple):
     #: The number of bytes of the batch that were read.
     looked_at: int = 0
 
+    def head(self, rows: int) -> FetchedBatch:
+        """Return the first ``rows`` records."""
+        offsets = None if self.offsets is None else self.offsets[:rows]
+        return self._replace(batch=self.batch.slice(0, rows), offsets=offsets)
+
+    def tail(self, rows: int) -> FetchedBatch:
+        """Return the batch without its first ``rows`` records. It must have more than these."""
+        if self.offsets is None:
+            return self._replace(batch=self.batch.slice(rows), first_offset=self.first_offset + rows)
+        offsets = self.offsets[rows:]
+        return self._replace(batch=self.batch.slice(rows), first_offset=int(offsets[0]), offsets=offsets)
+
+
+class ConsumedBatch(NamedTuple):
+    """A decoded batch and its partition."""
+
+    tp: TopicPartition
+    fetched: FetchedBatch
+
 
 def split_partitions(answers: Sequence[FetchedPartition], body: memoryview) -> Iterator[PartitionBytes]:
     """Split the body of a fetch response by its partitions.

@@ -1,103 +1,80 @@
-"""The consumer's fetches: one long poll per leader, also while the consumer uses the last response.
+"""The fetches of consumers and of bounded reads: one long poll per broker, also while the last response is used.
 
-Single-threaded. ``advance`` sends the missing fetches, waits for the first responses and decodes them. The next fetch
-to a broker is sent before its response is decoded, unless the response reached the end of the log. A response counts
-only for partitions whose position is still the requested one, so a seek invalidates it.
+Single-threaded. ``advance`` sends the missing fetches, waits for the first responses and checks them. The next fetch to
+a broker is sent before its response is decoded, unless the response reached the end of the log. A response counts only
+for partitions whose position is still the requested one, so a seek invalidates it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import select
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.metadata import Leader
+from sparklog.client.cluster.replica_selector import nearest
 from sparklog.client.cluster.retry import UNKNOWN_TOPIC_GRACE_S
-from sparklog.client.cluster.routing_core import PATIENCE_S
-from sparklog.client.consumer.fetched_batches import FetchedBatch, PartitionBytes, decode_partition, split_partitions
+from sparklog.client.cluster.routing_core import PATIENCE_S, no_leader
+from sparklog.client.consumer.fetch_turns import FetchTurns
+from sparklog.client.consumer.fetched_batches import PartitionBytes, split_partitions
+from sparklog.client.consumer.partition_cursor import CompletedFetch, PartitionCursor
+from sparklog.client.consumer.projection import ColumnsOf
 from sparklog.client.consumer.read_counters import ReadCounters
-from sparklog.client.consumer.schema_lookup import SchemaLookup
-from sparklog.client.errors import ClientTimeout, LogTruncated
+from sparklog.client.errors import LogTruncated
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import NO_EPOCH, TopicPartition
+from sparklog.model import TopicPartition
 from sparklog.net.blocking import BlockingConnection
-from sparklog.protocol.fields import MAX_ENTRIES
-from sparklog.protocol.header_limits import MAX_HEADER_BYTES
-from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply
+from sparklog.net.descriptors import is_this_host
+from sparklog.protocol.messages import CONSUMER, Fetch, FetchedPartition, FetchPartition, FetchReply
 
 _MAX_WAIT_MS = 500
 #: The maximum wait of a fetch while other partitions of the broker wait for the next request.
 _SHORT_WAIT_MS = 250
-#: An upper bound of a partition's bytes in a request, without its topic and columns.
-_ENTRY_BYTES = 80
-#: A number of partitions that fit into one request whatever their topics' names.
-_FEW = 100
-#: The age of a long poll at which the consumer asks for the current leader.
+#: The time without a response or without progress after which the leader may be deposed without knowing it.
 _SUSPECT_AFTER_S = PATIENCE_S + _MAX_WAIT_MS / 1000
 #: A response of this size takes a while to use, and more records arrive meanwhile.
 _LARGE_BYTES = 256 * 1024
 
 
-#: The function that returns the requested columns of a topic, or None for all.
-ColumnsOf = Callable[[str], "tuple[str, ...] | None"]
+class _FetchInFlight:
+    """A fetch at one broker: the requested partitions and offsets."""
 
+    __slots__ = ("asked", "broker_id", "connection", "leaders", "sent_at")
 
-class PartitionCursor:
-    """The state of one assigned partition: its position, and the time from which it may be fetched."""
-
-    __slots__ = ("failing_since", "failures", "last_epoch", "position", "retry_at", "to_verify", "topic_id", "tp")
-
-    def __init__(self, tp: TopicPartition, topic_id: str, position: int) -> None:
-        self.tp = tp
-        self.topic_id = topic_id
-        self.position = position
-        #: The leader epoch of the record before the position; -1 if this consumer did not read that record.
-        self.last_epoch = NO_EPOCH
-        self.failures = 0
-        self.failing_since = 0.0
-        self.retry_at = 0.0
-        #: The offsets of a response in which a projected batch failed its checksum. For fetches from this range the
-        #: broker is asked to verify what is on its disk.
-        self.to_verify = range(0)
-
-    def move(self, position: int, last_epoch: int = NO_EPOCH) -> None:
-        """Set the offset of the next fetch."""
-        self.position, self.last_epoch = position, last_epoch
-
-
-class CursorBatch(NamedTuple):
-    """A decoded batch and its partition."""
-
-    tp: TopicPartition
-    fetched: FetchedBatch
-
-
-class _Poll:
-    """A fetch in flight at one broker: the requested partitions and offsets."""
-
-    __slots__ = ("asked", "connection", "leaders", "sent_at")
-
-    def __init__(
-        self, connection: BlockingConnection, asked: dict[TopicPartition, int], leaders: dict[TopicPartition, Leader]
-    ) -> None:
-        self.connection = connection
+    def __init__(self, broker_id: int, asked: dict[TopicPartition, int], leaders: dict[TopicPartition, Leader]) -> None:
+        self.broker_id = broker_id
         self.asked = asked
         #: The leaders and epochs by which the broker was chosen.
         self.leaders = leaders
+        #: Set when the request was sent.
+        self.connection: BlockingConnection
         self.sent_at = time.monotonic()
+
+    def is_from_follower(self, tp: TopicPartition) -> bool:
+        return self.leaders[tp].broker_id != self.broker_id
 
 
 class Fetcher:
-    """The fetches of one consumer, used by its thread. ``cursors`` may be changed between calls."""
+    """The fetches of one reader, used by its thread. ``cursors`` may be changed between calls."""
 
     def __init__(
-        self, cluster: BlockingCluster, *, max_bytes: int, isolation: int, columns: ColumnsOf | None = None
+        self,
+        cluster: BlockingCluster,
+        *,
+        max_bytes: int,
+        isolation: int,
+        columns: ColumnsOf,
+        timeout_s: float | None = None,
+        from_followers: bool = False,
     ) -> None:
         """Create the fetcher.
 
-        ``columns`` returns the requested columns of a topic by its name; None: all of every topic.
+        Args:
+            max_bytes: the size of one response.
+            timeout_s: the time for which all fetches of a partition may fail; None: the cluster client's timeout.
+            from_followers: fetch from the nearest in-sync replica instead of the leader.
         """
         self.counters = ReadCounters()
         self.cursors: dict[TopicPartition, PartitionCursor] = {}
@@ -105,143 +82,155 @@ class Fetcher:
         self._max_bytes = max_bytes
         self._isolation = isolation
         self._columns = columns
+        self._timeout_s = cluster.timeout_s if timeout_s is None else timeout_s
+        self._from_followers = from_followers
+        #: The followers that failed, which are not used again.
+        self._avoided: set[int] = set()
         self._connections: dict[int, BlockingConnection] = {}
-        self._polls: dict[int, _Poll] = {}
-        self._schemas: dict[str, SchemaLookup] = {}
+        #: By broker, whatever its response is for.
+        self._in_flight: dict[int, _FetchInFlight] = {}
         self._stale: set[str] = set()
         self._refresh_at = 0.0
         self._refreshes = 0
-        #: By broker, the place in its group of the partition with which its next request begins.
-        self._turns: dict[int, int] = {}
-        self._moved = False
-        #: The partitions to fetch; None: all.
-        self.active: set[TopicPartition] | None = None
+        self._turns = FetchTurns(columns)
+        #: The offsets up to which to fetch. Other partitions are not fetched. None: all, without an end.
+        self.ends: Mapping[TopicPartition, int] | None = None
         #: The partitions that are assigned, but neither fetched nor returned.
         self.paused: set[TopicPartition] = set()
         #: ``advance`` returns when this descriptor is readable. Its owner reads from it.
         self.wake_fd: int | None = None
-        self._woken = False
-        #: An error that followed records of the same response. The records are returned first.
-        self._error: Exception | None = None
+        #: Whether the last ``advance`` found the descriptor readable.
+        self.woken = False
+        self._deferred: Exception | None = None
 
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
-        self._polls.clear()
+        self._in_flight.clear()
 
-    def advance(self, timeout_s: float, *, or_moved: bool = False) -> list[CursorBatch]:
-        """Return batches as soon as some arrive, at most ``timeout_s`` from now.
+    def advance(self, timeout_s: float) -> list[CompletedFetch]:
+        """Return responses with batches as soon as some arrive, at most ``timeout_s`` from now.
 
-        Positions move past these batches, and past records that are not returned (markers, aborted records). With
-        ``or_moved`` the function also returns after such a move.
+        Cursors move past these batches.
 
         Raises:
+            LogTruncated: records that were read before are no longer in the log.
             BrokerError: OFFSET_OUT_OF_RANGE and all errors that a retry does not fix. Positions are unchanged.
-            ClientTimeout: a partition could not be read for the cluster client's timeout.
+            ClientTimeout: all fetches of a partition have failed for the fetcher's ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
-        self._moved = self._woken = False
-        if self._error is not None:
-            error, self._error = self._error, None
+        self.woken = False
+        if self._deferred is not None:
+            error, self._deferred = self._deferred, None
             raise error
         while True:
             now = time.monotonic()
             self._refresh_when_due(now)
             self._send_missing(now)
             left = max(0.0, deadline - now)
-            batches = self._receive_ready(min(left, self._next_check_s(now)))
-            if batches or self._woken or (or_moved and self._moved) or time.monotonic() >= deadline:
-                return self._without_paused(batches) if self.paused else batches
+            completed = self._receive_ready(min(left, self._next_check_s(now)))
+            if completed or self.woken or time.monotonic() >= deadline:
+                return completed
 
-    def _without_paused(self, found: list[CursorBatch]) -> list[CursorBatch]:
-        """Move the positions of paused partitions back, so that their batches are fetched again after the pause."""
-        for one in reversed(found):  # reversed, so that the first batch of a partition sets the position
-            if one.tp in self.paused:
-                self.cursors[one.tp].move(one.fetched.first_offset)
-        return [one for one in found if one.tp not in self.paused]
+    def defer(self, error: Exception) -> None:
+        """Let the next ``advance`` raise an error that followed records, which are returned first."""
+        self._deferred = self._deferred or error
 
     # --- sending ---
 
     def _send_missing(self, now: float) -> None:
-        for broker_id, group in self._cluster.metadata.group_by_leader(self._sendable(now)).items():
+        for broker_id, group in self._group_by_source(self._sendable(now)).items():
             if broker_id is None:
                 self._stale.update(tp.topic for tp in group)
-            elif broker_id not in self._polls:
+            elif broker_id not in self._in_flight:
                 self._send(broker_id, group)
 
+    def _send_ahead(self, broker_id: int) -> None:
+        """Send the next fetch while this response is used. An error is raised after the batches of the response."""
+        group = self._group_by_source(self._sendable(time.monotonic())).get(broker_id)
+        if group:
+            try:
+                self._send(broker_id, group)
+            except Exception as error:
+                self.defer(error)
+
     def _sendable(self, now: float) -> list[TopicPartition]:
+        ends = self.ends
         return [
             cursor.tp
             for cursor in self.cursors.values()
             if cursor.retry_at <= now
-            and (self.active is None or cursor.tp in self.active)
+            and (ends is None or cursor.position < ends.get(cursor.tp, 0))
             and cursor.tp not in self.paused
         ]
 
+    def _group_by_source(self, partitions: Iterable[TopicPartition]) -> dict[int | None, list[TopicPartition]]:
+        """Return the partitions by the broker to fetch them from, with those without a known leader under None."""
+        if not self._from_followers:
+            return self._cluster.metadata.group_by_leader(partitions)
+        groups: dict[int | None, list[TopicPartition]] = {}
+        for tp in partitions:
+            groups.setdefault(self._nearest(tp), []).append(tp)
+        return groups
+
+    def _nearest(self, tp: TopicPartition) -> int | None:
+        """Return the broker to fetch from.
+
+        Only the leader can tell whether the log up to a bound of an epoch is unchanged.
+        """
+        metadata = self._cluster.metadata
+        leader, partition = metadata.leader(tp), metadata.partition(tp)
+        if leader is None or partition is None:
+            return None
+        if self.cursors[tp].epoch_is_bound:
+            return leader.broker_id
+        in_sync = [broker_id for broker_id in partition.isr if broker_id not in self._avoided]
+        return nearest(leader.broker_id, in_sync, metadata.brokers, is_here=is_this_host)
+
     def _send(self, broker_id: int, group: list[TopicPartition]) -> None:
-        asked = {tp: self.cursors[tp].position for tp in self._in_turn(broker_id, group)}
+        named = self._turns.next(broker_id, group)
         leaders: dict[TopicPartition, Leader] = {}
-        wanted = []
-        for tp, position in asked.items():
+        for tp in named:
             leader = self._cluster.metadata.leader(tp)
             assert leader is not None, "partitions were grouped by it"
             leaders[tp] = leader
-            cursor = self.cursors[tp]
-            wanted.append(
-                FetchPartition(
-                    tp.topic,
-                    tp.partition,
-                    cursor.topic_id,
-                    leader.epoch,
-                    position,
-                    self._max_bytes,
-                    last_epoch=cursor.last_epoch,
-                    columns=self._wire_columns(tp.topic),
-                    verify=position in cursor.to_verify,
-                )
-            )
+        fetch = _FetchInFlight(broker_id, {tp: self.cursors[tp].position for tp in named}, leaders)
         request = Fetch(
             0,
             CONSUMER,
             incarnation=-1,
-            max_wait_ms=_MAX_WAIT_MS if len(asked) == len(group) else _SHORT_WAIT_MS,
+            max_wait_ms=_MAX_WAIT_MS if len(named) == len(group) else _SHORT_WAIT_MS,
             min_bytes=1,
             max_bytes=self._max_bytes,
             isolation=self._isolation,
             session_id=0,
             session_epoch=-1,
-            partitions=tuple(wanted),
+            partitions=tuple(self._wanted(self.cursors[tp], leader.epoch) for tp, leader in leaders.items()),
         )
         try:
-            connection = self._connection(broker_id)
-            connection.send(request)
+            fetch.connection = self._connection(broker_id)
+            fetch.connection.send(request)
         except BrokerError as error:
-            self._all_failed(asked, error)
+            self._fetch_failed(fetch, error)
             return
-        self._polls[broker_id] = _Poll(connection, asked, leaders)
+        self._in_flight[broker_id] = fetch
 
-    def _in_turn(self, broker_id: int, group: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the partitions for the next request, as many as it may have.
-
-        Another partition is the first one each time, because a full response leaves out those at the end. Each broker
-        has its own turns. If brokers shared one counter and were asked one after the other, each request to a broker
-        could begin with the same partition.
-        """
-        count = len(group)
-        named = min(count, self._most_at_once({tp.topic for tp in group})) if count > _FEW else count
-        at = self._turns.get(broker_id, 0) % count
-        self._turns[broker_id] = at + (named if named < count else 1)
-        return (group[at:] + group[:at])[:named]
-
-    def _most_at_once(self, topics: Collection[str]) -> int:
-        """Return the number of partitions of these topics that one request may have. Its header's size is limited."""
-        largest = max(
-            len(topic) + sum(len(column.encode()) + 3 for column in self._wire_columns(topic) or ()) for topic in topics
+    def _wanted(self, cursor: PartitionCursor, leader_epoch: int) -> FetchPartition:
+        return FetchPartition(
+            cursor.tp.topic,
+            cursor.tp.partition,
+            cursor.topic_id,
+            leader_epoch,
+            cursor.position,
+            self._max_bytes,
+            last_epoch=cursor.last_epoch,
+            columns=self._columns(cursor.tp.topic),
+            verify=cursor.position in cursor.to_verify,
         )
-        return max(1, min(MAX_ENTRIES, MAX_HEADER_BYTES // (_ENTRY_BYTES + largest)))
 
     def _connection(self, broker_id: int) -> BlockingConnection:
+        """Return the connection for fetches. It carries no other requests, which would wait for a long poll."""
         connection = self._connections.get(broker_id)
         if connection is None or connection.closed:
             connection = self._connections[broker_id] = self._cluster.open_connection(broker_id)
@@ -249,170 +238,138 @@ class Fetcher:
 
     # --- receiving ---
 
-    def _receive_ready(self, wait_s: float) -> list[CursorBatch]:
-        if not self._polls and self.wake_fd is None:
+    def _receive_ready(self, wait_s: float) -> list[CompletedFetch]:
+        if not self._in_flight and self.wake_fd is None:
             time.sleep(wait_s)
             return []
         poller = select.poll()
         if self.wake_fd is not None:
             poller.register(self.wake_fd, select.POLLIN)
         by_socket = {}
-        for broker_id, poll in self._polls.items():
-            number = poll.connection.fileno()
+        for broker_id, fetch in self._in_flight.items():
+            number = fetch.connection.fileno()
             by_socket[number] = broker_id
             poller.register(number, select.POLLIN)
-        found: list[CursorBatch] = []
+        completed: list[CompletedFetch] = []
         for number, _ in poller.poll(wait_s * 1000):
             if number == self.wake_fd:
-                self._woken = True
+                self.woken = True
                 continue
             try:
-                found += self._receive(by_socket[number])
+                completed += self._receive(by_socket[number])
             except Exception as error:
-                if not found:
+                if not completed:
                     raise
-                self._error = error
+                self.defer(error)
                 break
-        return found
+        return completed
 
-    def _receive(self, broker_id: int) -> list[CursorBatch]:
-        poll = self._polls.pop(broker_id)
+    def _receive(self, broker_id: int) -> list[CompletedFetch]:
+        fetch = self._in_flight.pop(broker_id)
         try:
-            reply, body = poll.connection.receive()
+            reply, body = fetch.connection.receive()
             if not isinstance(reply, FetchReply):
-                poll.connection.close()
+                fetch.connection.close()
                 raise BrokerError(
                     ErrorCode.INVALID_REQUEST, f"broker {broker_id} responded to Fetch with {reply!r:.100}"
                 )
             if reply.code != ErrorCode.NONE:
                 raise BrokerError(reply.code, f"fetch from broker {broker_id}")
         except BrokerError as error:
-            self._all_failed(poll.asked, error)
+            self._fetch_failed(fetch, error)
             return []
-        answers = []
-        for part in split_partitions(reply.partitions, body):
-            tp = TopicPartition(part.answer.topic, part.answer.partition)
-            cursor = self.cursors.get(tp)
-            if cursor is None or poll.asked.get(tp) != cursor.position:
-                continue
-            if part.answer.code != ErrorCode.NONE:
-                refusal = BrokerError(part.answer.code, part.answer.detail or f"fetch of {tp}")
-                self._failed(cursor, self._doubt(cursor, poll.leaders[tp], refusal) or refusal)
-                continue
-            cursor.failures = 0
-            self._refreshes = 0
-            if part.answer.diverging is not None:
-                # The batches of other partitions are dropped. Their positions are unchanged, so they are fetched again.
-                raise LogTruncated(tp, cursor.position, part.answer.diverging)
-            self.counters.count(part)
-            if part.headers:
-                answers.append((cursor, (cursor.position, cursor.last_epoch), part))
-        return self._use(broker_id, answers)
+        checked = [
+            (cursor, part)
+            for part in split_partitions(reply.partitions, body)
+            if (cursor := self._checked(fetch, part)) is not None
+        ]
+        completed = [cursor.move_past(part) for cursor, part in checked]
+        if completed and _more_follows([part for _, part in checked]):
+            self._send_ahead(broker_id)
+        return completed
 
-    def _use(
-        self, broker_id: int, answers: list[tuple[PartitionCursor, tuple[int, int], PartitionBytes]]
-    ) -> list[CursorBatch]:
-        """Decode ``answers``, which have the position and last epoch of their request."""
-        for _, _, part in answers:
-            self._load_schemas(part)
-        for cursor, _, part in answers:
-            cursor.move(part.next_offset, part.headers[-1].leader_epoch)
-        if answers:
-            self._moved = True
-            if _more_follows([part for _, _, part in answers]):
-                self._send_ahead(broker_id)
-        found: list[CursorBatch] = []
-        decoded = 0
-        try:
-            for cursor, (start, _), part in answers:
-                schema_of = self._schema_of(cursor.tp.topic)
-                columns = self._wire_columns(cursor.tp.topic)
-                batches = decode_partition(part, schema_of, start=start, columns=columns)
-                found += [CursorBatch(cursor.tp, batch) for batch in batches]
-                decoded += 1
-        except Exception as error:
-            # No record may be skipped: this partition and the ones after it are fetched again.
-            for cursor, asked, _ in answers[decoded:]:
-                cursor.move(*asked)
-            if self._asks_to_verify(answers[decoded][0], answers[decoded][2], error):
-                return found
-            if not found and self._error is None:
-                raise
-            self._error = self._error or error
-        return found
+    def _checked(self, fetch: _FetchInFlight, part: PartitionBytes) -> PartitionCursor | None:
+        """Check one partition's part of a response. Return its cursor if it has batches for the cursor's position.
 
-    def _asks_to_verify(self, cursor: PartitionCursor, part: PartitionBytes, error: Exception) -> bool:
-        """Request verification if a projected batch was damaged that the broker did not verify.
-
-        Return whether it applies.
-
-        Only the broker can tell damage on its disk from damage on the way.
+        If it raises, the batches of other partitions are dropped. Their positions are unchanged, so they are fetched
+        again.
         """
-        if (
-            self._wire_columns(cursor.tp.topic) is None
-            or cursor.position in cursor.to_verify
-            or not (isinstance(error, BrokerError) and error.code == ErrorCode.CORRUPT_MESSAGE)
-        ):
-            return False
-        cursor.to_verify = range(cursor.position, part.next_offset)
-        return True
+        tp = TopicPartition(part.answer.topic, part.answer.partition)
+        cursor = self.cursors.get(tp)
+        if cursor is None or tp in self.paused or fetch.asked.get(tp) != cursor.position:
+            return None
+        try:
+            if part.answer.code != ErrorCode.NONE:
+                raise BrokerError(part.answer.code, part.answer.detail or f"fetch of {tp}")
+            if part.answer.diverging is not None:
+                cursor.on_diverging(part.answer.diverging)
+        except BrokerError as error:
+            self._partition_failed(fetch, cursor, error)
+            return None
+        cursor.end_failures()
+        self._refreshes = 0
+        self.counters.count(part)
+        if not part.headers:
+            self._check_empty(fetch, cursor, part.answer)
+            return None
+        if fetch.is_from_follower(tp):
+            self.counters.follower_batches += len(part.headers)
+        return cursor
 
-    def _send_ahead(self, broker_id: int) -> None:
-        """Send the next fetch while this response is used. An error is raised after the batches of the response."""
-        group = self._cluster.metadata.group_by_leader(self._sendable(time.monotonic())).get(broker_id)
-        if group:
-            try:
-                self._send(broker_id, group)
-            except Exception as error:
-                self._error = error
-
-    def _wire_columns(self, topic: str) -> tuple[str, ...] | None:
-        return None if self._columns is None else self._columns(topic)
-
-    def _schema_of(self, topic: str) -> SchemaLookup:
-        lookup = self._schemas.get(topic)
-        if lookup is None:
-            lookup = self._schemas[topic] = SchemaLookup(self._cluster, topic)
-        return lookup
-
-    def _load_schemas(self, part: PartitionBytes) -> None:
-        schema_of = self._schema_of(part.answer.topic)
-        for header in part.headers:
-            schema_of(header.schema_id)
+    def _check_empty(self, fetch: _FetchInFlight, cursor: PartitionCursor, answer: FetchedPartition) -> None:
+        """Check the leader if it has not returned records for long, although the log has some up to a known end."""
+        now = time.monotonic()
+        waiting_s = cursor.on_empty(water_marks(answer), now)
+        if self.ends is not None and waiting_s > _SUSPECT_AFTER_S:
+            cursor.waiting_since = now
+            self._leave_follower(fetch, cursor)
+            # Whatever the error, the next fetch goes to the leader in the metadata.
+            with contextlib.suppress(BrokerError):
+                self._cluster.confirm(cursor.tp, fetch.leaders[cursor.tp])
 
     # --- failures ---
 
-    def _doubt(self, cursor: PartitionCursor, leader: Leader, error: BrokerError) -> BrokerError | None:
-        """Return the reason not to trust the leader's error, or None. The leader may be deposed without knowing it."""
-        lags = cursor.failures > 0 and time.monotonic() - cursor.failing_since > _SUSPECT_AFTER_S
+    def _fetch_failed(self, fetch: _FetchInFlight, error: BrokerError) -> None:
+        for tp in fetch.asked:
+            cursor = self.cursors.get(tp)
+            if cursor is not None:
+                self._partition_failed(fetch, cursor, error)
+
+    def _partition_failed(self, fetch: _FetchInFlight, cursor: PartitionCursor, error: BrokerError) -> None:
+        if not self._leave_follower(fetch, cursor):  # only the leader's error counts
+            self._failed(cursor, self._doubt(fetch, cursor, error) or error)
+
+    def _leave_follower(self, fetch: _FetchInFlight, cursor: PartitionCursor) -> bool:
+        """Stop using the follower that was asked. Return False if it was the leader."""
+        is_follower = fetch.is_from_follower(cursor.tp)
+        if is_follower:
+            self._avoided.add(fetch.broker_id)
+        return is_follower
+
+    def _doubt(self, fetch: _FetchInFlight, cursor: PartitionCursor, error: BrokerError) -> BrokerError | None:
+        """Return the reason not to trust the leader's error, or None. The leader may be deposed without knowing it.
+
+        A truncation below a record that was read is certain.
+        """
+        if isinstance(error, LogTruncated) and not cursor.epoch_is_bound:
+            return None
+        lags = cursor.failing_s(time.monotonic()) > _SUSPECT_AFTER_S
         if error.code == ErrorCode.OFFSET_OUT_OF_RANGE or (error.code == ErrorCode.OFFSET_NOT_AVAILABLE and lags):
             try:
-                self._cluster.confirm(cursor.tp, leader)
+                self._cluster.confirm(cursor.tp, fetch.leaders[cursor.tp])
             except BrokerError as doubt:
                 return doubt
         return None
 
-    def _all_failed(self, asked: Mapping[TopicPartition, int], error: BrokerError) -> None:
-        for tp in asked:
-            cursor = self.cursors.get(tp)
-            if cursor is not None:
-                self._failed(cursor, error)
-
     def _failed(self, cursor: PartitionCursor, error: BrokerError) -> None:
-        now = time.monotonic()
-        if not cursor.failures:
-            cursor.failing_since = now
-        since = now - cursor.failing_since
-        unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and since > UNKNOWN_TOPIC_GRACE_S
-        if not error.retriable or unknown:
-            raise BrokerError(error.code, f"{cursor.tp} at offset {cursor.position}: {error.detail}")
-        if since > self._cluster.timeout_s:
-            raise ClientTimeout(
-                f"reading {cursor.tp} at offset {cursor.position}: not possible for {self._cluster.timeout_s:g} s,"
-                f" last: {error}"
-            ) from error
-        cursor.retry_at = now + self._cluster.pause_ms(cursor.failures) / 1000
-        cursor.failures += 1
+        """Retry later. Raises as ``PartitionCursor.on_error``."""
+        cursor.on_error(
+            error,
+            time.monotonic(),
+            pause_ms=self._cluster.pause_ms(cursor.failures),
+            timeout_s=self._timeout_s,
+            grace_s=UNKNOWN_TOPIC_GRACE_S,
+        )
         if error.refresh_metadata:
             self._stale.add(cursor.tp.topic)
 
@@ -427,39 +384,43 @@ class Fetcher:
             self._cluster.refresh(sorted(topics))
         except BrokerError as error:
             self._stale |= topics
-            self._all_failed({tp: 0 for tp in self.cursors if tp.topic in topics}, error)
+            for cursor in self._cursors_of(topics):
+                self._failed(cursor, error)
             return
-        for cursor in self.cursors.values():
-            if cursor.tp.topic in topics:
-                self._check_topic(cursor)
+        for cursor in self._cursors_of(topics):
+            self._check_topic(cursor)
+
+    def _cursors_of(self, topics: set[str]) -> list[PartitionCursor]:
+        return [cursor for cursor in self.cursors.values() if cursor.tp.topic in topics]
 
     def _check_topic(self, cursor: PartitionCursor) -> None:
         topic = self._cluster.metadata.topic(cursor.tp.topic)
-        if topic is None:
-            self._failed(cursor, BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no broker knows the topic"))
-        elif cursor.topic_id and topic.topic_id != cursor.topic_id:
+        if topic is not None and cursor.topic_id and topic.topic_id != cursor.topic_id:
             raise BrokerError(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
                 f"{cursor.tp} at offset {cursor.position}: the topic was deleted and created again",
             )
-        elif self._cluster.metadata.leader(cursor.tp) is None:
-            self._failed(cursor, BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "the partition has no leader"))
+        if self._cluster.metadata.leader(cursor.tp) is None:
+            self._failed(cursor, no_leader(self._cluster.metadata, cursor.tp))
 
     def _suspect_silent(self, now: float) -> None:
         """Check the leaders of old fetches: a leader that hangs does not report it. Close those that were deposed."""
-        for broker_id, poll in list(self._polls.items()):
-            silent_s = now - poll.sent_at
-            if silent_s < _SUSPECT_AFTER_S or _readable(poll.connection):
+        for broker_id, fetch in list(self._in_flight.items()):
+            silent_s = now - fetch.sent_at
+            if silent_s < _SUSPECT_AFTER_S or _readable(fetch.connection):
                 continue
-            leaders = {self._cluster.metadata.leader(tp) for tp in poll.asked if tp in self.cursors}
-            deposed = any(leader is not None and leader.broker_id != broker_id for leader in leaders)
-            if deposed or silent_s > self._cluster.request_timeout_s:
-                del self._polls[broker_id]
-                poll.connection.close()
+            if self._is_deposed(fetch) or silent_s > self._cluster.request_timeout_s:
+                del self._in_flight[broker_id]
+                fetch.connection.close()
                 detail = f"broker {broker_id} has not responded for {silent_s:.1f} s"
-                self._all_failed(poll.asked, BrokerError(ErrorCode.NETWORK_EXCEPTION, detail))
+                self._fetch_failed(fetch, BrokerError(ErrorCode.NETWORK_EXCEPTION, detail))
             else:
-                self._stale.update(tp.topic for tp in poll.asked)
+                self._stale.update(tp.topic for tp in fetch.asked)
+
+    def _is_deposed(self, fetch: _FetchInFlight) -> bool:
+        """Return whether a partition has another leader than the one by which the broker was chosen."""
+        leaders = [(self._cluster.metadata.leader(tp), fetch.leaders[tp]) for tp in fetch.asked if tp in self.cursors]
+        return any(now is not None and now.broker_id != asked.broker_id for now, asked in leaders)
 
     def _next_check_s(self, now: float) -> float:
         """Return how long only a response can change something."""
@@ -467,6 +428,11 @@ class Fetcher:
         if self._stale:
             times.append(self._refresh_at)
         return min(max(0.001, min(times) - now), 1.0) if times else 1.0
+
+
+def water_marks(answer: FetchedPartition) -> str:
+    """Return the reason why a response has no records."""
+    return f"the high watermark is {answer.high_watermark}, the last stable offset {answer.last_stable_offset}"
 
 
 def _more_follows(parts: Sequence[PartitionBytes]) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
+
+#: The function that returns the columns to request of a topic, as ``TopicProjection.wire``.
+ColumnsOf = Callable[[str], "tuple[str, ...] | None"]
 
 
 class TopicProjection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparklog.client.consumer.fetched_batches import PartitionBytes
+from sparklog.client.consumer.fetched_batches import FetchedBatch, PartitionBytes
 from sparklog.record.header import Flag
 
 
@@ -44,3 +44,9 @@ class ReadCounters:
     def count_local(self, answer: PartitionBytes) -> None:
         """Count batches from mapped files."""
         self.local_batches += len(answer.headers)
+
+    def count_decoded(self, batch: FetchedBatch, *, mapped: bool) -> None:
+        """Count a batch that was decoded. ``mapped``: from a mapped file."""
+        self.decoded_batches += 1
+        if mapped:
+            self.local_bytes += batch.looked_at

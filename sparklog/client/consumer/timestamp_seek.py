@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
-from sparklog.client.consumer.batch_slicing import tail
-from sparklog.client.consumer.fetcher import CursorBatch
+from sparklog.client.consumer.fetched_batches import ConsumedBatch
 from sparklog.model import TopicPartition
 
 
@@ -32,16 +31,16 @@ class TimestampSeek:
         """Drop the start time of a partition that is read from elsewhere, or not any more."""
         self._not_before_us.pop(tp, None)
 
-    def cut(self, found: Iterable[CursorBatch]) -> Iterator[CursorBatch]:
+    def cut(self, found: Iterable[ConsumedBatch]) -> Iterator[ConsumedBatch]:
         """Yield the batches without the records before the first one that is not older than the start time."""
         for one in found:
             start_us = self._not_before_us.get(one.tp)
             row = 0 if start_us is None else self._first_row_at(one, start_us)
             if row < one.fetched.batch.num_rows:
                 self._not_before_us.pop(one.tp, None)
-                yield one if row == 0 else CursorBatch(one.tp, tail(one.fetched, row))
+                yield one if row == 0 else ConsumedBatch(one.tp, one.fetched.tail(row))
 
-    def _first_row_at(self, found: CursorBatch, start_us: int) -> int:
+    def _first_row_at(self, found: ConsumedBatch, start_us: int) -> int:
         topic = self._cluster.metadata.topic(found.tp.topic)
         batch = found.fetched.batch
         if topic is None or topic.event_time is None or topic.event_time not in batch.schema.names:

@@ -1,4 +1,4 @@
-"""The partitions and start positions of a consumer without a group."""
+"""The partitions and positions of a consumer: where it starts, where the logs end, and where it continues."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.offsets import OffsetQuery, checked_offset, list_offsets, wire_time
 from sparklog.client.cluster.routing_core import no_leader
 from sparklog.client.consumer.consumer_projection import ConsumerProjection
-from sparklog.client.consumer.fetcher import PartitionCursor
+from sparklog.client.consumer.fetch_buffer import FetchBuffer
+from sparklog.client.consumer.partition_cursor import PartitionCursor
 from sparklog.client.consumer.timestamp_seek import TimestampSeek
-from sparklog.errors import ConfigError
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 
 #: The fraction of the metadata's maximum age after which it is refreshed, because the response takes time as well.
@@ -21,10 +22,15 @@ _REFRESH_AFTER = 0.75
 
 #: The start: an end of the log, a time, or an offset for each partition (the others start at the earliest).
 Start = Literal["earliest", "latest"] | dt.datetime | Mapping[TopicPartition, int]
+#: What to do with a position outside of the log: raise, or continue from an end of the log.
+OnOutOfRange = Literal["raise", "earliest", "latest"]
 
 
 class Assignment:
-    """The assignment. Owner: its ``Consumer``. It fills ``cursors``, which belong to the fetcher."""
+    """The assignment of a consumer without a group.
+
+    Owner: its ``Consumer``. It fills ``cursors``, which belong to the fetcher.
+    """
 
     def __init__(
         self,
@@ -104,6 +110,70 @@ class Assignment:
         topic = self._cluster.metadata.topic(tp.topic)
         assert topic is not None
         self._cursors[tp] = PartitionCursor(tp, topic.topic_id, position)
+
+
+class LogEnds:
+    """The start and end offsets of the assigned partitions. Owner: its ``Consumer``. ``cursors`` belong to the fetcher.
+
+    Methods raise ClientTimeout if a leader does not respond.
+    """
+
+    def __init__(
+        self,
+        cluster: BlockingCluster,
+        cursors: Mapping[TopicPartition, PartitionCursor],
+        buffer: FetchBuffer,
+        *,
+        isolation: int,
+        on_out_of_range: OnOutOfRange,
+    ) -> None:
+        self._cluster = cluster
+        self._cursors = cursors
+        self._buffer = buffer
+        self._isolation = isolation
+        self.on_out_of_range = on_out_of_range
+
+    def visible(self) -> dict[TopicPartition, int]:
+        """Return the offset of the next record that will become visible in each partition."""
+        at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._cursors, "latest")
+        return list_offsets(self._cluster, at, isolation=self._isolation, known=self._buffer.positions())
+
+    def to_read_to(self) -> dict[TopicPartition, int]:
+        """Return the end offsets of the partitions, up to which a table is read.
+
+        A position beyond the end is out of range; it does not mean that the partition has no new records.
+
+        Raises:
+            BrokerError: OFFSET_OUT_OF_RANGE, unless ``on_out_of_range`` moves positions.
+        """
+        ends = self.visible()
+        beyond = {tp: position for tp, position in self._buffer.positions().items() if position > ends[tp]}
+        if beyond and self._isolation:
+            # The records between belong to open transactions, and cannot be read yet.
+            ends |= list_offsets(self._cluster, dict.fromkeys(beyond, "latest"))
+            ends |= {tp: position for tp, position in beyond.items() if position <= ends[tp]}
+        beyond = {tp: position for tp, position in beyond.items() if position > ends[tp]}
+        if not beyond:
+            return ends
+        if self.on_out_of_range == "raise":
+            tp, position = next(iter(beyond.items()))
+            raise BrokerError(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: position {position} found; the log ends at {ends[tp]}"
+            )
+        self.bring_back()
+        return ends
+
+    def bring_back(self) -> None:
+        """Move each position that is outside of its log to the configured end.
+
+        An error names one partition, but several may be affected.
+        """
+        starts = list_offsets(self._cluster, dict.fromkeys(self._cursors, "earliest"), isolation=self._isolation)
+        ends = self.visible()
+        log_ends = list_offsets(self._cluster, dict.fromkeys(self._cursors, "latest"), known=self._buffer.positions())
+        for tp, cursor in self._cursors.items():
+            if not starts[tp] <= cursor.position <= log_ends[tp]:
+                cursor.move((starts if self.on_out_of_range == "earliest" else ends)[tp])
 
 
 def topics_and_partitions(

@@ -1,11 +1,10 @@
-"""Slices of fetched batches, and the log's own columns. Pure."""
+"""The log's own columns, which a consumer can add to its batches. Pure."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
-from sparklog.client.consumer.fetched_batches import FetchedBatch
 from sparklog.client.consumer.origin import Origin
 
 LOG_COLUMNS = [
@@ -13,20 +12,6 @@ LOG_COLUMNS = [
     pa.field("_partition", pa.int32(), nullable=False),
     pa.field("_offset", pa.int64(), nullable=False),
 ]
-
-
-def head(fetched: FetchedBatch, rows: int) -> FetchedBatch:
-    """Return the first ``rows`` records."""
-    offsets = None if fetched.offsets is None else fetched.offsets[:rows]
-    return fetched._replace(batch=fetched.batch.slice(0, rows), offsets=offsets)
-
-
-def tail(fetched: FetchedBatch, rows: int) -> FetchedBatch:
-    """Return the batch without its first ``rows`` records. It must have more than these."""
-    if fetched.offsets is None:
-        return fetched._replace(batch=fetched.batch.slice(rows), first_offset=fetched.first_offset + rows)
-    offsets = fetched.offsets[rows:]
-    return fetched._replace(batch=fetched.batch.slice(rows), first_offset=int(offsets[0]), offsets=offsets)
 
 
 def with_log_columns(batch: pa.RecordBatch, place: Origin, offsets: np.ndarray | None) -> pa.RecordBatch:

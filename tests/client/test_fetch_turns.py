@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
 
-from sparklog.client.consumer import fetcher
-from sparklog.client.consumer.fetcher import Fetcher
+from sparklog.client.consumer import fetch_turns
+from sparklog.client.consumer.fetch_turns import FetchTurns
 from sparklog.model import TopicPartition
 
 
@@ -17,8 +15,8 @@ def partitions(count: int) -> list[TopicPartition]:
 
 def requests(brokers: int, group: list[TopicPartition], rounds: int) -> list[list[TopicPartition]]:
     """Return what the requests to the first broker name, if all brokers are asked one after the other."""
-    asked = Fetcher(cast(Any, None), max_bytes=1, isolation=0)
-    named = [[asked._in_turn(broker, group) for broker in range(brokers)] for _ in range(rounds)]
+    turns = FetchTurns(lambda _: None)
+    named = [[turns.next(broker, group) for broker in range(brokers)] for _ in range(rounds)]
     return [of_brokers[0] for of_brokers in named]
 
 
@@ -27,7 +25,7 @@ def requests(brokers: int, group: list[TopicPartition], rounds: int) -> list[lis
 def test_requests_that_name_a_part_name_every_partition_in_time(
     brokers: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "MAX_ENTRIES", 200)
+    monkeypatch.setattr(fetch_turns, "MAX_ENTRIES", 200)
     group = partitions(count)
     found = requests(brokers, group, rounds=3)
     assert all(len(named) == len(set(named)) == 200 for named in found)
