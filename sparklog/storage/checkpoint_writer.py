@@ -105,7 +105,7 @@ class CheckpointWriter:
             if self._logs.get(log.tp) is log:
                 self.unnamed.discard(log.tp)
                 if not log.named:
-                    log.named = True
+                    log.mark_named()
                     named.append(log)
         return named
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +41,6 @@ from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, CleaningC
 from sparklog.storage.disk import Disk, is_full, replace_file
 from sparklog.storage.formats import encode_state
 from sparklog.storage.key_table import SPILL_FILE, KeyTable, SpillFile
-from sparklog.storage.rate_limiter import RateLimiter
 from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
 
 #: Uncompressed bytes of a batch that is merged from several.
@@ -48,6 +48,8 @@ _BATCH_BYTES = 1 << 20
 #: The headers that are read from an index at a time. They take 96 bytes each, and a Python object only one by one.
 _HEADERS_AT_ONCE = 8192
 _NOTHING = np.empty(0, np.int64)
+#: The time that a limiter may be ahead of its rate: shorter waits do not pay for a switch of threads.
+_AHEAD_S = 0.01
 
 
 class CleaningRules(NamedTuple):
@@ -143,7 +145,7 @@ class CleanJob:
         self._hash = KeyHash(rules.seed)
         self._keys = KeyTable(rules.buffer_bytes, open_file=self._spill_file, spend=self._spend)
         self._may_spill = may_spill
-        self._pace = RateLimiter(rules.bytes_per_second)
+        self._pace = _RateLimiter(rules.bytes_per_second)
         self._by_path = threading.Lock()
         self._decided: Replacement | None = None
         self._swapped = False
@@ -419,3 +421,23 @@ class CleanJob:
         stored = body[: header.length + header.offset_array_length]
         verify_body_crc(header, stored)
         return decode_batch(header, stored, schema, verify_crc=False), offsets_of(header, body)
+
+
+class _RateLimiter:
+    """A limit of bytes per second for one thread. Any thread may call ``stop``, also while the thread waits."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self._rate = bytes_per_second
+        self._stopped = threading.Event()
+        self._paid_until_s = time.monotonic()
+
+    def spend(self, count: int) -> None:
+        """Wait until ``count`` more bytes are within the rate. Unused time does not accumulate."""
+        now_s = time.monotonic()
+        self._paid_until_s = max(self._paid_until_s, now_s) + count / self._rate
+        if self._paid_until_s - now_s > _AHEAD_S:
+            self._stopped.wait(self._paid_until_s - now_s)
+
+    def stop(self) -> None:
+        """Stop all waits, now and later. Any thread may call it."""
+        self._stopped.set()

@@ -32,6 +32,10 @@ class FlushJob:
         self._files = files
         self._directory = directory
 
+    def cancel(self) -> None:
+        """Cancel the job, because files that it fsyncs are about to be deleted or truncated."""
+        self.cancelled = True
+
     def run(self) -> None:
         """fsync the files, then the names.
 

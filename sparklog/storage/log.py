@@ -77,11 +77,12 @@ class Log:
         schemas: Iterable[TopicSchema],
         config: TopicConfig,
         services: LogContext,
+        named: bool = True,
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
-        #: A durable checkpoint names this log. ``LogDirectory`` sets it (``LogDirectory.name_logs``).
-        self.named = True
+        #: A durable checkpoint names this log, or none needs to (``CheckpointWriter.name_logs``).
+        self.named = named
         #: What the last open truncated, as sentences for operators.
         self.findings: tuple[str, ...] = ()
         self._files = LogFiles(tp, topic_id, directory=directory, schemas=schemas, config=config, services=services)
@@ -225,6 +226,10 @@ class Log:
     def set_high_watermark(self, high_watermark: int) -> None:
         """Set the high watermark, bounded by the log's ends. Everything below it is committed and may be served."""
         self._tail.producers.transactions.committed_below(self._offsets.committed(high_watermark))
+
+    def mark_named(self) -> None:
+        """Record that a durable checkpoint names this log."""
+        self.named = True
 
     def add_schema(self, schema: TopicSchema) -> None:
         """Add a schema before batches with it arrive. A known id keeps its schema."""

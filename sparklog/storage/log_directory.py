@@ -346,6 +346,7 @@ class LogDirectory:
             schemas=content.schemas,
             config=config or self._defaults,
             services=self._services,
+            named=not self._checkpoints.names_logs,
         )
 
     def create(self, tp: TopicPartition, topic_id: str, *, schemas: Iterable[TopicSchema], config: TopicConfig) -> Log:
@@ -360,7 +361,6 @@ class LogDirectory:
         if log is None:
             content = PartitionFile(tp.topic, tp.partition, topic_id, tuple(schemas))
             log = self._logs[tp] = self._new_log(content, config)
-            log.named = not self._checkpoints.names_logs
             return log
         if log.topic_id != topic_id:
             raise BrokerError(
@@ -471,7 +471,6 @@ class LogDirectory:
         except OSError as failure:
             raise StorageError(f"log directory {self.path}: putting {entry.name} back: {failure}") from failure
         self._not_put_back.discard(target.name)
-        log.named = not self._checkpoints.names_logs
         self._logs[tp] = log
         self._services.moved.add(tp)
         self._created(tp)

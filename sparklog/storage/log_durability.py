@@ -284,7 +284,7 @@ class LogDurability:
         """Cancel the flush, because some of its files are about to be deleted or truncated."""
         job, self._job = self._job, None
         if job is not None:
-            job.cancelled = True
+            job.cancel()
             self._unflushed_since_us = job.since_us
             self._truncated_from = min(self._truncated_from, self._truncated_from_at_flush)
 

@@ -26,6 +26,10 @@ class ProducerCount:
         self._expire = expire
         self._expired_s = -_PAUSE_S
 
+    def add(self, count: int) -> None:
+        """Count ``count`` more ids, or fewer if it is negative."""
+        self.used += count
+
     def require_room(self) -> None:
         """Raise BrokerError THROTTLING_QUOTA_EXCEEDED if there is no room for one more id."""
         if self.used < self.limit:

@@ -149,15 +149,15 @@ class ProducerTable:
     def count_in(self, count: ProducerCount | None) -> None:
         """Count this table's ids in ``count`` from now on, and no longer in the earlier count."""
         if self._count is not None:
-            self._count.used -= len(self._entries)
+            self._count.add(-len(self._entries))
         self._count = count
         if count is not None:
-            count.used += len(self._entries)
+            count.add(len(self._entries))
 
     def _changed(self, before: int) -> None:
         """Update the count after a change. There were ``before`` ids."""
         if self._count is not None:
-            self._count.used += len(self._entries) - before
+            self._count.add(len(self._entries) - before)
 
     def get(self, producer_id: int) -> ProducerEntry | None:
         return self._entries.get(producer_id)
@@ -230,7 +230,7 @@ class ProducerTable:
             entries[producer_id] = with_batch(entry, header)
             self.transactions.appended(header)
             if entry is None and self._count is not None:
-                self._count.used += 1
+                self._count.add(1)
 
     def state(self) -> ProducerState:
         """Return a copy that later appends do not change."""

@@ -24,34 +24,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from sparklog.errors import BrokerError, StorageError
 from sparklog.model import NO_EPOCH
-from sparklog.record.checksum import crc32c
-from sparklog.record.footer import (
-    BLOCK_DTYPE,
-    arrow_footer,
-    arrow_prelude,
-    schema_of_prelude,
-)
-from sparklog.record.header import (
-    FORMAT_VERSION,
-    HEADER_BYTES,
-    BatchHeader,
-    Flag,
-    header_array,
-    unpack_header,
-)
-from sparklog.record.schema import MAX_SCHEMA_BYTES, parse_schema
-from sparklog.storage.append_plan import NO_MAXIMUM
+from sparklog.record.header import HEADER_BYTES, BatchHeader
+from sparklog.storage import segment_scan
 from sparklog.storage.disk import Disk, is_full
 from sparklog.storage.epochs import EPOCHS_FILE, EpochCache
 from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.open_files import OpenFiles
 from sparklog.storage.producers import ProducerTable
 from sparklog.storage.rebuild_state import SegmentHeaders, derive_state, snapshot_offsets
-from sparklog.storage.sealing import footer_of
 from sparklog.storage.segment import (
     COPY_SUFFIX,
     DATA_SUFFIX,
@@ -61,20 +43,13 @@ from sparklog.storage.segment import (
     Segment,
     file_stem,
 )
+from sparklog.storage.segment_scan import Scan
 from sparklog.storage.segment_swap import CLEANED_SUFFIX, SWAP_SUFFIX, recover_swaps
 from sparklog.storage.segments_aside import SegmentsAside, may_hold_records
 
 logger = logging.getLogger(__name__)
 
 _STEM_DIGITS = len(file_stem(0))
-#: The version is in the high bits of a header's flags. A test keeps this equal to ``record.header``.
-_VERSION_SHIFT = 12
-#: The position of the byte with these bits: the upper byte of the flags, before the CRC.
-_VERSION_AT = HEADER_BYTES - 5
-_FIRST = int(Flag.FIRST_OF_SEGMENT)
-_MAX_PRELUDE_BYTES = MAX_SCHEMA_BYTES + 64
-#: Reading a file of at most this size is faster than mapping it.
-_SMALL_BYTES = 64 * 1024
 
 
 class RecoveredLog(NamedTuple):
@@ -91,24 +66,6 @@ class RecoveredLog(NamedTuple):
     schemas: dict[int, bytes]
     #: Base offset of the first segment that was truncated, and so is not fsynced. ``NO_TRUNCATION``: none.
     truncated_from: int
-
-
-class _Scan(NamedTuple):
-    """The intact batches at the start of a segment."""
-
-    #: The headers that were checked, among them those of the first and the last intact batch.
-    headers: list[BatchHeader]
-    #: The number of intact batches.
-    whole: int
-    #: Why the next batch is not intact. Empty: all batches are.
-    failure: str
-    #: The right footer follows the last batch.
-    sealed: bool = False
-
-    @property
-    def complete(self) -> bool:
-        """Return whether ``headers`` has the header of every intact batch."""
-        return len(self.headers) == self.whole
 
 
 class _Found(NamedTuple):
@@ -339,15 +296,17 @@ def _recover_one(
             disk.drop_cached(data)
             disk.drop_cached(index)
         if whole and not thorough:
-            found = _adopt_outline(segment, data, index, schemas=schemas)
-            if found is not None:
-                return found
+            outline = segment_scan.outline(segment, data, index, schemas=schemas)
+            if outline is not None:
+                return _adopt(segment, outline)
         index_bytes, data_bytes = disk.size(index), disk.size(data)
         packed = disk.read(index, index_bytes // HEADER_BYTES * HEADER_BYTES, 0)
-        _refuse_newer(segment.index_path, packed)
+        segment_scan.refuse_newer(segment.index_path, packed)
         if not thorough or segment.base_offset < fsynced_below:
-            _learn_schema(segment, data, packed, schemas)
-        scan = _scan_files(segment, data, packed, data_bytes=data_bytes, schemas=schemas, fsynced_below=fsynced_below)
+            segment_scan.learn_schema(segment, data, packed, schemas)
+        scan = segment_scan.scan(
+            segment, data, packed, data_bytes=data_bytes, schemas=schemas, fsynced_below=fsynced_below
+        )
         if not scan.headers:
             return _Found(scan.failure)
         end, failure = scan.headers[-1].next_offset, scan.failure
@@ -362,176 +321,24 @@ def _recover_one(
                     raise
                 # Keeping the whole segment needs no room. The log then ends before it.
                 return _Found(f"{failure}; no room to set that aside ({no_room})")
-        segment.adopt(count=scan.whole, first=scan.headers[0], last=scan.headers[-1])
-        segment.sealed = scan.sealed
+        found = _adopt(segment, scan)
         # The scan's map no longer exists: a file must not shrink under a map.
         truncated = index_bytes != scan.whole * HEADER_BYTES
         if truncated:
             disk.truncate(index, scan.whole * HEADER_BYTES)
         if not scan.sealed and data_bytes != segment.data_size:
             disk.truncate(data, segment.data_size)
-        first, last = scan.headers[0], scan.headers[-1]
-        kept = scan.headers if scan.complete else None
-        return _Found(failure, kept, truncated, first.leader_epoch, last.leader_epoch)
+        return found._replace(failure=failure, headers=scan.headers if scan.complete else None, truncated=truncated)
     finally:
         disk.close(data)
         disk.close(index)
 
 
-def _scan_files(
-    segment: Segment, data: int, packed: bytes, *, data_bytes: int, schemas: Mapping[int, bytes], fsynced_below: int
-) -> _Scan:
-    """Scan the batches. If all are intact, compare the bytes after them with the expected footer."""
-    disk = segment.disk
-    if data_bytes <= _SMALL_BYTES:
-        mapped = memoryview(disk.read(data, data_bytes, 0))
-    else:
-        mapped = disk.map(data, data_bytes)
-    skip = 0
-    if segment.base_offset < fsynced_below:
-        headers = header_array(packed)
-        skip = int((headers["base_offset"] + headers["offset_span"] <= fsynced_below).cumprod().sum())
-    scan = _scan(segment.base_offset, packed, mapped, schemas=schemas, skip=skip)
-    if scan.failure or not scan.headers:
-        return scan
-    last = scan.headers[-1]
-    tail = mapped[last.position + last.stored_bytes :]
-    if not tail:
-        return scan
-    footer = footer_of(header_array(packed), mapped, schema_message=schemas[last.schema_id])
-    return scan._replace(sealed=bool(footer) and tail == footer)
-
-
-def _adopt_outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, bytes]) -> _Found | None:
-    """Adopt a fully fsynced segment if its sizes and its first and last header agree. Return None if they do not."""
-    disk = segment.disk
-    count, odd = divmod(disk.size(index), HEADER_BYTES)
-    if odd or not count:
-        return None
-    try:
-        first = unpack_header(disk.read(index, HEADER_BYTES, 0))
-        last = unpack_header(disk.read(index, HEADER_BYTES, (count - 1) * HEADER_BYTES))
-    except BrokerError:
-        return None
-    tail = disk.size(data) - last.position - last.stored_bytes
-    if first.base_offset != segment.base_offset or first.schema_id not in schemas:
-        return None
-    if tail not in (0, len(arrow_footer(schemas[first.schema_id], np.zeros(count, dtype=BLOCK_DTYPE)))):
-        return None
-    segment.adopt(count=count, first=first, last=last)
-    segment.sealed = tail > 0
+def _adopt(segment: Segment, scan: Scan) -> _Found:
+    """Set the state of the segment to its intact batches."""
+    first, last = scan.headers[0], scan.headers[-1]
+    segment.adopt(count=scan.whole, first=first, last=last, sealed=scan.sealed)
     return _Found(first_epoch=first.leader_epoch, last_epoch=last.leader_epoch)
-
-
-def _learn_schema(segment: Segment, data: int, packed: bytes, schemas: dict[int, bytes]) -> None:
-    """Add the schema at the front of a segment to ``schemas``, unless it is known or unreadable.
-
-    ``packed`` has the segment's headers from the first on.
-    """
-    try:
-        first = unpack_header(packed)
-        if first.schema_id in schemas:
-            return
-        message = schema_of_prelude(segment.disk.read(data, min(first.position, _MAX_PRELUDE_BYTES), 0))
-        parse_schema(message)
-    except BrokerError as error:
-        logger.warning("%s: found no schema at the front: %s", segment.data_path, error)
-    else:
-        schemas[first.schema_id] = message
-
-
-def _scan(base_offset: int, packed: bytes, data: memoryview, *, schemas: Mapping[int, bytes], skip: int) -> _Scan:
-    """Find the intact batches of a segment.
-
-    Of the first ``skip`` batches it checks only the first and the last. If these do not agree, it checks all.
-    """
-    count = len(packed) // HEADER_BYTES
-    end, position, running_max, last_epoch = base_offset, -1, NO_MAXIMUM, -1
-    headers: list[BatchHeader] = []
-    for number in [0, *range(max(1, skip - 1), count)] if count else []:
-        failure = ""
-        try:
-            header = unpack_header(packed, number * HEADER_BYTES)
-        except BrokerError as error:
-            failure = str(error)
-        else:
-            if number == 0:
-                if header.schema_id not in schemas and skip:
-                    raise StorageError(
-                        f"schema id {header.schema_id} of segment {base_offset} is neither in partition.json nor "
-                        "at the segment's front"
-                    )
-                position = _prelude_end(header, data, schemas)
-            elif number == skip - 1:
-                end, position, running_max = header.base_offset, header.position, header.running_max
-            running_max = max(running_max, header.max_timestamp)
-            failure = _problem(
-                header,
-                data,
-                first=number == 0,
-                end=end,
-                position=position,
-                running_max=running_max,
-                last_epoch=last_epoch,
-            )
-            if not failure and number >= skip:
-                crc = crc32c(data[position : position + header.stored_bytes])
-                if crc != header.body_crc:
-                    failure = f"CRC32C of the data {crc:#010x} found, {header.body_crc:#010x} expected"
-        if failure and number < skip:
-            return _scan(base_offset, packed, data, schemas=schemas, skip=0)
-        if failure:
-            return _Scan(headers, number, f"batch {number} of segment {base_offset}, offset {end}: {failure}")
-        headers.append(header)
-        end, position, last_epoch = header.next_offset, position + header.stored_bytes, header.leader_epoch
-    return _Scan(headers, count, "")
-
-
-def _problem(
-    header: BatchHeader,
-    data: memoryview,
-    *,
-    first: bool,
-    end: int,
-    position: int,
-    running_max: int,
-    last_epoch: int,
-) -> str:
-    for what, found, expected in (
-        ("base offset", header.base_offset, end),
-        ("position", header.position, position),
-        ("first-of-segment flag", bool(header.flags & _FIRST), first),
-        ("running maximum timestamp", header.running_max, running_max),
-    ):
-        if found != expected:
-            return f"{what} {found} found, {expected} expected"
-    if header.leader_epoch < last_epoch:
-        return f"leader epoch {header.leader_epoch} found after {last_epoch}"
-    if position + header.stored_bytes > len(data):
-        return f"data end at {len(data)}, {position + header.stored_bytes} expected"
-    return ""
-
-
-def _prelude_end(header: BatchHeader, data: memoryview, schemas: Mapping[int, bytes]) -> int:
-    """Return the position of the first batch, or 0, which no batch has, if the file's beginning is wrong."""
-    if header.schema_id not in schemas:
-        return 0
-    prelude = arrow_prelude(schemas[header.schema_id])
-    return len(prelude) if data[: len(prelude)] == prelude else 0
-
-
-def _refuse_newer(path: Path, packed: bytes) -> None:
-    """Raise NewerFormatError if a header with a valid CRC has a newer version. Such a header is not damage."""
-    if not packed or max(packed[_VERSION_AT::HEADER_BYTES]) >> _VERSION_SHIFT - 8 <= FORMAT_VERSION:
-        return
-    versions = header_array(packed)["flags"] >> _VERSION_SHIFT
-    for number in (versions > FORMAT_VERSION).nonzero()[0]:
-        raw = packed[int(number) * HEADER_BYTES : (int(number) + 1) * HEADER_BYTES]
-        if crc32c(raw[:-4]) == int.from_bytes(raw[-4:], "little"):
-            raise NewerFormatError(
-                f"{path}: batch header format version {versions[number]} found, at most {FORMAT_VERSION} expected: "
-                "written by a newer release"
-            )
 
 
 # --- files ------------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class SealQueue:
         del self._jobs[job.segment.base_offset]
         if not job.done:
             return
-        job.segment.sealed = True
+        job.segment.mark_sealed()
         if self._rolled.pop(job.end_offset, None) is not None:
             self._snapshots = sorted({*self._snapshots, job.end_offset})
         self._remove_later([self._snapshot_path(old) for old in self._snapshots[:-_KEPT_SNAPSHOTS]])

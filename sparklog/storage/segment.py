@@ -110,8 +110,9 @@ class Segment:
     def size_bytes(self) -> int:
         return self.data_size + self.count * HEADER_BYTES
 
-    def adopt(self, *, count: int, first: BatchHeader, last: BatchHeader) -> None:
+    def adopt(self, *, count: int, first: BatchHeader, last: BatchHeader, sealed: bool) -> None:
         """Set the state of a segment that exists on disk from its first and last header."""
+        self.sealed = sealed
         self.count = count
         self.end_offset = last.next_offset
         self.data_size = last.position + last.stored_bytes
@@ -335,6 +336,10 @@ class Segment:
         self.running_max = last.running_max
         self.last_append_us = last.append_time
         self.cleaned = bool(last.flags & _CLEANED)
+
+    def mark_sealed(self) -> None:
+        """Record that the footer is complete and durable."""
+        self.sealed = True
 
     def files_truncated_to(self, count: int) -> list[tuple[Path, int]]:
         """Return the files in the order of their truncation, each with the bytes of its first ``count`` batches."""

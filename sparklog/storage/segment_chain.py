@@ -200,8 +200,7 @@ class SegmentChain:
             segment.close()
         rename()
         fresh = Segment(self._disk, self._directory, base_offset=bases[0], files=self._files)
-        fresh.adopt(count=count, first=ends[0], last=ends[1])
-        fresh.sealed = True
+        fresh.adopt(count=count, first=ends[0], last=ends[1], sealed=True)
         self.segments[at : at + len(bases)] = [fresh]
         self.sealed_prefix -= len(bases) - 1
         self.count_sealed()
