@@ -24,7 +24,7 @@ COMPILED = {
     "broker/transactions": "coordinator_registry hosted_coordinators",
     "client/cluster": "loop_cluster metadata",
     "client/producer": "caller_io delivery direct_send inflight_requests loop_handoff partition_queues partitioning "
-    "producer_metadata record_buffer record_chunk sender spin_policy",
+    "producer_metadata producer_thread record_buffer record_chunk sender spin_policy",
     "net": "async_client server",
     "protocol": "connection frames",
     "record": "checksum codec header small_batch_encoder small_batch_validator validate",

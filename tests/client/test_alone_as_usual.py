@@ -37,7 +37,7 @@ _WAYS = pytest.mark.parametrize("way", ["alone", "usual"])
 @contextlib.contextmanager
 def acted_for(producer: Producer) -> Iterator[None]:
     """Act for the producer's thread within the block, in which the loop is not taken back."""
-    handoff = producer._sender._handoff
+    handoff = producer._sender.thread.handoff
     while True:
         acting(producer)
         with handoff._guard:
@@ -202,7 +202,7 @@ def test_an_older_buffered_record_is_not_overtaken(fake: FakeCluster, monkeypatc
     with Producer(fake.bootstrap) as producer:
         with acted_for(producer):
             with monkeypatch.context() as patch:
-                patch.setattr(producer._sender, "on_chunk_opened", lambda: None)
+                patch.setattr(producer._sender.thread, "on_chunk_opened", lambda: None)
                 producer.send("t", b"first", headers={"h": b""})
             second = producer.send("t", b"second")
         producer.flush(_TIMEOUT_S)
@@ -281,8 +281,8 @@ def test_a_stale_topic_handle_does_not_use_its_successors_route(fake: FakeCluste
             assert alone._routes["t", 0].topic is not earlier and alone._version == producer._sender._cluster.version
             if not warm:
                 alone._routes.clear()
-            assert alone.send(earlier, 0, (None, b"old", None, 0), 3) is None
-            newest = alone.send(producer._sender.topics["t"], 0, (None, b"new", None, 0), 3)
+            assert alone.try_send(earlier, 0, (None, b"old", None, 0), 3) is None
+            newest = alone.try_send(producer._sender.topics["t"], 0, (None, b"new", None, 0), 3)
         assert newest is not None and newest.result(_TIMEOUT_S).offset == len(values(fake, "t")) - 1
     assert set(values(fake, "t")) == {b"v", b"new"}
 
@@ -339,7 +339,7 @@ def test_an_interrupt_in_any_line_leaves_no_waiter(fake: FakeCluster, method: Ca
             assert future.result(_TIMEOUT_S).offset >= 0
     with contextlib.suppress(ProducerClosed):
         producer.close(_TIMEOUT_S)
-    assert not producer._writes.open and not producer._sender._io_thread.is_alive()
+    assert not producer._writes.open and not producer._sender.thread._thread.is_alive()
     known = [future.result().offset for future in futures if future.exception() is None]
     assert known == sorted(set(known)) and len(values(fake, "t")) >= len(known)
 

@@ -27,14 +27,14 @@ _TIMEOUT_S = 30.0
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each record that was offered: whether it went on its own."""
     went: list[bool] = []
-    send = DirectSender.send
+    send = DirectSender.try_send
 
     def noted(self: DirectSender, *arguments: Any) -> Any:
         chunk = send(self, *arguments)
         went.append(chunk is not None)
         return chunk
 
-    monkeypatch.setattr(DirectSender, "send", noted)
+    monkeypatch.setattr(DirectSender, "try_send", noted)
     return went
 
 

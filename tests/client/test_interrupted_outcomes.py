@@ -185,6 +185,9 @@ class _CountingIoThread:
     def on_io_thread(self) -> bool:
         return False
 
+    def end(self, reason: BaseException) -> None:
+        raise AssertionError("the buffer does not end the thread")
+
 
 @pytest.mark.parametrize("seal", [False, True])
 @pytest.mark.parametrize("batch_bytes", [1, 1000])

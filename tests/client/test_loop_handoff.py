@@ -125,7 +125,7 @@ def test_a_loop_that_is_stopped_while_lent_ends(handoff: LoopHandoff) -> None:
 
 def acting(producer: Producer) -> int:
     """Send one record after the other until this thread acts for the loop; how many that took."""
-    handoff = producer._sender._handoff
+    handoff = producer._sender.thread.handoff
     deadline = time.monotonic() + _TIMEOUT_S
     for count in itertools.count(1):
         before = handoff._entered
@@ -267,9 +267,7 @@ def test_an_interrupt_while_a_future_is_resolved_is_the_callers(
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)
-    alone = producer._sender.direct_sender
-    assert alone is not None
-    ended = alone.ended
+    ended = producer._writes.ended
     raised: list[bool] = []
 
     def interrupted(completion: Any) -> None:
@@ -279,12 +277,12 @@ def test_an_interrupt_while_a_future_is_resolved_is_the_callers(
         ended(completion)
 
     with monkeypatch.context() as patch:
-        patch.setattr(alone, "ended", interrupted)
+        patch.setattr(producer._writes, "ended", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _send_while_lent(producer)
     with contextlib.suppress(ProducerClosed):
         producer.close(_TIMEOUT_S)
-    assert not producer._sender._io_thread.is_alive()
+    assert not producer._sender.thread._thread.is_alive()
 
 
 def test_a_second_interrupt_during_the_end_leaves_no_waiter(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,8 +304,8 @@ def test_a_second_interrupt_during_the_end_leaves_no_waiter(fake: FakeCluster, m
         with pytest.raises(KeyboardInterrupt):
             _send_while_lent(producer)
         assert raised
-        producer._sender._io_thread.join(_TIMEOUT_S)
-    assert not producer._sender._io_thread.is_alive()
+        producer._sender.thread._thread.join(_TIMEOUT_S)
+    assert not producer._sender.thread._thread.is_alive()
     with contextlib.suppress(ProducerClosed):
         producer.flush(_TIMEOUT_S)
     producer.close()
@@ -326,7 +324,7 @@ def test_an_interrupt_while_entering_or_leaving_keeps_no_thread_inside(
                 producer.send("t", b"v").result()
 
         interrupted_in(method, line, send_some)
-        handoff = producer._sender._handoff
+        handoff = producer._sender.thread.handoff
         until(lambda: not handoff.lent)
         producer.send("t", b"v").result(_TIMEOUT_S)
         acting(producer)
@@ -377,7 +375,7 @@ def test_work_started_by_a_waiter_runs_in_the_producers_loop(
 
         monkeypatch.setattr(link, "start", noted)
         asyncio.run(refused_some())
-        assert {loop for _, loop in begun} == {producer._sender._loop}
+        assert {loop for _, loop in begun} == {producer._sender.thread.loop}
 
 
 def test_a_forked_child_does_not_act_for_its_parents_loop(
@@ -411,7 +409,7 @@ def test_a_wait_begun_after_the_threads_end_returns(fake: FakeCluster) -> None:
     with Producer(fake.bootstrap) as producer:
         producer.send("t", b"v").result(_TIMEOUT_S)
     for _ in range(10):
-        producer._sender.wait_helping(lambda: False)
+        producer._sender.thread.wait_helping(lambda: False)
 
 
 def _send_while_lent(producer: Producer, headers: dict[str, bytes] | None = None) -> None:

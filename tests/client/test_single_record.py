@@ -15,6 +15,7 @@ import pytest
 from sparklog.client.errors import ProducerClosed
 from sparklog.client.producer.completion import CompletionLatch
 from sparklog.client.producer.direct_send import SingleRecordCompletion
+from sparklog.client.producer.open_writes import OpenWrites
 from sparklog.client.producer.record_future import RecordFuture
 from sparklog.client.producer.results import BatchOutcome, RecordMetadata
 from tests.client.interrupting import interrupted_in, lines
@@ -23,14 +24,22 @@ from tests.client.test_interrupted_outcomes import ended, waiting
 _TIMEOUT_S = 30.0
 
 
-class _Owner:
-    """Of a record that nobody can do anything for."""
+class _Thread:
+    """The I/O thread, which a waiting caller cannot help."""
 
-    caller_io = type("_", (), {"wait_helping": lambda self, finished: None})()
-    handoff = type("_", (), {"recall": lambda self: None})()
+    def wait_helping(self, finished: Callable[[], bool]) -> None:
+        pass
 
-    def __init__(self, ended: Callable[[SingleRecordCompletion], object] = lambda record: None) -> None:
-        self.ended = ended
+    def recall_loop(self) -> None:
+        pass
+
+
+def completion() -> tuple[SingleRecordCompletion, OpenWrites]:
+    """Return the completion of a record that was sent, and the open writes that keep it."""
+    writes = OpenWrites()
+    record = SingleRecordCompletion(_Thread(), writes, "t", 0, 1)  # type: ignore[arg-type]
+    writes.open.add(record)
+    return record, writes
 
 
 @pytest.mark.parametrize(
@@ -44,10 +53,7 @@ class _Owner:
     ),
 )
 def test_every_waiter_for_a_single_record_is_notified(method: Callable[..., Any], line: int) -> None:
-    opened: set[SingleRecordCompletion] = set()
-
-    record = SingleRecordCompletion(_Owner(opened.discard), "t", 0, 1)  # type: ignore[arg-type]
-    opened.add(record)
+    record, writes = completion()
     first, full = RecordFuture(record, 0), RecordFuture(record, 0)
     told = threading.Event()
     full.add_done_callback(lambda _: told.set())
@@ -57,15 +63,14 @@ def test_every_waiter_for_a_single_record_is_notified(method: Callable[..., Any]
         begun=lambda: len(record._listeners) == 2 and len(record.finished._callbacks) == 1,
     )
     interrupted_in(method, line, lambda: record.batch_done(0, BatchOutcome(0, 5, 1)))
-    for left in set(opened):  # as the producer does at its end
-        left.fail(ProducerClosed("interrupted"))
+    writes.fail_all(ProducerClosed("interrupted"))  # as the producer does at its end
     ended(threads)
-    assert told.wait(_TIMEOUT_S) and not opened
+    assert told.wait(_TIMEOUT_S) and not writes.open
 
 
 def test_a_future_read_late_is_freed_with_its_record() -> None:
     """At once, not when the collector of cycles comes: there is one for each record."""
-    record = SingleRecordCompletion(_Owner(), "t", 0, 1)  # type: ignore[arg-type]
+    record, _ = completion()
     record.acknowledged(7)
     record.notify()
     future = RecordFuture(record, 0)

@@ -147,7 +147,7 @@ def test_a_commit_whose_producer_fails_first_is_unknown(fake: FakeCluster) -> No
     producer = Producer(fake.bootstrap, transactional_id="x")
 
     def committed_unanswered(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
-        producer._sender._loop.call_soon_threadsafe(_fail)
+        producer._sender.thread.loop.call_soon_threadsafe(_fail)
         return lose_answer(broker, connection, request)
 
     producer.begin()
@@ -166,8 +166,8 @@ def test_a_commit_of_a_failed_producer_is_reported_as_never_sent(fake: FakeClust
     producer = Producer(fake.bootstrap, transactional_id="x")
     producer.begin()
     producer.send("t", b"a").result(30)
-    producer._sender._loop.call_soon_threadsafe(_fail)
-    producer._sender._io_thread.join(30)
+    producer._sender.thread.loop.call_soon_threadsafe(_fail)
+    producer._sender.thread._thread.join(30)
     with pytest.raises(ProducerClosed, match="on purpose"):
         producer.commit()
     with pytest.raises(TransactionStateError, match="no transaction"):

@@ -6,9 +6,10 @@ on the thread that acts for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from sparklog.client.producer.chunk_encoder import encode_error
+from sparklog.client.producer.delivery import DeliveryReports
 from sparklog.client.producer.partition_queues import BatchState, PartitionQueues, ProducerBatch
 from sparklog.client.producer.partitioning import ProducerTopic, under_newest_schema
 from sparklog.client.producer.producer_metadata import ProducerMetadata
@@ -18,17 +19,11 @@ from sparklog.errors import BrokerError, ErrorCode
 class BatchRevalidation:
     """The revalidation rules. Owner: the ``Sender``. It has no state: the batches are in the partition queues."""
 
-    def __init__(
-        self,
-        metadata: ProducerMetadata,
-        queues: PartitionQueues,
-        *,
-        fail: Callable[[ProducerBatch, BaseException], None],
-    ) -> None:
-        """Create the rules of one producer. ``fail`` receives each batch that was removed, and its error."""
+    def __init__(self, metadata: ProducerMetadata, queues: PartitionQueues, reports: DeliveryReports) -> None:
+        """Create the rules of one producer. ``reports`` fails each batch that was removed."""
         self._metadata = metadata
         self._queues = queues
-        self._fail = fail
+        self._reports = reports
 
     def revalidate_topic(self, topic: ProducerTopic) -> None:
         """Revalidate all waiting batches of a topic."""
@@ -69,7 +64,7 @@ class BatchRevalidation:
                 self._queues.drop(batch)
             except (KeyError, ValueError):
                 batch.state = BatchState.DONE  # the interrupt came while the batch moved from one queue to another
-            self._fail(batch, error)
+            self._reports.fail(batch, error)
 
     def _of(self, topic: str) -> Iterator[ProducerBatch]:
         if self._queues.topic_busy(topic):
@@ -79,4 +74,4 @@ class BatchRevalidation:
 
     def _fail_batch(self, batch: ProducerBatch, error: BaseException) -> None:
         self._queues.drop(batch)
-        self._fail(batch, error)
+        self._reports.fail(batch, error)

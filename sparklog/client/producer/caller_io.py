@@ -11,8 +11,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from sparklog.client.producer.inflight_requests import InflightRequests
 from sparklog.client.producer.loop_handoff import LoopHandoff
+from sparklog.client.producer.record_chunk import IoThread
+from sparklog.client.producer.send_loop import SendLoop
 from sparklog.client.producer.spin_policy import SpinPolicy, processors
 from sparklog.net.async_client import AsyncConnection
 
@@ -23,27 +24,13 @@ _ANSWER_S = 0.005
 
 
 class CallerIo:
-    """The rules by which callers act for the I/O thread. Owner: the ``Sender``. Any thread may call its methods."""
+    """The rules by which callers act for the I/O thread. Owner: that thread. Any thread may call its methods."""
 
-    def __init__(
-        self,
-        handoff: LoopHandoff,
-        requests: InflightRequests,
-        *,
-        loop_needed: Callable[[], bool],
-        broken: Callable[[BaseException], None],
-        wake: Callable[[], None],
-    ) -> None:
-        """Create the rules of one producer.
-
-        ``loop_needed`` returns whether there is work that needs a running loop. ``broken`` receives the error that
-        interrupted some work. ``wake`` makes the I/O thread run.
-        """
+    def __init__(self, handoff: LoopHandoff, sender: SendLoop, thread: IoThread) -> None:
+        """Create the rules of one producer. ``thread`` ends if an interrupt stops some work of ``sender``."""
         self._handoff = handoff
-        self._requests = requests
-        self._loop_needed = loop_needed
-        self._broken = broken
-        self._wake = wake
+        self._sender = sender
+        self._thread = thread
         self._waits = 0
         self._waiting_thread = -1
         self._spin_policy = SpinPolicy(processors=processors())
@@ -60,7 +47,7 @@ class CallerIo:
         """
         if not self._handoff.lent and self._waits_in_sequence():
             try:
-                self._handoff.borrow(lambda: not self._loop_needed())
+                self._handoff.borrow(lambda: not self._sender.needs_loop())
             except RuntimeError:
                 return  # the thread has just ended, and completed all open work
             if not self._handoff.lent:
@@ -100,16 +87,16 @@ class CallerIo:
                     finally:  # a second interrupt may arrive in the block above
                         if not given_up:
                             # An interrupt inside a change of state: the state is undefined from here.
-                            self._broken(error)
+                            self._thread.end(error)
                 raise
             finally:
-                needed = self._loop_needed()
+                needed = self._sender.needs_loop()
                 handoff.leave()
                 if needed:
                     handoff.recall()
         except BaseException:
             handoff.leave_interrupted()
-            self._wake()  # perhaps nothing was done, and no other thread would report the work
+            self._thread.wake()  # perhaps nothing was done, and no other thread would report the work
             raise
         return True
 
@@ -129,7 +116,7 @@ class CallerIo:
         began = time.monotonic()
         until = began + _ANSWER_S
         while not finished():
-            connection = self._requests.only_connection()
+            connection = self._sender.only_connection()
             if connection is None or began >= until:
                 self._handoff.recall()
                 return

@@ -8,15 +8,17 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import NamedTuple
 
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.errors import ClientTimeout, transaction_error
 from sparklog.client.producer.completion import Completion
 from sparklog.client.producer.partition_queues import PartitionQueues, ProducerBatch
+from sparklog.client.producer.record_buffer import RecordBuffer
 from sparklog.client.producer.record_chunk import RecordChunk
 from sparklog.client.producer.results import BatchOutcome
+from sparklog.client.producer.sender_settings import SenderSettings
 from sparklog.errors import TRAITS, BrokerError, ErrorCode
 from sparklog.protocol.messages import ProduceResult
 
@@ -48,23 +50,18 @@ class DeliveryReports:
         self,
         cluster: LoopCluster,
         queues: PartitionQueues,
-        *,
-        release: Callable[[int], None],
-        retried: Callable[[ProducerBatch], None],
-        transaction: str,
-        delivery_timeout_s: float,
+        buffer: RecordBuffer,
+        settings: SenderSettings,
     ) -> None:
-        """Create the handling for one producer.
-
-        ``release`` gives room back to the buffer. ``retried`` receives each batch that waits for a retry.
-        ``transaction`` is its name in errors, or empty.
-        """
+        """Create the handling for one producer. It gives the room of ended batches back to ``buffer``."""
         self._cluster = cluster
         self._queues = queues
-        self._release = release
-        self._retried = retried
-        self._transaction = transaction
-        self._delivery_timeout_s = delivery_timeout_s
+        self._buffer = buffer
+        #: The name of the transaction in errors; empty: there is none.
+        self._transaction = f"transaction {settings.transaction!r}" if settings.transaction else ""
+        self._delivery_timeout_s = settings.delivery_timeout_s
+        #: The batches that wait for a retry since the sender last ran.
+        self.retried: deque[ProducerBatch] = deque()
         #: Outcomes of batches in the log that callers have not received. ``DirectSender`` adds to it as well.
         self.acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
 
@@ -115,7 +112,7 @@ class DeliveryReports:
             self._cluster.request_metadata([batch.tp.topic])
         now_ms = time.monotonic() * 1000
         if self._queues.failed(batch, code, now_ms=now_ms, roll=random.random(), detail=detail):
-            self._retried(batch)  # the topic may have changed while the batch was in flight
+            self.retried.append(batch)
             return
         error = BrokerError(code, detail or f"partition {batch.tp}")
         self.fail(batch, transaction_error(error, self._transaction) if self._transaction else error)
@@ -126,5 +123,5 @@ class DeliveryReports:
         handle = batch.handle
         assert isinstance(handle, DeliveryHandle)
         if handle.reserved:
-            self._release(handle.reserved)
+            self._buffer.release(handle.reserved)
         return handle, BatchOutcome(batch.tp.partition, base_offset, batch.encoded.header.record_count, error)

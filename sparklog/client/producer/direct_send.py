@@ -11,20 +11,20 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from sparklog.client.cluster.loop_cluster import LoopCluster
-from sparklog.client.producer.caller_io import CallerIo
-from sparklog.client.producer.completion import Completion, CompletionLatch, notify
-from sparklog.client.producer.delivery import DeliveryHandle
+from sparklog.client.producer.completion import CompletionLatch, notify
+from sparklog.client.producer.delivery import DeliveryHandle, DeliveryReports
 from sparklog.client.producer.inflight_requests import InflightRequests, SentRequest
-from sparklog.client.producer.loop_handoff import LoopHandoff
+from sparklog.client.producer.open_writes import OpenWrites
 from sparklog.client.producer.partition_queues import BatchState, PartitionQueues, ProducerBatch
 from sparklog.client.producer.partitioning import ProducerTopic, partition_of_record
-from sparklog.client.producer.record_chunk import Record
+from sparklog.client.producer.producer_thread import ProducerThread
+from sparklog.client.producer.record_chunk import IoThread, Record
 from sparklog.client.producer.record_future import RecordFuture, abandon_listener
 from sparklog.client.producer.results import BatchOutcome, RecordMetadata
+from sparklog.client.producer.send_loop import SendLoop
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition
 from sparklog.net.async_client import Answer, AsyncConnection
@@ -54,54 +54,41 @@ class _Route:
 
 
 class DirectSender:
-    """The sender of single records from the caller's thread. Owner: the ``Sender``. Any thread may call ``send``."""
+    """The path of single records from a caller's thread. Owner: the ``Sender``. Any thread may call ``try_send``."""
 
     def __init__(
         self,
+        sender: SendLoop,
+        thread: ProducerThread,
+        *,
         cluster: LoopCluster,
         queues: PartitionQueues,
         requests: InflightRequests,
-        handoff: LoopHandoff,
-        caller_io: CallerIo,
-        *,
-        opened: Callable[[Completion], None],
-        ended: Callable[[Completion], None],
-        is_current: Callable[[ProducerTopic], bool],
-        may_send: Callable[[float], bool],
-        is_idle: Callable[[], bool],
-        acknowledged: deque[tuple[Completion, int, BatchOutcome]],
-        changed: Callable[[], None],
-        delivery_timeout_s: float,
+        reports: DeliveryReports,
+        writes: OpenWrites,
     ) -> None:
-        """Create the path. The thread that acts for the loop calls the callbacks.
+        """Create the path of one sender.
 
-        ``opened`` receives every record that is sent directly, and ``ended`` receives it at its end, perhaps more than
-        once. ``is_current`` returns whether a topic matches the newest metadata. ``may_send`` returns whether there is
-        no other work at a time in monotonic milliseconds. ``is_idle`` returns whether no work is left. If there is
-        some, the outcomes go to ``acknowledged``, and ``changed`` is called.
+        ``writes`` keeps every record that is sent directly until it ends. ``reports`` gets the outcomes if the sender
+        has other work by then.
         """
+        self._sender = sender
+        self._thread = thread
+        self._handoff = thread.handoff
         self._cluster = cluster
         self._queues = queues
         self._requests = requests
-        self.handoff = handoff
-        self.caller_io = caller_io
-        self._opened = opened
-        self.ended = ended
-        self._is_current = is_current
-        self._may_send = may_send
-        self._is_idle = is_idle
-        self._acknowledged = acknowledged
-        self._changed = changed
-        self._delivery_timeout_ms = delivery_timeout_s * 1000
+        self._reports = reports
+        self._writes = writes
         self._routes: dict[tuple[str, int], _Route] = {}
         #: The metadata version that all routes are from.
         self._version = -1
         #: An upper bound of the number of prepared requests.
         self._prepared = 0
 
-    def send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
+    def try_send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
         """Send the record and return its future, or return None if the record must take the general path."""
-        if not self.handoff.lent or self._requests.in_flight:
+        if not self._handoff.lent or self._requests.in_flight:
             return None
         key, value, headers, time_us = record
         if size > _MOST_BYTES or size > topic.hand_written_bytes or not topic.hand_written or headers:
@@ -119,14 +106,14 @@ class DirectSender:
         if len(body) > topic.max_message_bytes:
             return None
         sent: list[SingleRecordCompletion] = []
-        self.caller_io.act(self._send, topic, partition, body, time_us, sent)
+        self._thread.caller_io.act(self._send, topic, partition, body, time_us, sent)
         return RecordFuture(sent[0], 0) if sent else None
 
     def _send(
         self, topic: ProducerTopic, partition: int, body: bytes, time_us: int, sent: list[SingleRecordCompletion]
     ) -> None:
         now_ms = time.monotonic() * 1000
-        if not self._may_send(now_ms):
+        if not self._sender.may_send(now_ms):
             return
         if self._version != self._cluster.version:
             self._drop_routes()
@@ -138,15 +125,15 @@ class DirectSender:
         number = self._queues.next_number(route.tp)
         if number is None:
             return
-        record = SingleRecordCompletion(self, topic.name, partition, time_us)
-        self._opened(record)
+        record = SingleRecordCompletion(self._thread, self._writes, topic.name, partition, time_us)
+        self._writes.open.add(record)
         sent.append(record)
         header = alone_header(body, time_us, topic.schema_id, topic.event_time is not None, number)
         batch = ProducerBatch(
             route.tp,
             EncodedBatch(header, body),
             topic_id=topic.topic_id,
-            deadline_ms=now_ms + self._delivery_timeout_ms,
+            deadline_ms=now_ms + self._requests.delivery_timeout_ms,
             handle=DeliveryHandle(record, 0, 0),
         )
         self._queues.start(batch, route.broker_id)
@@ -165,7 +152,7 @@ class DirectSender:
         """Find the route of a partition and keep it."""
         tp = TopicPartition(topic.name, partition)
         leader = self._cluster.metadata.leader(tp)
-        if leader is None or not self._is_current(topic) or not self._requests.can_accept(leader.broker_id):
+        if leader is None or not self._sender.is_current(topic) or not self._requests.can_accept(leader.broker_id):
             return None
         connection = self._cluster.connection(leader.broker_id)
         assert connection is not None, "it can take requests"
@@ -195,11 +182,11 @@ class DirectSender:
         self._queues.succeeded(batch)
         self._cluster.progress()
         record.acknowledged(offset)
-        if self._is_idle():
+        if self._sender.is_idle():
             record.notify()
         else:
-            self._acknowledged.append((record, 0, BatchOutcome(batch.tp.partition, offset, 1)))
-            self._changed()
+            self._reports.acknowledged.append((record, 0, BatchOutcome(batch.tp.partition, offset, 1)))
+            self._sender.run_once()
 
 
 class SingleRecordCompletion:
@@ -208,10 +195,11 @@ class SingleRecordCompletion:
     The thread that acts for the I/O thread sets it. Any thread reads it.
     """
 
-    def __init__(self, owner: DirectSender, topic: str, partition: int, time_us: int) -> None:
+    def __init__(self, thread: IoThread, writes: OpenWrites, topic: str, partition: int, time_us: int) -> None:
         self.lock = threading.Lock()
         self.finished = CompletionLatch()
-        self._owner = owner
+        self._thread = thread
+        self._writes = writes
         self._topic = topic
         self._partition = partition
         self._time_us = time_us
@@ -226,14 +214,14 @@ class SingleRecordCompletion:
 
     def wait_helping(self, index: int) -> RecordMetadata | BaseException | None:
         if self._outcome is None:
-            self._owner.caller_io.wait_helping(self._known)
+            self._thread.wait_helping(self._known)
         return self._outcome
 
     def _known(self) -> bool:
         return self._outcome is not None
 
     def recall_loop(self) -> None:
-        self._owner.handoff.recall()
+        self._thread.recall_loop()
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
         """Call ``resolve`` at least once with the outcome, like a chunk.
@@ -294,14 +282,14 @@ class SingleRecordCompletion:
                 abandon_listener(resolve, error)
 
     def notify(self) -> None:
-        """Notify the waiting callers, and then the owner, which would otherwise notify them at its end.
+        """Notify the waiting callers, and then drop the record from the open writes, which the producer's end fails.
 
         Idempotent, because an interrupt may stop it.
         """
         if self._listeners:
             self._notify_listeners()
         self.finished.end()
-        self._owner.ended(self)
+        self._writes.ended(self)
 
     def _notify_listeners(self) -> None:
         outcome = self._outcome

@@ -11,11 +11,14 @@ import asyncio
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.cluster.routing_core import PATIENCE_S
+from sparklog.client.producer.delivery import DeliveryReports
 from sparklog.client.producer.partition_queues import BatchState, ProducerBatch
+from sparklog.client.producer.send_loop import SendLoop
+from sparklog.client.producer.sender_settings import SenderSettings
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.async_client import Answer, AsyncConnection
@@ -56,31 +59,29 @@ class SentRequest:
 class InflightRequests:
     """The requests in flight. Owner: the producer's I/O thread.
 
-    ``on_result`` receives the result of each batch that is still in flight then. The code is NONE and the offset -1 if
-    no response is expected. After that, ``changed`` is called, because there may be room for more requests.
+    ``reports`` receives the result of each batch that is still in flight then. The code is NONE and the offset -1 if
+    no response is expected. After that, ``sender`` runs, because there may be room for more requests.
     """
 
     def __init__(
         self,
+        sender: SendLoop,
         cluster: LoopCluster,
+        reports: DeliveryReports,
+        settings: SenderSettings,
         *,
         loop: asyncio.AbstractEventLoop,
-        acks: int,
-        transaction: str,
-        request_timeout_s: float,
-        delivery_timeout_s: float,
-        on_result: Callable[[ProducerBatch, ProduceResult], None],
-        changed: Callable[[], None],
     ) -> None:
+        self._sender = sender
         self._cluster = cluster
+        self._reports = reports
         self._loop = loop
-        self._acks = acks
-        self._transaction = transaction
-        self._request_timeout_s = request_timeout_s
+        self._acks = settings.acks
+        self._transaction = settings.transaction
+        self._request_timeout_s = settings.request_timeout_s
+        self.delivery_timeout_ms = settings.delivery_timeout_s * 1000
         #: The timeout of a request with a batch that was just accepted.
-        self.first_timeout_ms = max(1.0, min(request_timeout_s, delivery_timeout_s) * 1000)
-        self._on_result = on_result
-        self._changed = changed
+        self.first_timeout_ms = max(1.0, min(settings.request_timeout_s, settings.delivery_timeout_s) * 1000)
         self._counts: dict[AsyncConnection, int] = {}
         #: Requests without a response, the oldest first. Other objects only check whether it is empty.
         self.in_flight: dict[SentRequest, None] = {}
@@ -105,7 +106,7 @@ class InflightRequests:
         return max(self._round_trip_ms, now_ms - oldest.sent_ms) / 2
 
     def can_accept(self, broker_id: int) -> bool:
-        """Return whether there is a connection with room for another request. If not, ``changed`` is called later."""
+        """Return whether there is a connection with room for another request. If not, the sender runs later."""
         connection = self._cluster.connection(broker_id)
         if connection is None or self._counts.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
             return False
@@ -119,12 +120,12 @@ class InflightRequests:
     async def _drain(self, connection: AsyncConnection) -> None:
         await connection.drained()
         self._draining.discard(connection)
-        self._changed()
+        self._sender.run_once()
 
     def send(self, broker_id: int, batches: list[ProducerBatch]) -> None:
         """Send batches to a broker that ``can_accept`` them, and watch the request until its response."""
         connection = self._cluster.connection(broker_id)
-        assert connection is not None, "drain asked can_take"
+        assert connection is not None, "drain asked can_accept"
         now = _now_ms()
         latest = batches[0].deadline_ms if len(batches) == 1 else min(batch.deadline_ms for batch in batches)
         timeout_s = max(0.001, min(self._request_timeout_s, (latest - now) / 1000))
@@ -229,7 +230,7 @@ class InflightRequests:
             self._report_all(sent.batches, answer.code, answer.detail)
         else:
             self._report_results(sent.batches, answer[0])
-        self._changed()
+        self._sender.run_once()
 
     def ended(self, sent: SentRequest, *, on_response: bool) -> None:
         """Remove a request that has ended."""
@@ -256,7 +257,7 @@ class InflightRequests:
 
     def _report(self, batch: ProducerBatch, result: ProduceResult) -> None:
         if batch.state is BatchState.IN_FLIGHT:  # otherwise the transaction or the producer was aborted in the meantime
-            self._on_result(batch, result)
+            self._reports.on_result(batch, result)
 
 
 def _now_ms() -> float:

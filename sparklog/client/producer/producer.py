@@ -36,7 +36,6 @@ from sparklog.client.producer.partitioning import (
 )
 from sparklog.client.producer.producer_lifetime import ProducerLifetime
 from sparklog.client.producer.record_arguments import as_bytes, header_list, microseconds, typed_row
-from sparklog.client.producer.record_buffer import RecordBuffer
 from sparklog.client.producer.results import RecordMetadata, WriteResult
 from sparklog.client.producer.sender import Sender
 from sparklog.client.producer.sender_settings import SenderSettings
@@ -148,6 +147,9 @@ class Producer:
             acks=acks_code,
             idempotent=idempotent and acks_code == ACKS_ALL,
             batch_bytes=chunk_bytes,
+            linger_ms=linger_ms,
+            buffer_bytes=buffer_bytes,
+            max_block_s=max_block_s,
             compression=self._compression,
             request_timeout_s=request_timeout_s,
             delivery_timeout_s=delivery_timeout_s,
@@ -156,19 +158,7 @@ class Producer:
             transaction=run.key if run is not None else "",
         )
         self._transactions: ProducerTransactions | None = None
-        opened = self._writes.opened
-        self._sender = Sender(
-            settings,
-            lambda io_thread: RecordBuffer(
-                batch_bytes=chunk_bytes,
-                linger_ms=linger_ms,
-                buffer_bytes=buffer_bytes,
-                max_block_s=max_block_s,
-                io_thread=io_thread,
-                opened=opened,
-            ),
-            self._writes,
-        )
+        self._sender = Sender(settings, self._writes)
         self._buffer = self._sender.buffer
         self._direct_sender = self._sender.direct_sender
         self._lifetime = ProducerLifetime(self._sender, self._writes)
@@ -254,7 +244,7 @@ class Producer:
             size += sum(len(header["key"] or "") + len(header["value"] or b"") for header in found)
         record = (key, value, found, time_us)
         if self._direct_sender is not None:
-            future = self._direct_sender.send(known, partition, record, size)
+            future = self._direct_sender.try_send(known, partition, record, size)
             if future is not None:
                 return future
         return self._buffer.append(known, partition, record=record, size=size)

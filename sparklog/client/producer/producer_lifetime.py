@@ -26,7 +26,7 @@ class ProducerLifetime:
         self._writes = writes
         # A producer that was not closed still sends its records when the program ends.
         atexit.register(self.close_at_exit)
-        sender.on_end = self.unregister_exit
+        sender.thread.on_end = self.unregister_exit
 
     def close(self, timeout_s: float | None) -> None:
         """Abort an open transaction, flush, and end the I/O thread. Raises as ``Producer.close``."""
@@ -46,7 +46,7 @@ class ProducerLifetime:
 
     def stop(self) -> None:
         self.unregister_exit()
-        self._sender.stop(ProducerClosed("the producer was closed before the record was acknowledged"))
+        self._sender.thread.stop(ProducerClosed("the producer was closed before the record was acknowledged"))
 
     def close_at_exit(self) -> None:
         """Close the producer. Python prints the error if records could not be sent."""
@@ -62,4 +62,4 @@ class ProducerLifetime:
         and waits for nothing.
         """
         if not self.closed:
-            self._sender.retire()
+            self._sender.thread.retire()

@@ -34,7 +34,7 @@ Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
 
 
 class IoThread(Protocol):
-    """The sender as its chunks see it: it sends chunks and reports their outcomes. Any thread may call it."""
+    """The I/O thread as callers and records see it. Any thread may call it, except for ``end``."""
 
     def wake(self) -> None:
         """Make the I/O thread check for new work."""
@@ -50,6 +50,9 @@ class IoThread(Protocol):
 
     def on_io_thread(self) -> bool:
         """Return whether the calling thread is the one that frees room by sending chunks."""
+
+    def end(self, reason: BaseException) -> None:
+        """End the producer. The thread that acts for the loop calls it. All open work fails with ``reason``."""
 
 
 class RecordChunk:

@@ -1,193 +1,120 @@
-"""The producer's I/O thread, which sends batches to the leaders and completes futures with the results.
+"""The producer's sender: it decides which batches to send to which broker, and when.
 
-One function, ``_pump``, examines all state and starts every action that is possible. It runs after a caller submits
+One function, ``run_once``, examines all state and starts every action that is possible. It runs after a caller submits
 work, after a response or a new connection, after a change of metadata, and when the earliest delay ends. It never
 waits. ``PartitionQueues`` decides about order, retries and sequences. ``InflightRequests`` owns the requests in flight.
+``ProducerThread`` runs everything here, or lends its loop to a caller that does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from sparklog.client.cluster.loop_cluster import LoopCluster
-from sparklog.client.errors import ClientTimeout, ProducerClosed, closed_for
+from sparklog.client.errors import ClientTimeout, ProducerClosed
 from sparklog.client.producer.batch_revalidation import BatchRevalidation
-from sparklog.client.producer.caller_io import CallerIo
 from sparklog.client.producer.chunk_encoder import ChunkEncoder
 from sparklog.client.producer.delivery import DeliveryHandle, DeliveryReports, delivery_handles
 from sparklog.client.producer.direct_send import DirectSender
 from sparklog.client.producer.inflight_requests import InflightRequests
-from sparklog.client.producer.loop_handoff import LoopHandoff
 from sparklog.client.producer.open_writes import OpenWrites
-from sparklog.client.producer.partition_queues import PartitionQueues, ProducerBatch
+from sparklog.client.producer.partition_queues import PartitionQueues, ProducerBatch, ProducerIdentity
 from sparklog.client.producer.partitioning import ProducerTopic
-from sparklog.client.producer.producer_id import ProducerIdRequest
 from sparklog.client.producer.producer_metadata import ProducerMetadata, TopicRequest
+from sparklog.client.producer.producer_thread import ProducerThread
 from sparklog.client.producer.record_buffer import RecordBuffer
-from sparklog.client.producer.record_chunk import IoThread, RecordChunk
+from sparklog.client.producer.record_chunk import RecordChunk
 from sparklog.client.producer.sender_settings import SenderSettings
 from sparklog.client.producer.sender_transactions import SenderTransactions
+from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition
-from sparklog.net.loop import new_event_loop
+from sparklog.net.async_client import AsyncConnection
+from sparklog.protocol.messages import InitProducerId, InitProducerIdReply
 from sparklog.record.codec import EncodedBatch
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
-
-_STOP_TIMEOUT_S = 15.0
 #: The precision of uvloop's timers: with a delay below half of it a timer fires at once.
 _TICK_MS = 1.0
 #: The interval at which an unreferenced producer checks whether all accepted work has ended.
 _RETIRE_POLL_S = 0.05
 
 
-def _do_nothing() -> None:
-    """Stand in for a callback that is not set."""
-
-
 class Sender:
-    """Owner of the I/O thread. Any thread may call ``submit``, ``topic``, ``wake`` and ``stop``."""
+    """Owner of a producer's queues, requests and thread.
 
-    def __init__(
-        self,
-        settings: SenderSettings,
-        buffer: Callable[[IoThread], RecordBuffer],
-        writes: OpenWrites,
-    ) -> None:
+    Any thread may call ``submit``, ``topic``, ``call`` and ``refresh_topic``; the thread that acts for the loop calls
+    the rest, which are the methods of ``SendLoop``.
+    """
+
+    def __init__(self, settings: SenderSettings, writes: OpenWrites) -> None:
         """Start the thread.
 
-        ``buffer`` creates the record buffer. The sender calls it because the buffer's chunks refer to the sender.
-        ``writes`` keeps each record that is sent directly, and fails all open writes when the thread ends.
+        ``writes`` keeps each record until it ends, and fails all open writes when the thread ends.
 
         Raises:
             ConfigError: the bootstrap servers are not addresses.
         """
         self._settings = settings
-        self._loop = new_event_loop()
+        self._writes = writes
+        self.thread = thread = ProducerThread(self)
         try:
             self._cluster = LoopCluster(
                 settings.bootstrap,
                 client_id=settings.client_id,
-                changed=self._pump,
+                changed=self.run_once,
                 request_timeout_s=settings.request_timeout_s,
-                loop=self._loop,
+                loop=thread.loop,
             )
         except BaseException:
-            self._loop.close()
+            thread.loop.close()
             raise
-        self._handoff = LoopHandoff(self._loop)
-        self.buffer = buffer(self)
         self._metadata = ProducerMetadata(self._cluster)
         self._queues = PartitionQueues(idempotent=settings.idempotent, transactional=bool(settings.transaction))
-        self.transactions = self._transactions() if settings.transaction else None
+        self.buffer = RecordBuffer(
+            batch_bytes=settings.batch_bytes,
+            linger_ms=settings.linger_ms,
+            buffer_bytes=settings.buffer_bytes,
+            max_block_s=settings.max_block_s,
+            io_thread=thread,
+            opened=writes.opened,
+        )
         self._encoder = ChunkEncoder(compression=settings.compression, batch_bytes=settings.batch_bytes)
-        self._incoming: deque[ProducerBatch] = deque()
-        self._reports = DeliveryReports(
-            self._cluster,
-            self._queues,
-            release=self.buffer.release,
-            retried=self._retried,
-            transaction=f"transaction {settings.transaction!r}" if settings.transaction else "",
-            delivery_timeout_s=settings.delivery_timeout_s,
-        )
-        self._revalidation = BatchRevalidation(self._metadata, self._queues, fail=self._reports.fail)
-        self._requests = InflightRequests(
-            self._cluster,
-            loop=self._loop,
-            acks=settings.acks,
-            transaction=settings.transaction,
-            request_timeout_s=settings.request_timeout_s,
-            delivery_timeout_s=settings.delivery_timeout_s,
-            on_result=self._reports.on_result,
-            changed=self._pump,
-        )
-        self._producer_id = ProducerIdRequest(self._cluster, self._queues, changed=self._pump)
-        self._timer: asyncio.TimerHandle | None = None
-        self._refreshed_ms = 0.0
-        self._metadata_max_age_ms = settings.metadata_max_age_s * 1000
-        self._woken = False
-        #: The number of runs that found work, and its value when a run last found the producer idle.
-        self._runs = 0
-        self._runs_when_idle = -1
-        self._broken: BaseException | None = None
-        self._closed_error = ProducerClosed("the producer is closed")
-        self._writes = writes
-        #: A callback that the I/O thread calls once, when it ends.
-        self.on_end: Callable[[], None] = _do_nothing
-        self._retiring = False
-        self._ended = False
-        self._ending = threading.Lock()
-        self._io_thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
-        self._caller_io = CallerIo(
-            self._handoff, self._requests, loop_needed=self._needs_loop, broken=self._break, wake=self.wake
-        )
+        self._reports = DeliveryReports(self._cluster, self._queues, self.buffer, settings)
+        self._revalidation = BatchRevalidation(self._metadata, self._queues, self._reports)
+        self._requests = InflightRequests(self, self._cluster, self._reports, settings, loop=thread.loop)
+        self.transactions: SenderTransactions | None = None
+        if settings.transaction:
+            self.transactions = SenderTransactions(self, self._cluster, self._queues, settings)
         #: The direct path for single records. None if the settings exclude it: all records go through the buffer.
         self.direct_sender: DirectSender | None = None
         if settings.acks != 0 and settings.compression is None and not settings.transaction:
             self.direct_sender = DirectSender(
-                self._cluster,
-                self._queues,
-                self._requests,
-                self._handoff,
-                self._caller_io,
-                opened=writes.open.add,
-                ended=writes.ended,
-                is_current=self._is_current,
-                may_send=self._may_send,
-                is_idle=self._is_still_idle,
-                acknowledged=self._reports.acknowledged,
-                changed=self._pump,
-                delivery_timeout_s=settings.delivery_timeout_s,
+                self,
+                thread,
+                cluster=self._cluster,
+                queues=self._queues,
+                requests=self._requests,
+                reports=self._reports,
+                writes=writes,
             )
-        self._io_thread.start()
+        self._incoming: deque[ProducerBatch] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._refreshed_ms = 0.0
+        self._metadata_max_age_ms = settings.metadata_max_age_s * 1000
+        self._requests_producer_id = False
+        #: The number of runs that found work, and its value when a run last found the producer idle.
+        self._runs = 0
+        self._runs_when_idle = -1
+        self._retiring = False
+        thread.start()
 
     # --- from any thread ---
-
-    def wake(self) -> None:
-        """Make the I/O thread run ``_pump`` soon."""
-        if not self._woken:
-            self._woken = True
-            try:
-                self._handoff.post(self._pump)
-            except RuntimeError:
-                if self._broken is None:  # only an ended thread's loop is closed
-                    raise
-            except BaseException:
-                self._handoff.post(self._pump)  # an interrupt may have prevented the post, and a second one is harmless
-                raise
-
-    def on_chunk_opened(self) -> None:
-        """Start to send a new chunk: at once in this thread if the loop is lent, else in the I/O thread."""
-        if not self._handoff.lent or not self._caller_io.act(self._pump):
-            self.wake()
-
-    def recall_loop(self) -> None:
-        """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive the loop."""
-        self._handoff.recall()
-
-    def wait_helping(self, finished: Callable[[], bool]) -> None:
-        """Drive the loop in the calling thread, which waits until ``finished``. May return before that."""
-        self._caller_io.wait_helping(finished)
-
-    def _needs_loop(self) -> bool:
-        """Return whether there is work that only a running loop can do."""
-        return (
-            self._broken is not None
-            or self.transactions is not None
-            or self._timer is not None
-            or bool(self._cluster.tasks)
-            or bool(self._queues.sendable)
-        )
 
     @property
     def topics(self) -> Mapping[str, ProducerTopic]:
@@ -197,9 +124,9 @@ class Sender:
     def submit(self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, handle: DeliveryHandle) -> None:
         """Queue one encoded batch. The caller has reserved its room in the buffer."""
         self._incoming.append(self._batch(topic, partition, encoded, handle))
-        self.wake()
-        if self._broken is not None:  # the thread will not run again
-            self._fail_incoming(self._closed_error)
+        self.thread.wake()
+        if self.thread.broken is not None:  # the thread will not run again
+            self._fail_incoming(self.thread.closed_error)
 
     def topic(self, name: str, timeout_s: float) -> ProducerTopic:
         """Return the topic, after waiting for its metadata if it is unknown.
@@ -212,43 +139,14 @@ class Sender:
         if known is not None:
             return known
         request = TopicRequest.of(name, timeout_s)
-        if self.on_io_thread():
+        if self.thread.on_io_thread():
             raise ClientTimeout(f"metadata of topic {name!r} cannot be waited for in a future's callback")
-        self._hand_over(self._request_topic, request)
+        self.thread.hand_over(self._request_topic, request)
         return request.future.result()
 
-    def _hand_over(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Post ``work`` to the I/O thread, which will call it if this function returns. Raises ProducerClosed."""
-        with self._ending:
-            if self._ended:
-                raise closed_for(self._closed_error)
-            self._handoff.post(work, *arguments)
-
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on the I/O thread and wait for its result.
-
-        Raises:
-            ProducerClosed: the thread has ended, or ends before the coroutine does.
-        """
-        self.refuse_own_thread("a transaction")
-        done: Future[T] = Future()
-
-        async def run() -> None:
-            try:
-                done.set_result(await work())
-            except asyncio.CancelledError:
-                done.set_exception(self._closed_error)
-            except BaseException as error:
-                done.set_exception(error)
-
-        def start() -> None:
-            if self._broken is None:
-                self._cluster.start(run())
-            else:
-                done.set_exception(self._closed_error)
-
-        self._hand_over(start)
-        return done.result()
+        """Run a coroutine on the I/O thread and wait for its result. Raises as ``ProducerThread.call``."""
+        return self.thread.call(work, self._cluster.start)
 
     def refresh_topic(self, name: str) -> None:
         """Request the newest metadata of a topic from a broker once. Do nothing in the I/O thread, which cannot wait.
@@ -257,7 +155,7 @@ class Sender:
             BrokerError: no broker responded.
             ProducerClosed: the thread has ended, or ends before the response.
         """
-        if self.on_io_thread():
+        if self.thread.on_io_thread():
             return
 
         async def refresh() -> None:
@@ -265,88 +163,35 @@ class Sender:
 
         self.call(refresh)
 
-    def refuse_own_thread(self, what: str) -> None:
-        """Raise RuntimeError in a future's callback: the I/O thread would wait for itself."""
-        if self.on_io_thread():
-            raise RuntimeError(f"{what} cannot be waited for in a future's callback")
-
-    def stop(self, reason: BaseException) -> None:
-        """End the thread. Unfinished work fails with ``reason``."""
-        with contextlib.suppress(ProducerClosed):  # the thread has ended already
-            self._hand_over(self._break, reason)
-        self._io_thread.join(_STOP_TIMEOUT_S)
-
-    def retire(self) -> None:
-        """End the thread after all accepted work has ended. Take no lock; see ``ProducerLifetime``."""
-        with contextlib.suppress(RuntimeError):  # the thread has ended
-            self._handoff.post(self._begin_to_retire)
-
-    def on_io_thread(self) -> bool:
-        """Return whether the calling thread is the one that drives the loop."""
-        return threading.get_ident() == self._handoff.thread
-
     @property
     def sequence_resets(self) -> int:
         return self._queues.sequence_resets
 
-    # --- the thread ---
+    # --- the loop ---
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.set_exception_handler(self._unforeseen)
+    def run_once(self) -> None:
+        """Start every action that is possible now, and then deliver the outcomes."""
+        self.thread.woken = False
         try:
-            self._run_until_stopped()
-            self._cluster.close()
-            self._loop.run_until_complete(self._cluster.closed())
-        finally:
-            self._fail_all()
-            self.on_end()
-            with self._ending:
-                self._ended = True
-            # One more turn completes the callers that posted work just before, and lets transports close their sockets.
-            self._loop.run_until_complete(asyncio.sleep(0))
-            asyncio.set_event_loop(None)
-            self._loop.close()
-
-    def _run_until_stopped(self) -> None:
-        try:
-            self._handoff.run()
-        except BaseException as error:
-            _log.exception("a producer's thread")
-            self._break(error)
-            self._loop.run_forever()  # one turn: the loop is already stopped
-
-    def _unforeseen(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an error that no code caught.
-
-        An error in a callback or task of the producer means that some work was not done and may never be, so the
-        producer ends with this error. Any other error comes from a connection, and ends only that connection.
-        """
-        loop.default_exception_handler(context)
-        error = context.get("exception")
-        if "handle" in context and error is not None:
-            self._break(error)
-
-    def _pump(self) -> None:
-        self._woken = False
-        try:
-            if self._broken is None:
-                self._run_once()
+            if self.thread.broken is None:
+                self._start_actions()
         finally:
             # Last, because now this thread waits. A caller that is woken earlier would only wait for the interpreter
             # lock.
             self._reports.deliver_acknowledged()
 
-    def _run_once(self) -> None:
+    def _start_actions(self) -> None:
         try:
             if self._retiring:
                 self._retire()
-            if self._is_idle():
+            if self._has_no_work():
                 return
             self._runs += 1
             now = time.monotonic() * 1000
             for topic in self._metadata.update():
                 self._revalidation.revalidate_topic(topic)
+            while self._reports.retried:  # their topics may have changed while they were in flight
+                self._revalidation.revalidate(self._reports.retried.popleft())
             self._metadata.complete_requests(now)
             while self._incoming:
                 batch = self._incoming.popleft()
@@ -367,10 +212,10 @@ class Sender:
             self._request_missing(now)
             self._set_timer(now)
         except Exception as error:  # our bug: it must not leave futures open forever
-            self._break(error)
+            self.thread.end(error)
             raise
 
-    def _is_idle(self) -> bool:
+    def _has_no_work(self) -> bool:
         """Return whether nothing is queued, in flight or awaited, as after the response to a single record."""
         return (
             not self._queues.busy
@@ -382,25 +227,39 @@ class Sender:
             and self.transactions is None
         )
 
-    def _is_still_idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether the producer is still idle, with a shortcut if it was idle before.
 
         Any thread that adds work wakes the I/O thread. The buffer is checked too: another thread may have put a record
         into a chunk without having woken the I/O thread so far, and no later record may overtake it.
         """
-        if self._runs != self._runs_when_idle or self._woken or not self.buffer.empty:
-            if not self._is_idle():
+        if self._runs != self._runs_when_idle or self.thread.woken or not self.buffer.empty:
+            if not self._has_no_work():
                 return False
             self._runs_when_idle = self._runs
         return True
 
-    def _may_send(self, now_ms: float) -> bool:
+    def may_send(self, now_ms: float) -> bool:
         """Return whether the producer is idle and needs no metadata refresh."""
         return (
-            self._broken is None and now_ms - self._refreshed_ms <= self._metadata_max_age_ms and self._is_still_idle()
+            self.thread.broken is None and now_ms - self._refreshed_ms <= self._metadata_max_age_ms and self.is_idle()
         )
 
-    def _is_current(self, topic: ProducerTopic) -> bool:
+    def needs_loop(self) -> bool:
+        """Return whether there is work that only a running loop can do."""
+        return (
+            self.thread.broken is not None
+            or self.transactions is not None
+            or self._timer is not None
+            or bool(self._cluster.tasks)
+            or bool(self._queues.sendable)
+        )
+
+    def only_connection(self) -> AsyncConnection | None:
+        """Return the connection of all requests in flight, if they are all sent to one broker completely."""
+        return self._requests.only_connection()
+
+    def is_current(self, topic: ProducerTopic) -> bool:
         """Return whether ``topic`` matches the newest metadata."""
         return self._metadata.settled and self._metadata.topics.get(topic.name) is topic
 
@@ -430,48 +289,39 @@ class Sender:
 
     # --- the end ---
 
-    def _begin_to_retire(self) -> None:
+    def begin_to_retire(self) -> None:
+        """End the producer after all accepted work has ended."""
         self._retiring = True
         self.buffer.seal()
-        self._pump()
+        self.run_once()
 
     def _retire(self) -> None:
         """End the producer if all work has ended, else check again soon.
 
-        The timer is necessary because a direct send ends without a call of ``_pump``.
+        The timer is necessary because a direct send ends without a call of ``run_once``.
         """
-        if self.transactions is not None or (self._is_idle() and not self._writes.open):
+        if self.transactions is not None or (self._has_no_work() and not self._writes.open):
             # The coordinator aborts an open transaction after its timeout.
-            self._break(ProducerClosed("no code refers to the producer any more"))
+            self.thread.end(ProducerClosed("no code refers to the producer any more"))
         else:
-            self._loop.call_later(_RETIRE_POLL_S, self._pump)
+            self.thread.loop.call_later(_RETIRE_POLL_S, self.run_once)
 
-    def _break(self, reason: BaseException) -> None:
-        """End the producer, on purpose or after an error. All open work fails with ``reason``."""
-        if self._broken is not None:
-            return
-        self._broken = reason
-        self._closed_error = reason if isinstance(reason, ProducerClosed) else closed_for(reason)
-        try:
-            self._fail_all()
-        finally:
-            self._handoff.stop()
-
-    def _fail_all(self) -> None:
-        """Fail all open work.
-
-        Idempotent: the I/O thread repeats it at its end, because another thread may have been interrupted.
-        """
-        closed = self._closed_error
+    def fail_all(self, error: BaseException) -> None:
+        """Fail all open work. Idempotent: an interrupt may stop it, and the I/O thread repeats it at its end."""
         self._reports.deliver_acknowledged()
-        for chunk in self.buffer.close(closed):
-            chunk.fail(closed)
-        self._fail_incoming(closed)
-        self._revalidation.fail_all(closed)
-        self._metadata.fail_all(closed)
-        self._writes.fail_all(closed)
+        for chunk in self.buffer.close(error):
+            chunk.fail(error)
+        self._fail_incoming(error)
+        self._revalidation.fail_all(error)
+        self._metadata.fail_all(error)
+        self._writes.fail_all(error)
 
-    def _discard(self, error: BaseException) -> None:
+    async def disconnect(self) -> None:
+        """Close the connections, and wait until they are closed."""
+        self._cluster.close()
+        await self._cluster.closed()
+
+    def discard(self, error: BaseException) -> None:
         """Fail every record that is not acknowledged. Batches in flight may still reach the log."""
         for chunk in self.buffer.consume_due(math.inf, lambda _: False, 0.0):
             self.buffer.release(chunk.size)
@@ -519,24 +369,11 @@ class Sender:
 
     # --- metadata and identity ---
 
-    def _transactions(self) -> SenderTransactions:
-        return SenderTransactions(
-            self._cluster,
-            self._queues,
-            self._settings.transaction,
-            request_timeout_s=self._settings.request_timeout_s,
-            discard=self._discard,
-            changed=self._pump,
-        )
-
     def _request_topic(self, request: TopicRequest) -> None:
         self._metadata.request(request)
-        if self._broken is not None:
-            self._metadata.fail_all(self._closed_error)
-        self._pump()
-
-    def _retried(self, batch: ProducerBatch) -> None:
-        self._revalidation.revalidate(batch)
+        if self.thread.broken is not None:
+            self._metadata.fail_all(self.thread.closed_error)
+        self.run_once()
 
     def _request_missing(self, now: float) -> None:
         if self._queues.leaderless:
@@ -545,7 +382,29 @@ class Sender:
             self._refreshed_ms = now
             self._cluster.request_metadata(self._metadata.topics)
         if self._queues.identity_wanted and self.transactions is None:
-            self._producer_id.begin()
+            self._request_producer_id()
+
+    def _request_producer_id(self) -> None:
+        """Request a producer id without waiting. Idempotent while a request is in flight."""
+        if not self._requests_producer_id:
+            self._requests_producer_id = True
+            self._cluster.start(self._ask_for_producer_id())
+
+    async def _ask_for_producer_id(self) -> None:
+        """Repeat the request until a broker returns a producer id, or no batch needs it."""
+        failures = 0
+        while not self._queues.empty:
+            try:
+                reply = await self._cluster.ask_any(InitProducerId(0), InitProducerIdReply)
+            except BrokerError as error:
+                self._cluster.last_problem = str(error)
+                await asyncio.sleep(self._cluster.pause_s(failures))
+                failures += 1
+                continue
+            self._queues.set_identity(ProducerIdentity(reply.producer_id, reply.producer_epoch))
+            break
+        self._requests_producer_id = False
+        self.run_once()
 
     def _set_timer(self, now: float) -> None:
         quiet = self._timer is None and not self._queues.sendable
@@ -559,4 +418,4 @@ class Sender:
             self._timer.cancel()
             self._timer = None
         if times:
-            self._timer = self._loop.call_later(max(_TICK_MS, min(times) - now) / 1000, self._pump)
+            self._timer = self.thread.loop.call_later(max(_TICK_MS, min(times) - now) / 1000, self.run_once)

@@ -13,6 +13,9 @@ class SenderSettings(NamedTuple):
     acks: int
     idempotent: bool
     batch_bytes: int
+    linger_ms: float
+    buffer_bytes: int
+    max_block_s: float
     compression: str | None
     request_timeout_s: float
     delivery_timeout_s: float

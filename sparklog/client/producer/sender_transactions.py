@@ -6,7 +6,7 @@ records of an aborted transaction fail too, whether they were sent or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sparklog.client.cluster.coordinator_search import TRANSACTION
 from sparklog.client.cluster.loop_cluster import LoopCluster
@@ -14,6 +14,8 @@ from sparklog.client.cluster.loop_coordinator import LoopCoordinator
 from sparklog.client.consumer.group_session import GroupMetadata
 from sparklog.client.errors import CommitOutcomeUnknown, TransactionStateError
 from sparklog.client.producer.partition_queues import PartitionQueues, ProducerIdentity
+from sparklog.client.producer.send_loop import SendLoop
+from sparklog.client.producer.sender_settings import SenderSettings
 from sparklog.client.producer.transaction_run import TransactionRun
 from sparklog.client.producer.transaction_session import OpenTransaction, begin, end
 from sparklog.model import TopicPartition
@@ -25,24 +27,17 @@ class SenderTransactions:
 
     def __init__(
         self,
+        sender: SendLoop,
         cluster: LoopCluster,
         queues: PartitionQueues,
-        key: str,
-        *,
-        request_timeout_s: float,
-        discard: Callable[[BaseException], None],
-        changed: Callable[[], None],
+        settings: SenderSettings,
     ) -> None:
-        """Create the state without a transaction.
-
-        ``discard`` fails all unacknowledged records; ``changed`` makes the sender run.
-        """
-        self.key = key
+        """Create the state without a transaction."""
+        self.key = key = settings.transaction
+        self._sender = sender
         self._cluster = cluster
         self._queues = queues
-        self._coordinator = LoopCoordinator(cluster, TRANSACTION, key, request_timeout_s=request_timeout_s)
-        self._discard = discard
-        self._changed = changed
+        self._coordinator = LoopCoordinator(cluster, TRANSACTION, key, request_timeout_s=settings.request_timeout_s)
         #: The number of transactions that this run has begun.
         self._turn = 0
         self._open: OpenTransaction | None = None
@@ -60,9 +55,9 @@ class SenderTransactions:
         Runs before each send.
         """
         if self._open is None:
-            self._discard(TransactionStateError("no transaction is open"))
+            self._sender.discard(TransactionStateError("no transaction is open"))
         elif self._open.refused is not None:
-            self._discard(self._open.refused)
+            self._sender.discard(self._open.refused)
         else:
             self._open.register(self._queues.busy_partitions)
 
@@ -84,11 +79,11 @@ class SenderTransactions:
 
     async def join(self, run: TransactionRun, identity: ProducerIdentity) -> None:
         """Start a transaction with this identity. Records that are accepted from now on belong to it."""
-        self._discard(TransactionStateError("no transaction was open when the record was sent"))
+        self._sender.discard(TransactionStateError("no transaction was open when the record was sent"))
         if self._open is not None:  # its caller did not wait for the response of begin
             self._open.close()
         self._queues.begin(identity)
-        self._open = OpenTransaction(self._cluster, self._coordinator, run, identity, changed=self._changed)
+        self._open = OpenTransaction(self._cluster, self._coordinator, run, identity, changed=self._sender.run_once)
 
     async def add_offsets(
         self, group: str | GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float
@@ -105,7 +100,7 @@ class SenderTransactions:
         now = self._open or self._ended
         assert now is not None
         if not commit:
-            self._discard(TransactionStateError(f"{now.run} was aborted"))
+            self._sender.discard(TransactionStateError(f"{now.run} was aborted"))
         winners = (now.identity.producer_id,) if commit and now.used else ()
         asked_before, now.commit_asked = now.commit_asked, commit
         try:

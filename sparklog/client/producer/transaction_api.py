@@ -112,7 +112,7 @@ class ProducerTransactions:
         with self._lock:
             if self.state not in {State.OPEN, State.UNKNOWN}:
                 raise self._wrong("commit")
-            self._sender.refuse_own_thread("commit")
+            self._sender.thread.refuse_own_thread("commit")
             if self.state is State.OPEN:
                 failure = self._settle() or self._failure
                 if isinstance(failure, ProducerFenced):
@@ -130,7 +130,7 @@ class ProducerTransactions:
                 return
             if self.state is not State.OPEN:
                 raise self._wrong("abort")
-            self._sender.refuse_own_thread("abort")
+            self._sender.thread.refuse_own_thread("abort")
             self._abort(self._timeout_s)
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], group: str | GroupMetadata) -> None:

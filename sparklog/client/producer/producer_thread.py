@@ -1,0 +1,187 @@
+"""The I/O thread of a producer, and the ways in which other threads give it work.
+
+The thread runs the event loop, or lends the loop to a caller that would only wait for the thread (``CallerIo``). The
+sender decides what the loop does (``SendLoop``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from sparklog.client.errors import ProducerClosed, closed_for
+from sparklog.client.producer.caller_io import CallerIo
+from sparklog.client.producer.loop_handoff import LoopHandoff
+from sparklog.client.producer.send_loop import SendLoop
+from sparklog.net.loop import new_event_loop
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 15.0
+
+
+def _do_nothing() -> None:
+    """Stand in for a callback that is not set."""
+
+
+class ProducerThread:
+    """The I/O thread of one producer. Owner: the ``Sender``. Any thread may call its methods."""
+
+    def __init__(self, sender: SendLoop) -> None:
+        """Create the event loop. The thread does not run before ``start``."""
+        self._sender = sender
+        self.loop = new_event_loop()
+        self.handoff = LoopHandoff(self.loop)
+        self.caller_io = CallerIo(self.handoff, sender, self)
+        #: Whether ``run_once`` was posted and has not begun.
+        self.woken = False
+        #: The reason for the producer's end, or None.
+        self.broken: BaseException | None = None
+        #: The error for work that the ended producer does not accept.
+        self.closed_error = ProducerClosed("the producer is closed")
+        #: A callback that the thread calls once, when it ends.
+        self.on_end: Callable[[], None] = _do_nothing
+        self._ended = False
+        self._ending = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # --- from any thread ---
+
+    def wake(self) -> None:
+        """Make the thread run ``run_once`` soon."""
+        if not self.woken:
+            self.woken = True
+            try:
+                self.handoff.post(self._sender.run_once)
+            except RuntimeError:
+                if self.broken is None:  # only an ended thread's loop is closed
+                    raise
+            except BaseException:
+                # An interrupt may have prevented the post, and a second one is harmless.
+                self.handoff.post(self._sender.run_once)
+                raise
+
+    def on_chunk_opened(self) -> None:
+        """Start to send a new chunk: at once in the calling thread if the loop is lent, else in the I/O thread."""
+        if not self.handoff.lent or not self.caller_io.act(self._sender.run_once):
+            self.wake()
+
+    def recall_loop(self) -> None:
+        """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive the loop."""
+        self.handoff.recall()
+
+    def wait_helping(self, finished: Callable[[], bool]) -> None:
+        """Drive the loop in the calling thread, which waits until ``finished``. May return before that."""
+        self.caller_io.wait_helping(finished)
+
+    def on_io_thread(self) -> bool:
+        """Return whether the calling thread is the one that drives the loop."""
+        return threading.get_ident() == self.handoff.thread
+
+    def hand_over(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Post ``work`` to the I/O thread, which will call it if this function returns. Raises ProducerClosed."""
+        with self._ending:
+            if self._ended:
+                raise closed_for(self.closed_error)
+            self.handoff.post(work, *arguments)
+
+    def call(self, work: Callable[[], Coroutine[Any, Any, T]], start: Callable[[Coroutine[Any, Any, None]], None]) -> T:
+        """Run a coroutine on the I/O thread and wait for its result. ``start`` makes it a task there.
+
+        Raises:
+            ProducerClosed: the thread has ended, or ends before the coroutine does.
+        """
+        self.refuse_own_thread("a transaction")
+        done: Future[T] = Future()
+
+        async def run() -> None:
+            try:
+                done.set_result(await work())
+            except asyncio.CancelledError:
+                done.set_exception(self.closed_error)
+            except BaseException as error:
+                done.set_exception(error)
+
+        def begin() -> None:
+            if self.broken is None:
+                start(run())
+            else:
+                done.set_exception(self.closed_error)
+
+        self.hand_over(begin)
+        return done.result()
+
+    def refuse_own_thread(self, what: str) -> None:
+        """Raise RuntimeError in a future's callback: the I/O thread would wait for itself."""
+        if self.on_io_thread():
+            raise RuntimeError(f"{what} cannot be waited for in a future's callback")
+
+    def stop(self, reason: BaseException) -> None:
+        """End the thread. Unfinished work fails with ``reason``."""
+        with contextlib.suppress(ProducerClosed):  # the thread has ended already
+            self.hand_over(self.end, reason)
+        self._thread.join(_STOP_TIMEOUT_S)
+
+    def retire(self) -> None:
+        """End the thread after all accepted work has ended. Take no lock; see ``ProducerLifetime``."""
+        with contextlib.suppress(RuntimeError):  # the thread has ended
+            self.handoff.post(self._sender.begin_to_retire)
+
+    # --- on the thread, or on the one that acts for the loop ---
+
+    def end(self, reason: BaseException) -> None:
+        """End the producer, on purpose or after an error. All open work fails with ``reason``."""
+        if self.broken is not None:
+            return
+        self.broken = reason
+        self.closed_error = reason if isinstance(reason, ProducerClosed) else closed_for(reason)
+        try:
+            self._sender.fail_all(self.closed_error)
+        finally:
+            self.handoff.stop()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.set_exception_handler(self._unforeseen)
+        try:
+            self._run_until_stopped()
+            self.loop.run_until_complete(self._sender.disconnect())
+        finally:
+            # Again, because another thread may have been interrupted in ``end``.
+            self._sender.fail_all(self.closed_error)
+            self.on_end()
+            with self._ending:
+                self._ended = True
+            # One more turn completes the callers that posted work just before, and lets transports close their sockets.
+            self.loop.run_until_complete(asyncio.sleep(0))
+            asyncio.set_event_loop(None)
+            self.loop.close()
+
+    def _run_until_stopped(self) -> None:
+        try:
+            self.handoff.run()
+        except BaseException as error:
+            _log.exception("a producer's thread")
+            self.end(error)
+            self.loop.run_forever()  # one turn: the loop is already stopped
+
+    def _unforeseen(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an error that no code caught.
+
+        An error in a callback or task of the producer means that some work was not done and may never be, so the
+        producer ends with this error. Any other error comes from a connection, and ends only that connection.
+        """
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if "handle" in context and error is not None:
+            self.end(error)
