@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.consumer.group_commits import Place
+from sparklog.client.consumer.group_commits import AssignedPartition
 from sparklog.client.consumer.group_consumer import GroupConsumer
 from sparklog.client.consumer.group_session import GroupNotice
 from sparklog.client.errors import ClientTimeout
 from sparklog.model import TopicPartition
 from tests.waiting import wait_until
 
-PLACE: Place = ("t", "id", 0)
+ASSIGNED = AssignedPartition("t", "id", 0)
 TP = TopicPartition("t", 0)
 
 
@@ -24,27 +24,27 @@ class Session:
     """As ``GroupSession`` towards the consumer; nobody answers unless the test does."""
 
     def __init__(self) -> None:
-        self.assigned: frozenset[Place] = frozenset()
-        self.holding: frozenset[Place] = frozenset()
-        self.asked: list[Future[dict[Place, int | None]]] = []
-        self.commits: list[Mapping[Place, int]] = []
+        self.assigned: frozenset[AssignedPartition] = frozenset()
+        self.holding: frozenset[AssignedPartition] = frozenset()
+        self.asked: list[Future[dict[AssignedPartition, int | None]]] = []
+        self.commits: list[Mapping[AssignedPartition, int]] = []
         self.hangs = False
 
-    def accept_assignment(self, life: int) -> GroupNotice:
+    def accept_assignment(self, incarnation: int) -> GroupNotice:
         self.holding |= self.assigned
-        return GroupNotice(life, 1, self.assigned, self.holding - self.assigned)
+        return GroupNotice(incarnation, 1, self.assigned, self.holding - self.assigned)
 
-    def release(self, places: Collection[Place]) -> None:
+    def release(self, places: Collection[AssignedPartition]) -> None:
         self.holding -= frozenset(places)
 
-    def commit(self, life: int, offsets: Mapping[Place, int]) -> Future[None]:
+    def commit(self, incarnation: int, offsets: Mapping[AssignedPartition, int]) -> Future[None]:
         self.commits.append(offsets)
         done: Future[None] = Future()
         if not self.hangs:
             done.set_result(None)
         return done
 
-    def offsets(self, places: Collection[Place]) -> Future[dict[Place, int | None]]:
+    def offsets(self, places: Collection[AssignedPartition]) -> Future[dict[AssignedPartition, int | None]]:
         self.asked.append(Future())
         return self.asked[-1]
 
@@ -62,7 +62,7 @@ class Log:
     def positions(self) -> dict[TopicPartition, int]:
         return dict(self.at)
 
-    def start_reading(self, places: Mapping[Place, int | None]) -> None:
+    def start_reading(self, places: Mapping[AssignedPartition, int | None]) -> None:
         self.at.update((TopicPartition(one[0], one[2]), self.end if at is None else at) for one, at in places.items())
 
     def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
@@ -79,18 +79,18 @@ def test_a_reassigned_partition_asks_for_its_start_again() -> None:
     """The answer came, the partition went to another consumer, who committed, and back, all between two polls."""
     session, log = Session(), Log(500)
     group = reading(session, log)
-    session.assigned = frozenset({PLACE})
+    session.assigned = frozenset({ASSIGNED})
     group.advance()
-    session.asked[0].set_result({PLACE: None})
+    session.asked[0].set_result({ASSIGNED: None})
     session.assigned = frozenset()
     group.advance()
     assert not session.holding
-    session.assigned = frozenset({PLACE})
+    session.assigned = frozenset({ASSIGNED})
     group.advance()
     group.advance()
     assert len(session.asked) == 2
     assert log.at == {}
-    session.asked[1].set_result({PLACE: 120})
+    session.asked[1].set_result({ASSIGNED: 120})
     group.advance()
     assert log.at == {TP: 120}
 
@@ -98,8 +98,8 @@ def test_a_reassigned_partition_asks_for_its_start_again() -> None:
 def test_partitions_held_by_no_transaction_start_at_once() -> None:
     session, log = Session(), Log(500)
     group = reading(session, log)
-    others: list[Place] = [("t", "id", 1), ("t", "id", 2)]
-    session.assigned = frozenset({PLACE, others[0]})
+    others: list[AssignedPartition] = [AssignedPartition("t", "id", 1), AssignedPartition("t", "id", 2)]
+    session.assigned = frozenset({ASSIGNED, others[0]})
     group.advance()
     session.asked[0].set_result({others[0]: 7})
     group.advance()
@@ -119,12 +119,12 @@ def test_partitions_held_by_no_transaction_start_at_once() -> None:
 
 
 def test_an_initial_position_is_committed_when_it_moves() -> None:
-    for moves, expected in ((True, [{PLACE: 500}]), (False, [])):
+    for moves, expected in ((True, [{ASSIGNED: 500}]), (False, [])):
         session, log = Session(), Log(500)
         group = reading(session, log, start_moves=moves)
-        session.assigned = frozenset({PLACE})
+        session.assigned = frozenset({ASSIGNED})
         group.advance()
-        session.asked[0].set_result({PLACE: None})
+        session.asked[0].set_result({ASSIGNED: None})
         group.advance()
         session.assigned = frozenset()
         group.advance()
@@ -137,24 +137,24 @@ def test_a_commit_of_an_invalid_offset_sends_no_request(offset: Any) -> None:
     """The coordinator would refuse it together with the commits that go in the same request."""
     session, log = Session(), Log(0)
     group = reading(session, log)
-    session.assigned = frozenset({PLACE})
+    session.assigned = frozenset({ASSIGNED})
     group.advance()
-    session.asked[0].set_result({PLACE: 0})
+    session.asked[0].set_result({ASSIGNED: 0})
     group.advance()
     with pytest.raises((TypeError, ValueError), match="t-0: "):
         group.commit({TP: offset})
     assert session.commits == []
     group.commit({TP: 5})
-    assert session.commits == [{PLACE: 5}]
+    assert session.commits == [{ASSIGNED: 5}]
 
 
 def test_closing_a_group_after_a_failed_block_commits_no_positions() -> None:
-    for processed, expected in ((True, [{PLACE: 7}]), (False, [])):
+    for processed, expected in ((True, [{ASSIGNED: 7}]), (False, [])):
         session, log = Session(), Log(0)
         group = reading(session, log)
-        session.assigned = frozenset({PLACE})
+        session.assigned = frozenset({ASSIGNED})
         group.advance()
-        session.asked[0].set_result({PLACE: 5})
+        session.asked[0].set_result({ASSIGNED: 5})
         group.advance()
         log.at[TP] = 7
         group.close(processed=processed)
@@ -164,24 +164,24 @@ def test_closing_a_group_after_a_failed_block_commits_no_positions() -> None:
 def test_a_cancelled_commit_does_not_take_effect(caplog: pytest.LogCaptureFixture) -> None:
     session, log = Session(), Log(0)
     group = reading(session, log)
-    session.assigned = frozenset({PLACE})
+    session.assigned = frozenset({ASSIGNED})
     group.advance()
-    session.asked[0].set_result({PLACE: 5})
+    session.asked[0].set_result({ASSIGNED: 5})
     group.advance()
     log.at[TP], session.hangs = 7, True
     assert group.commit().cancel()
     session.hangs = False
     group.commit().result(0)
-    assert session.commits == [{PLACE: 7}] * 2
+    assert session.commits == [{ASSIGNED: 7}] * 2
     assert not caplog.records
 
 
 def test_a_position_moved_back_is_committed_despite_earlier_commits() -> None:
     session, log = Session(), Log(0)
     group = reading(session, log)
-    session.assigned = frozenset({PLACE})
+    session.assigned = frozenset({ASSIGNED})
     group.advance()
-    session.asked[0].set_result({PLACE: 10})
+    session.asked[0].set_result({ASSIGNED: 10})
     group.advance()
     for became in (None, ClientTimeout("no answer: it may have been committed")):
         log.at[TP], session.hangs = 20, True
@@ -190,9 +190,9 @@ def test_a_position_moved_back_is_committed_despite_earlier_commits() -> None:
             under_way.set_exception(became)
         log.at[TP], session.hangs = 10, False
         group.commit().result(0)
-        assert session.commits[-2:] == [{PLACE: 20}, {PLACE: 10}]
+        assert session.commits[-2:] == [{ASSIGNED: 20}, {ASSIGNED: 10}]
         group.commit().result(0)
-        assert session.commits[-1:] == [{PLACE: 10}] and len(session.commits) % 2 == 0, "once is enough"
+        assert session.commits[-1:] == [{ASSIGNED: 10}] and len(session.commits) % 2 == 0, "once is enough"
 
 
 def test_a_position_moved_back_is_committed_after_an_interrupted_commit(
@@ -200,13 +200,13 @@ def test_a_position_moved_back_is_committed_after_an_interrupted_commit(
 ) -> None:
     session, log = Session(), Log(0)
     group = reading(session, log)
-    session.assigned = frozenset({PLACE})
+    session.assigned = frozenset({ASSIGNED})
     group.advance()
-    session.asked[0].set_result({PLACE: 10})
+    session.asked[0].set_result({ASSIGNED: 10})
     group.advance()
 
-    def interrupted(life: int, offsets: Mapping[Place, int]) -> Future[None]:
-        Session.commit(session, life, offsets)
+    def interrupted(incarnation: int, offsets: Mapping[AssignedPartition, int]) -> Future[None]:
+        Session.commit(session, incarnation, offsets)
         raise KeyboardInterrupt
 
     log.at[TP] = 20
@@ -216,20 +216,20 @@ def test_a_position_moved_back_is_committed_after_an_interrupted_commit(
     monkeypatch.undo()
     log.at[TP] = 10
     group.commit().result(0)
-    assert session.commits == [{PLACE: 20}, {PLACE: 10}]
+    assert session.commits == [{ASSIGNED: 20}, {ASSIGNED: 10}]
 
 
 def test_a_negative_offset_is_refused_before_it_joins_other_commits() -> None:
     session, log = Session(), Log(0)
     group = reading(session, log)
-    session.assigned = frozenset({PLACE})
+    session.assigned = frozenset({ASSIGNED})
     group.advance()
-    session.asked[0].set_result({PLACE: 10})
+    session.asked[0].set_result({ASSIGNED: 10})
     group.advance()
     with pytest.raises(ValueError, match="offset -1: expected 0 or more"):
         group.commit({TP: -1})
     group.commit({TP: 0}).result(0)
-    assert session.commits == [{PLACE: 0}]
+    assert session.commits == [{ASSIGNED: 0}]
 
 
 class _OwnTimeout(Exception):
@@ -244,10 +244,10 @@ def test_closing_waits_a_bounded_time_for_the_last_commit(
     monkeypatch.setattr("concurrent.futures._base.TimeoutError", timeout)
     session, log = Session(), Log(0)
     group = reading(session, log)
-    session.assigned = frozenset({PLACE})
+    session.assigned = frozenset({ASSIGNED})
     group.advance()
-    session.asked[0].set_result({PLACE: 5})
+    session.asked[0].set_result({ASSIGNED: 5})
     group.advance()
     log.at[TP], session.hangs = 7, True
     group.close()
-    assert (session.commits, session.holding) == ([{PLACE: 7}], frozenset())
+    assert (session.commits, session.holding) == ([{ASSIGNED: 7}], frozenset())

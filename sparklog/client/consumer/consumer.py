@@ -27,7 +27,7 @@ from sparklog.client.consumer.consumer_projection import ConsumerProjection
 from sparklog.client.consumer.fetch_buffer import FetchBuffer
 from sparklog.client.consumer.fetch_decoder import FetchDecoder
 from sparklog.client.consumer.fetcher import Fetcher
-from sparklog.client.consumer.group_commits import Place
+from sparklog.client.consumer.group_commits import AssignedPartition
 from sparklog.client.consumer.group_consumer import GroupConsumer, OnPartitions
 from sparklog.client.consumer.group_session import GroupMetadata, GroupSession, MemberSettings
 from sparklog.client.consumer.partition_cursor import PartitionCursor
@@ -40,7 +40,7 @@ from sparklog.model import TopicPartition
 from sparklog.record.schema import fit_table
 
 MIB = 1024 * 1024
-_TOPIC_GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID})
+_TOPIC_DELETED = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID})
 
 
 class Consumer:
@@ -265,7 +265,7 @@ class Consumer:
             raise ConfigError(
                 "to_table() needs a consumer without a group: in a group, partitions are assigned and revoked"
             )
-        ends = {TopicPartition(*tp): end for tp, end in (self._ends.to_read_to() if until is None else until).items()}
+        ends = {TopicPartition(*tp): end for tp, end in (self._ends.table_ends() if until is None else until).items()}
         for tp in ends:
             self._cursor(tp)
         self._columns.schema(ends)
@@ -420,7 +420,7 @@ class Consumer:
                 own = group_consumer.committed(wanted).result()
                 if len(own) < len(wanted):
                     raise BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"group {self._group!r}: ask again")
-                return {TopicPartition(one[0], one[2]): offset for one, offset in own.items() if offset is not None}
+                return {one.tp: offset for one, offset in own.items() if offset is not None}
             except BrokerError as error:
                 if error.code != ErrorCode.STALE_MEMBER_EPOCH:
                     raise
@@ -443,20 +443,20 @@ class Consumer:
             raise ConfigError("this consumer has no group, or is closed; commits need a group")
         return self._group_consumer
 
-    def start_reading(self, places: Mapping[Place, int | None]) -> None:
+    def start_reading(self, starts: Mapping[AssignedPartition, int | None]) -> None:
         """Start to read partitions, for ``GroupConsumer``. None: from ``start``, because no offset is committed."""
         where: OffsetQuery = self._start if not isinstance(self._start, Mapping) else "earliest"
-        for name in dict.fromkeys(place[0] for place in places):
+        for name in dict.fromkeys(one.topic for one in starts):
             self._cluster.topic(name)
             self._columns.choose(name)
-        named = {TopicPartition(place[0], place[2]): at for place, at in places.items()}
+        named = {one.tp: at for one, at in starts.items()}
         asked: dict[TopicPartition, OffsetQuery] = {tp: where for tp, at in named.items() if at is None}
         found = list_offsets(self._cluster, asked, isolation=self._isolation) if asked else {}
         if isinstance(where, dt.datetime):
             self._timestamp_seek.begin(asked, wire_time(where))
-        for place, at in places.items():
-            tp = TopicPartition(place[0], place[2])
-            self._fetcher.cursors[tp] = PartitionCursor(tp, place[1], found[tp] if at is None else at)
+        for one, at in starts.items():
+            position = found[one.tp] if at is None else at
+            self._fetcher.cursors[one.tp] = PartitionCursor(one.tp, one.topic_id, position)
 
     def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop reading partitions, for ``GroupConsumer``."""
@@ -473,7 +473,7 @@ class Consumer:
         Raises:
             ClientTimeout: a leader did not respond.
         """
-        return self._ends.visible()
+        return self._ends.end_offsets()
 
     # --- inside ---
 
@@ -524,16 +524,16 @@ class Consumer:
         try:
             self._buffer.fill(timeout_s, or_moved=or_moved)
         except BrokerError as error:
-            if self._group_consumer is not None and error.code in _TOPIC_GONE and self._put_off_gone():
+            if self._group_consumer is not None and error.code in _TOPIC_DELETED and self._defer_deleted_topics():
                 return
             if error.code != ErrorCode.OFFSET_OUT_OF_RANGE or self._ends.on_out_of_range == "raise":
                 raise
             if isinstance(error, LogTruncated):
                 self._fetcher.cursors[error.tp].move(error.offset)
             else:
-                self._ends.bring_back()
+                self._ends.reset_positions()
 
-    def _put_off_gone(self) -> bool:
+    def _defer_deleted_topics(self) -> bool:
         """Defer topics that were deleted or recreated. Return whether there are any.
 
         The group's coordinator will change the assignment.

@@ -45,7 +45,7 @@ class FetchedBatch(NamedTuple):
     first_offset: int
     offsets: np.ndarray | None = None
     #: The number of bytes of the batch that were read.
-    looked_at: int = 0
+    read_bytes: int = 0
 
     def head(self, rows: int) -> FetchedBatch:
         """Return the first ``rows`` records."""
@@ -114,8 +114,8 @@ def decode_partition(
     """
     at = 0
     tp = TopicPartition(fetched.answer.topic, fetched.answer.partition)
-    aborted = _by_producer(fetched.answer.aborted)
-    chosen = _Chosen(schema_of, columns)
+    aborted = _ranges_by_producer(fetched.answer.aborted)
+    chosen = _SchemaProjections(schema_of, columns)
     for header in fetched.headers:
         body = fetched.bodies[at : at + header.stored_bytes]
         at += header.stored_bytes
@@ -126,15 +126,15 @@ def decode_partition(
         if (aborted and _is_aborted(header, aborted)) or (keep is not None and not keep(header)):
             continue
         try:
-            batch, looked_at = _decoded(header, body, chosen.of(header.schema_id), mapped=fetched.mapped)
+            batch, read_bytes = _decoded(header, body, chosen.of(header.schema_id), mapped=fetched.mapped)
         except BrokerError as error:
             raise BrokerError(error.code, f"{tp} at offset {header.base_offset}: {error.detail}") from error
-        found = _cut(header, body, batch, start=start, end=end)
+        found = _slice_to_range(header, body, batch, start=start, end=end)
         if found is not None:
-            yield found._replace(looked_at=looked_at)
+            yield found._replace(read_bytes=read_bytes)
 
 
-class _Choice(NamedTuple):
+class _SchemaProjection(NamedTuple):
     """The full ``schema`` of batches, the ``projected`` one, and the ``plan`` between them; None: they are the same."""
 
     schema: pa.Schema
@@ -142,26 +142,28 @@ class _Choice(NamedTuple):
     plan: Projection | None
 
 
-class _Chosen:
+class _SchemaProjections:
     """The projections of one fetch, by schema."""
 
     def __init__(self, schema_of: Callable[[int], pa.Schema], columns: Collection[str] | None) -> None:
         self._schema_of = schema_of
         self._columns = columns
-        self._known: dict[int, _Choice] = {}
+        self._known: dict[int, _SchemaProjection] = {}
 
-    def of(self, schema_id: int) -> _Choice:
+    def of(self, schema_id: int) -> _SchemaProjection:
         choice = self._known.get(schema_id)
         if choice is None:
             schema = self._schema_of(schema_id)
             columns = schema.names if self._columns is None else self._columns
             is_part = not set(schema.names).issubset(columns)
             plan = plan_projection(schema, columns) if is_part else None
-            choice = self._known[schema_id] = _Choice(schema, projected_schema(schema, columns), plan)
+            choice = self._known[schema_id] = _SchemaProjection(schema, projected_schema(schema, columns), plan)
         return choice
 
 
-def _decoded(header: BatchHeader, body: memoryview, choice: _Choice, *, mapped: bool) -> tuple[pa.RecordBatch, int]:
+def _decoded(
+    header: BatchHeader, body: memoryview, choice: _SchemaProjection, *, mapped: bool
+) -> tuple[pa.RecordBatch, int]:
     """Return the batch, and the number of bytes that were read."""
     schema = choice.projected
     if not header.flags & Flag.PROJECTED and choice.plan is not None:
@@ -171,7 +173,7 @@ def _decoded(header: BatchHeader, body: memoryview, choice: _Choice, *, mapped: 
     return decode_batch(header, body[: header.length + header.offset_array_length], schema), header.stored_bytes
 
 
-def _by_producer(aborted: Sequence[AbortedRange]) -> dict[int, list[AbortedRange]]:
+def _ranges_by_producer(aborted: Sequence[AbortedRange]) -> dict[int, list[AbortedRange]]:
     """Return the aborted ranges by producer id.
 
     A fetch may list thousands of ranges, but rarely two of one producer id, which serves one transaction.
@@ -188,7 +190,7 @@ def _is_aborted(header: BatchHeader, aborted: Mapping[int, Sequence[AbortedRange
     )
 
 
-def _cut(
+def _slice_to_range(
     header: BatchHeader, body: memoryview, batch: pa.RecordBatch, *, start: int, end: int | None
 ) -> FetchedBatch | None:
     if header.flags & Flag.OFFSET_ARRAY:

@@ -12,15 +12,26 @@ from sparklog.client.cluster.loop_coordinator import Attempts, LoopCoordinator
 from sparklog.client.cluster.request_pieces import pieces
 from sparklog.client.errors import ClientTimeout, CommitRefused
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
 from sparklog.protocol.messages import CommitOffsets, CommitOffsetsReply, GroupOffset
 
-#: Topic, topic id, partition.
-Place = tuple[str, str, int]
 #: Errors after which the member is removed, and joins again.
 REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 #: Errors after which a commit is refused permanently.
 FENCED = frozenset({*REMOVED, ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.FENCED_INSTANCE_ID})
 REMOVED_SINCE = "this consumer was removed from the group, and others may have read its partitions since"
+
+
+class AssignedPartition(NamedTuple):
+    """A partition that the coordinator assigned, of a topic with this id."""
+
+    topic: str
+    topic_id: str
+    partition: int
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
 
 
 class Commit(NamedTuple):
@@ -29,9 +40,9 @@ class Commit(NamedTuple):
     Under a newer epoch, a late commit could be accepted for partitions that were revoked and assigned again in between.
     """
 
-    life: int
+    incarnation: int
     epoch: int
-    offsets: Mapping[Place, int]
+    offsets: Mapping[AssignedPartition, int]
     done: Future[None]
 
 
@@ -46,13 +57,13 @@ class GroupCommits:
         timeout_s: float,
         member: Callable[[], tuple[int, str]],
     ) -> None:
-        """Create an empty queue. ``member`` returns the current life and its member id."""
+        """Create an empty queue. ``member`` returns the current incarnation and its member id."""
         self._coordinator = coordinator
         self._group = group
         self._timeout_s = timeout_s
         self._member = member
         self._waiting: deque[Commit] = deque()
-        self._news = asyncio.Event()
+        self._woken = asyncio.Event()
         self._ending = False
 
     def put(self, commit: Commit) -> None:
@@ -61,12 +72,12 @@ class GroupCommits:
 
     def wake(self) -> None:
         """Send the queued commits soon."""
-        self._news.set()
+        self._woken.set()
 
     def end(self) -> None:
         """Make ``send_all`` return when the queue is empty."""
         self._ending = True
-        self._news.set()
+        self._woken.set()
 
     def refuse_rest(self, error: Exception) -> None:
         """Fail the queued commits, which will not be sent."""
@@ -90,9 +101,9 @@ class GroupCommits:
                     await self._send(wanted)
             if self._ending:
                 return
-            self._news.clear()
+            self._woken.clear()
             if not self._waiting and not self._ending:
-                await self._news.wait()
+                await self._woken.wait()
 
     async def _send(self, commits: Collection[Commit]) -> None:
         error: Exception | None = None
@@ -111,15 +122,15 @@ class GroupCommits:
                     commit.done.set_exception(error)
 
     async def _ask(self, commits: Iterable[Commit]) -> None:
-        life, member_id = self._member()
-        offsets: dict[Place, int] = {}
+        incarnation, member_id = self._member()
+        offsets: dict[AssignedPartition, int] = {}
         epoch = -1
         for commit in commits:
             epoch = commit.epoch
-            if commit.life != life:
+            if commit.incarnation != incarnation:
                 raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)
             offsets.update(commit.offsets)
-        named = tuple(GroupOffset(place[0], place[2], offset, place[1]) for place, offset in offsets.items())
+        named = tuple(GroupOffset(one.topic, one.partition, offset, one.topic_id) for one, offset in offsets.items())
         attempts = Attempts(self._coordinator, timeout_s=self._timeout_s)
         for piece in pieces(named):
             request = CommitOffsets(0, self._group, tuple(piece), None, member_id, epoch)

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from sparklog.client.cluster.offsets import checked_offset
-from sparklog.client.consumer.group_commits import Place
+from sparklog.client.consumer.group_commits import AssignedPartition
 from sparklog.client.consumer.group_session import GroupMetadata, GroupNotice, GroupSession
 from sparklog.client.errors import CommitRefused
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
@@ -23,10 +23,12 @@ from sparklog.model import TopicPartition
 _log = logging.getLogger(__name__)
 
 #: The delay of a retry when the coordinator or a leader could not return a start position.
-_AGAIN_S = 0.1
+_RETRY_S = 0.1
 #: The maximum wait while a change is expected that no event reports.
 _SLICE_S = 0.1
 
+#: The committed offsets of partitions; None for a partition without one.
+CommittedOffsets = Future[dict[AssignedPartition, int | None]]
 OnPartitions = Callable[[list[TopicPartition]], object]
 
 
@@ -35,7 +37,7 @@ class Reader(Protocol):
 
     def positions(self) -> dict[TopicPartition, int]: ...
 
-    def start_reading(self, places: Mapping[Place, int | None]) -> None:
+    def start_reading(self, starts: Mapping[AssignedPartition, int | None]) -> None:
         """Start to read these partitions; None means a partition without a committed offset.
 
         Raises BrokerError or ClientTimeout; then none of the partitions is read.
@@ -72,20 +74,20 @@ class GroupConsumer:
         self._on_lost = on_lost or on_revoke
         self._commit_timeout_s = commit_timeout_s
         self._start_moves = start_moves
-        self._life = 0
-        self._places: dict[TopicPartition, Place] = {}
+        self._incarnation = 0
+        self._assigned: dict[TopicPartition, AssignedPartition] = {}
         #: The last commit by partition, with its future. At first, the position from which the partition was read. A
         #: commit in flight may take effect after its position has gone back, and so may one without a response.
         self._last: dict[TopicPartition, tuple[int, Future[None]]] = {}
         self._commit_at = time.monotonic() + (auto_commit_s or 0.0)
-        self._asking: tuple[frozenset[Place], Future[dict[Place, int | None]]] | None = None
-        self._ask_at = 0.0
-        self._waiting = False
+        self._offsets_request: tuple[frozenset[AssignedPartition], CommittedOffsets] | None = None
+        self._request_offsets_at = 0.0
+        self._awaits_start = False
 
     @property
     def slice_s(self) -> float:
         """Return the maximum wait before the next call of ``advance``."""
-        waits = [_SLICE_S] if self._waiting else []
+        waits = [_SLICE_S] if self._awaits_start else []
         if self._auto_commit_s is not None:
             waits.append(max(0.0, self._commit_at - time.monotonic()))
         return max(0.001, min(waits, default=3600.0))
@@ -97,20 +99,20 @@ class GroupConsumer:
             BrokerError: the group refuses this consumer: FENCED_INSTANCE_ID, INVALID_REGULAR_EXPRESSION,
                 INVALID_SESSION_TIMEOUT, GROUP_MAX_SIZE_REACHED, and the errors of ``Reader.start_reading``.
         """
-        notice = self._session.accept_assignment(self._life)
-        if notice.life != self._life:
-            self._life = notice.life
-            self._lose()
-            notice = self._session.accept_assignment(self._life)
+        notice = self._session.accept_assignment(self._incarnation)
+        if notice.incarnation != self._incarnation:
+            self._incarnation = notice.incarnation
+            self._on_removed()
+            notice = self._session.accept_assignment(self._incarnation)
         if self._auto_commit_s is not None and time.monotonic() >= self._commit_at:
             self._commit_at = time.monotonic() + self._auto_commit_s
             self.commit().add_done_callback(_log_failure)
         if notice.revoked:
             self._revoke(notice.revoked)
-        new = notice.assigned.difference(self._places.values())
-        self._waiting = bool(new)
+        new = notice.assigned.difference(self._assigned.values())
+        self._awaits_start = bool(new)
         if new:
-            self._begin(new, notice)
+            self._start_assigned(new, notice)
 
     # --- commits ---
 
@@ -122,30 +124,30 @@ class GroupConsumer:
             TypeError, ValueError: an invalid offset. The coordinator would refuse it together with the other commits in
                 the same request.
         """
-        positions = self._moved() if offsets is None else offsets
+        positions = self._uncommitted() if offsets is None else offsets
         if not positions:
             return _done()
         positions = {tp: checked_offset(tp, offset) for tp, offset in positions.items()}
-        missing = sorted(positions.keys() - self._places.keys())
+        missing = sorted(positions.keys() - self._assigned.keys())
         if missing:
             raise CommitRefused(ErrorCode.STALE_MEMBER_EPOCH, f"{missing[0]} is not assigned to this consumer")
-        named = {self._places[tp]: offset for tp, offset in positions.items()}
+        named = {self._assigned[tp]: offset for tp, offset in positions.items()}
         # first, because an interrupt may come between the next two lines, while the commit is in flight
         for tp in positions:
             self._last.pop(tp, None)
-        future = self._session.commit(self._life, named)
+        future = self._session.commit(self._incarnation, named)
         self._last.update((tp, (offset, future)) for tp, offset in positions.items())
         return future
 
     def metadata(self) -> GroupMetadata:
         """Return the identity of the member. Raises CommitRefused if it was removed since its last poll."""
-        return self._session.metadata(self._life, {place[0]: place[1] for place in self._places.values()})
+        return self._session.metadata(self._incarnation, {one.topic: one.topic_id for one in self._assigned.values()})
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> Future[dict[Place, int | None]]:
+    def committed(self, partitions: Iterable[TopicPartition]) -> CommittedOffsets:
         """Return the committed offsets of assigned partitions, as ``GroupSession.offsets``."""
-        return self._session.offsets([self._places[tp] for tp in partitions])
+        return self._session.offsets([self._assigned[tp] for tp in partitions])
 
-    def _moved(self) -> dict[TopicPartition, int]:
+    def _uncommitted(self) -> dict[TopicPartition, int]:
         return {tp: at for tp, at in self._reader.positions().items() if not self._is_committed(tp, at)}
 
     def _is_committed(self, tp: TopicPartition, at: int) -> bool:
@@ -154,7 +156,7 @@ class GroupConsumer:
 
     def _commit_now(self, partitions: Sequence[TopicPartition]) -> None:
         """Commit the final positions of these partitions. If that fails, their next owner reads the records again."""
-        moved = self._moved()
+        moved = self._uncommitted()
         try:
             self.commit({tp: moved[tp] for tp in partitions if tp in moved}).result(self._commit_timeout_s)
         except (SparklogError, futures.TimeoutError) as error:  # Python 3.10 has a separate TimeoutError
@@ -162,15 +164,15 @@ class GroupConsumer:
 
     # --- partitions ---
 
-    def _lose(self) -> None:
-        lost = sorted(self._places)
-        self._asking = None
+    def _on_removed(self) -> None:
+        lost = sorted(self._assigned)
+        self._offsets_request = None
         self._drop(lost)
         if lost and self._on_lost is not None:
             self._on_lost(lost)
 
-    def _revoke(self, places: frozenset[Place]) -> None:
-        partitions = sorted(tp for tp, place in self._places.items() if place in places)
+    def _revoke(self, revoked: frozenset[AssignedPartition]) -> None:
+        partitions = sorted(tp for tp, one in self._assigned.items() if one in revoked)
         try:
             if partitions:
                 if self._on_revoke is not None:
@@ -178,45 +180,45 @@ class GroupConsumer:
                 if self._auto_commit_s is not None:
                     self._commit_now(partitions)
         finally:
-            if self._asking is not None and not self._asking[0].isdisjoint(places):
-                self._asking = None  # if they return, other members have committed since
+            if self._offsets_request is not None and not self._offsets_request[0].isdisjoint(revoked):
+                self._offsets_request = None  # if they return, other members have committed since
             self._drop(partitions)
-            self._session.release(places)
+            self._session.release(revoked)
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         self._reader.stop_reading(partitions)
         for tp in partitions:
-            del self._places[tp]
+            del self._assigned[tp]
             self._last.pop(tp, None)
 
-    def _begin(self, new: frozenset[Place], notice: GroupNotice) -> None:
+    def _start_assigned(self, new: frozenset[AssignedPartition], notice: GroupNotice) -> None:
         """Request the committed offsets of new partitions, and start to read after the response."""
-        if self._asking is None:
-            if time.monotonic() >= self._ask_at:
-                self._asking = (new, self._session.offsets(new))
+        if self._offsets_request is None:
+            if time.monotonic() >= self._request_offsets_at:
+                self._offsets_request = (new, self._session.offsets(new))
             return
-        asked, answer = self._asking
+        asked, answer = self._offsets_request
         if not answer.done():
             if not new <= asked:  # the request may wait for the end of a transaction, and the new partitions need not
-                self._asking = (new, self._session.offsets(new))
+                self._offsets_request = (new, self._session.offsets(new))
             return
-        self._asking = None
+        self._offsets_request = None
         try:
             offsets = answer.result()
-            starts = {place: offsets[place] for place in sorted(asked & new) if place in offsets}
+            starts = {one: offsets[one] for one in sorted(asked & new) if one in offsets}
             if len(offsets) < len(asked):  # the others wait for the end of a transaction; these are not delayed by it
-                self._ask_at = time.monotonic() + _AGAIN_S
+                self._request_offsets_at = time.monotonic() + _RETRY_S
             self._reader.start_reading(starts)
         except SparklogError as error:
             self._defer_start(error)
             return
-        partitions = [TopicPartition(place[0], place[2]) for place in starts]
-        self._places.update(zip(partitions, starts, strict=True))
+        partitions = [one.tp for one in starts]
+        self._assigned.update(zip(partitions, starts, strict=True))
         positions = self._reader.positions()
         for tp, at in zip(partitions, starts.values(), strict=True):
             if at is not None or not self._start_moves:
                 self._last[tp] = positions[tp], _done()
-        self._waiting = bool(notice.assigned.difference(self._places.values()))
+        self._awaits_start = bool(notice.assigned.difference(self._assigned.values()))
         if partitions and self._on_assign is not None:
             self._on_assign(partitions)
 
@@ -230,7 +232,7 @@ class GroupConsumer:
         if isinstance(error, BrokerError) and not (error.retriable or error.code in known):
             raise error
         _log.info("the start of new partitions is delayed: %s", error)
-        self._ask_at = time.monotonic() + _AGAIN_S
+        self._request_offsets_at = time.monotonic() + _RETRY_S
 
     def close(self, *, processed: bool = True) -> None:
         """Commit, run the callback, and leave.
@@ -240,8 +242,8 @@ class GroupConsumer:
         if not processed:
             self._auto_commit_s = None
         try:
-            if self._session.accept_assignment(self._life).life == self._life and self._places:
-                self._revoke(frozenset(self._places.values()))
+            if self._session.accept_assignment(self._incarnation).incarnation == self._incarnation and self._assigned:
+                self._revoke(frozenset(self._assigned.values()))
         except SparklogError as error:
             _log.info("the partitions were not given up: %s", error)
         finally:

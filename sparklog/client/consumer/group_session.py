@@ -1,13 +1,13 @@
 """The session of a consumer group's member with its coordinator: heartbeats, commits and committed offsets.
 
 They run on a thread of their own, so that they continue while user code works. The thread and the consumer share little
-state, under one lock: the coordinator's assignment, and the partitions that the consumer has (``holding``). When the
+state, under one lock: the coordinator's assignment, and the partitions that the consumer has (``owned``). When the
 consumer polls, it starts to read new partitions and gives up revoked ones, and the next heartbeat reports it. Only the
 response to the last heartbeat counts: a late response to an earlier one may assign partitions that another member has
 since received.
 
-A member that was removed begins a new *life* with a new member id. The partitions and commits of an earlier life are
-void.
+A member that was removed begins a new *incarnation* with a new member id. The partitions and commits of an earlier
+incarnation are void.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sparklog.client.cluster.coordinator_search import GROUP
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.cluster.loop_coordinator import Attempts, LoopCoordinator
 from sparklog.client.cluster.request_pieces import pieces
-from sparklog.client.consumer.group_commits import REMOVED, REMOVED_SINCE, Commit, GroupCommits, Place
+from sparklog.client.consumer.group_commits import REMOVED, REMOVED_SINCE, AssignedPartition, Commit, GroupCommits
 from sparklog.client.errors import ClientTimeout, CommitRefused
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.net.loop import new_event_loop
@@ -77,12 +77,12 @@ class GroupMetadata(NamedTuple):
 
 
 class GroupNotice(NamedTuple):
-    """The coordinator's assignment in one life of the member, and the partitions that the consumer must give up."""
+    """The coordinator's assignment in one incarnation of the member, and the partitions that the consumer gives up."""
 
-    life: int
+    incarnation: int
     epoch: int
-    assigned: frozenset[Place]
-    revoked: frozenset[Place]
+    assigned: frozenset[AssignedPartition]
+    revoked: frozenset[AssignedPartition]
 
 
 class GroupSession:
@@ -96,15 +96,15 @@ class GroupSession:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._member_id = str(uuid.uuid4())
-        self._life = 0
+        self._incarnation = 0
         self._epoch = JOIN
         self._sequence = 0
-        self._assigned: frozenset[Place] = frozenset()
-        self._holding: frozenset[Place] = frozenset()
+        self._assigned: frozenset[AssignedPartition] = frozenset()
+        self._owned: frozenset[AssignedPartition] = frozenset()
         self._error: SparklogError | None = None
         self._polled_at = time.monotonic()
         self._polling = False
-        self._away = False
+        self._has_left = False
         self._closing = False
         self._ended = False
         #: Readable when there is news for the consumer.
@@ -120,9 +120,9 @@ class GroupSession:
             raise
         self._coordinator = LoopCoordinator(self._cluster, GROUP, settings.group, request_timeout_s=10.0)
         self._commits = GroupCommits(
-            self._coordinator, settings.group, timeout_s=timeout_s, member=lambda: (self._life, self._member_id)
+            self._coordinator, settings.group, timeout_s=timeout_s, member=lambda: (self._incarnation, self._member_id)
         )
-        self._news = asyncio.Event()
+        self._woken = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="sparklog-group", daemon=True)
         self._thread.start()
 
@@ -141,14 +141,14 @@ class GroupSession:
         """Record that the consumer begins to wait for records, or that it returns to user code."""
         self._polled_at = time.monotonic()
         self._polling = now
-        if self._away:
+        if self._has_left:
             self._wake()
 
-    def accept_assignment(self, life: int) -> GroupNotice:
+    def accept_assignment(self, incarnation: int) -> GroupNotice:
         """Return the current assignment, and accept it for the consumer.
 
-        If ``life``, the one that the consumer knows, has ended, nothing is accepted. The consumer must drop all of its
-        partitions first.
+        If ``incarnation``, the one that the consumer knows, has ended, nothing is accepted. The consumer must drop all
+        of its partitions first.
 
         Raises:
             BrokerError: the reason why the group refuses this member.
@@ -157,44 +157,44 @@ class GroupSession:
             while os.read(self.wake_fd, 1024):
                 pass
         with self._lock:
-            if self._life == life:
+            if self._incarnation == incarnation:
                 if self._error is not None:
                     raise self._error
-                self._holding |= self._assigned
-            return GroupNotice(self._life, self._epoch, self._assigned, self._holding - self._assigned)
+                self._owned |= self._assigned
+            return GroupNotice(self._incarnation, self._epoch, self._assigned, self._owned - self._assigned)
 
-    def metadata(self, life: int, topic_ids: Mapping[str, str]) -> GroupMetadata:
-        """Return the identity of the member. Raises CommitRefused if that life has ended."""
+    def metadata(self, incarnation: int, topic_ids: Mapping[str, str]) -> GroupMetadata:
+        """Return the identity of the member. Raises CommitRefused if that incarnation has ended."""
         with self._lock:
-            if self._life != life:
+            if self._incarnation != incarnation:
                 raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)
             return GroupMetadata(self._settings.group, self._member_id, self._epoch, topic_ids)
 
-    def release(self, places: Collection[Place]) -> None:
+    def release(self, partitions: Collection[AssignedPartition]) -> None:
         """Release partitions that the consumer has stopped reading, after their last commits were sent."""
         with self._lock:
-            self._holding -= frozenset(places)
+            self._owned -= frozenset(partitions)
         self._wake()
 
-    def commit(self, life: int, offsets: Mapping[Place, int]) -> Future[None]:
+    def commit(self, incarnation: int, offsets: Mapping[AssignedPartition, int]) -> Future[None]:
         """Commit after all earlier commits. The future raises CommitRefused, BrokerError or ClientTimeout."""
         done: Future[None] = Future()
         with self._lock:
             if not self._ended:
-                self._commits.put(Commit(life, self._epoch, offsets, done))
+                self._commits.put(Commit(incarnation, self._epoch, offsets, done))
                 self._call(self._commits.wake)
                 return done
         done.set_exception(_closed())
         return done
 
-    def offsets(self, places: Collection[Place]) -> Future[dict[Place, int | None]]:
+    def offsets(self, partitions: Collection[AssignedPartition]) -> Future[dict[AssignedPartition, int | None]]:
         """Return a future of the committed offsets of the member's own partitions; None for a partition without one.
 
         Partitions whose offset an open transaction may set are left out. If these are all, the coordinator waits for
         the transaction. The future raises BrokerError (STALE_MEMBER_EPOCH if they are not the member's own) or
         ClientTimeout.
         """
-        return self._start(self._fetch_offsets(frozenset(places)))
+        return self._start(self._fetch_offsets(frozenset(partitions)))
 
     def close(self) -> None:
         """Leave the group and end the thread. Idempotent."""
@@ -211,7 +211,7 @@ class GroupSession:
         os.close(self._write_fd)
 
     def _wake(self) -> None:
-        self._call(self._news.set)
+        self._call(self._woken.set)
 
     def _call(self, work: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -242,7 +242,7 @@ class GroupSession:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._live())
+            self._loop.run_until_complete(self._run_session())
         except Exception as error:
             _log.exception("the thread of a group's member failed")
             self._fail(BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the group's thread ended: {error!r}"))
@@ -257,17 +257,17 @@ class GroupSession:
             self._loop.close()
             self._commits.refuse_rest(_closed())
 
-    async def _live(self) -> None:
+    async def _run_session(self) -> None:
         commits = asyncio.ensure_future(self._commits.send_all())
         try:
             failures = 0
             while not self._closing and self._error is None:
-                if self._overdue():
-                    await self._stay_away()
+                if self._is_poll_overdue():
+                    await self._leave_until_poll()
                     continue
                 began = time.monotonic()
                 try:
-                    has_response = await self._beat(failures)
+                    has_response = await self._send_heartbeat(failures)
                 except BrokerError as error:
                     self._refused(error)
                     await self._pause(self._coordinator.pause_s(failures))
@@ -275,9 +275,9 @@ class GroupSession:
                     continue
                 failures = 0
                 if has_response:
-                    await self._wait_for_next_beat(began)
+                    await self._wait_for_next_heartbeat(began)
             while not self._closing:  # waits until each remaining commit is refused
-                await self._next_news()
+                await self._wait_until_woken()
         finally:
             _, unfinished = await asyncio.wait({commits}, timeout=_LEAVE_S)
             if unfinished:
@@ -286,29 +286,29 @@ class GroupSession:
         if self._error is None:
             await self._leave()
 
-    async def _next_news(self) -> None:
-        self._news.clear()
+    async def _wait_until_woken(self) -> None:
+        self._woken.clear()
         if not self._closing:
-            await self._news.wait()
+            await self._woken.wait()
 
-    async def _beat(self, failures: int) -> bool:
+    async def _send_heartbeat(self, failures: int) -> bool:
         """Send one heartbeat. Return False if news for the coordinator came before the response. Raises BrokerError."""
-        self._news.clear()
+        self._woken.clear()
         request = self._heartbeat()
         patience_s = self._settings.heartbeat_interval_ms / 1000 + self._coordinator.patience_s(failures)
         asked = asyncio.ensure_future(self._coordinator.ask_once(request, HeartbeatReply, patience_s=patience_s))
-        news = asyncio.ensure_future(self._news.wait())
+        woken = asyncio.ensure_future(self._woken.wait())
         try:
-            await asyncio.wait({asked, news}, return_when=asyncio.FIRST_COMPLETED, timeout=self._left_s())
+            await asyncio.wait({asked, woken}, return_when=asyncio.FIRST_COMPLETED, timeout=self._poll_time_left_s())
             if not asked.done():
                 return False
             self._on_response(asked.result())
             return True
         finally:
-            for task in (asked, news):
+            for task in (asked, woken):
                 if not task.done():
                     task.cancel()
-            await asyncio.wait({asked, news})
+            await asyncio.wait({asked, woken})
             if not asked.cancelled():
                 asked.exception()
 
@@ -322,7 +322,7 @@ class GroupSession:
                 self._member_id,
                 self._epoch if epoch is None else epoch,
                 self._sequence,
-                _by_topic(self._holding | self._assigned),
+                _by_topic(self._owned | self._assigned),
                 settings.topics,
                 settings.pattern,
                 settings.instance_id,
@@ -334,7 +334,9 @@ class GroupSession:
 
     def _on_response(self, reply: HeartbeatReply) -> None:
         assigned = frozenset(
-            (found.topic, found.topic_id, number) for found in reply.assigned for number in found.partitions
+            AssignedPartition(found.topic, found.topic_id, number)
+            for found in reply.assigned
+            for number in found.partitions
         )
         with self._lock:
             changed = assigned != self._assigned
@@ -342,14 +344,14 @@ class GroupSession:
         if changed:
             self._wake_consumer()
 
-    async def _wait_for_next_beat(self, began: float) -> None:
+    async def _wait_for_next_heartbeat(self, began: float) -> None:
         """Wait until the next heartbeat is due.
 
         There is none while the consumer gives up partitions, for at most the interval. Otherwise the coordinator itself
         delays its response.
         """
         with self._lock:
-            giving_up = not self._holding <= self._assigned
+            giving_up = not self._owned <= self._assigned
         if giving_up:
             await self._pause(self._settings.heartbeat_interval_ms / 1000)
         elif time.monotonic() - began < _LEAST_PAUSE_S:
@@ -358,51 +360,51 @@ class GroupSession:
     async def _pause(self, seconds: float) -> None:
         """Wait for a number of seconds, or until there is news."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._news.wait(), max(0.001, min(seconds, self._left_s())))
+            await asyncio.wait_for(self._woken.wait(), max(0.001, min(seconds, self._poll_time_left_s())))
 
     def _refused(self, error: BrokerError) -> None:
         if error.code in REMOVED:
             _log.warning("group %s: %s; joining again", self._settings.group, error)
-            self._new_life()
+            self._begin_incarnation()
         elif not error.retriable:
             self._fail(error)
 
-    def _new_life(self) -> None:
+    def _begin_incarnation(self) -> None:
         with self._lock:
-            self._life += 1
+            self._incarnation += 1
             self._member_id = str(uuid.uuid4())
             self._epoch = JOIN
-            self._assigned = self._holding = frozenset()
+            self._assigned = self._owned = frozenset()
         self._wake_consumer()
 
     def _fail(self, error: SparklogError) -> None:
-        self._new_life()
+        self._begin_incarnation()
         self._error = error
         self._wake_consumer()
 
     # --- user code that takes too long ---
 
-    def _left_s(self) -> float:
+    def _poll_time_left_s(self) -> float:
         if self._polling:
             return self._settings.max_poll_interval_ms / 1000
         return max(0.001, self._polled_at + self._settings.max_poll_interval_ms / 1000 - time.monotonic())
 
-    def _overdue(self) -> bool:
-        return not self._polling and self._left_s() <= 0.001
+    def _is_poll_overdue(self) -> bool:
+        return not self._polling and self._poll_time_left_s() <= 0.001
 
-    async def _stay_away(self) -> None:
+    async def _leave_until_poll(self) -> None:
         """Leave the group because user code takes too long, so that other members read the partitions.
 
         Join at the next poll.
         """
         limit_ms = self._settings.max_poll_interval_ms
         _log.warning("group %s: no poll for max_poll_interval_ms=%d: leaving", self._settings.group, limit_ms)
-        self._away = True
+        self._has_left = True
         await self._leave(permanently=True)
-        self._new_life()
-        while self._overdue() and not self._closing:
-            await self._next_news()
-        self._away = False
+        self._begin_incarnation()
+        while self._is_poll_overdue() and not self._closing:
+            await self._wait_until_woken()
+        self._has_left = False
 
     async def _leave(self, *, permanently: bool = False) -> None:
         """Notify the coordinator. If that fails, the session timeout removes the member."""
@@ -416,8 +418,8 @@ class GroupSession:
 
     # --- offsets ---
 
-    async def _fetch_offsets(self, places: frozenset[Place]) -> dict[Place, int | None]:
-        wanted = tuple((topic, number) for topic, _, number in sorted(places))
+    async def _fetch_offsets(self, partitions: frozenset[AssignedPartition]) -> dict[AssignedPartition, int | None]:
+        wanted = tuple((topic, number) for topic, _, number in sorted(partitions))
         attempts = Attempts(self._coordinator, timeout_s=self._timeout_s)
         found: dict[tuple[str, int], GroupOffset] = {}
         held: set[tuple[str, int]] = set()
@@ -426,11 +428,11 @@ class GroupSession:
             reply = await attempts.ask(request, FetchOffsetsReply)
             found.update({(one.topic, one.partition): one for one in reply.offsets})
             held.update(reply.held)
-        offsets: dict[Place, int | None] = {}
-        for place in places:
-            one = found.get((place[0], place[2]))
-            if (place[0], place[2]) not in held:
-                offsets[place] = one.offset if one is not None and one.topic_id in {"", place[1]} else None
+        offsets: dict[AssignedPartition, int | None] = {}
+        for asked in partitions:
+            if asked.tp not in held:
+                one = found.get(asked.tp)
+                offsets[asked] = one.offset if one is not None and one.topic_id in {"", asked.topic_id} else None
         return offsets
 
     def _wake_consumer(self) -> None:
@@ -442,8 +444,8 @@ def _closed() -> ClientTimeout:
     return ClientTimeout("the consumer is closed, or its group refused it; no request was sent")
 
 
-def _by_topic(places: Iterable[Place]) -> tuple[TopicPartitions, ...]:
+def _by_topic(partitions: Iterable[AssignedPartition]) -> tuple[TopicPartitions, ...]:
     by_topic: dict[tuple[str, str], list[int]] = {}
-    for topic, topic_id, number in sorted(places):
+    for topic, topic_id, number in sorted(partitions):
         by_topic.setdefault((topic, topic_id), []).append(number)
     return tuple(TopicPartitions(*topic, tuple(numbers)) for topic, numbers in by_topic.items())

@@ -133,12 +133,12 @@ class LogEnds:
         self._isolation = isolation
         self.on_out_of_range = on_out_of_range
 
-    def visible(self) -> dict[TopicPartition, int]:
+    def end_offsets(self) -> dict[TopicPartition, int]:
         """Return the offset of the next record that will become visible in each partition."""
         at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._cursors, "latest")
         return list_offsets(self._cluster, at, isolation=self._isolation, known=self._buffer.positions())
 
-    def to_read_to(self) -> dict[TopicPartition, int]:
+    def table_ends(self) -> dict[TopicPartition, int]:
         """Return the end offsets of the partitions, up to which a table is read.
 
         A position beyond the end is out of range; it does not mean that the partition has no new records.
@@ -146,7 +146,7 @@ class LogEnds:
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE, unless ``on_out_of_range`` moves positions.
         """
-        ends = self.visible()
+        ends = self.end_offsets()
         beyond = {tp: position for tp, position in self._buffer.positions().items() if position > ends[tp]}
         if beyond and self._isolation:
             # The records between belong to open transactions, and cannot be read yet.
@@ -160,16 +160,16 @@ class LogEnds:
             raise BrokerError(
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: position {position} found; the log ends at {ends[tp]}"
             )
-        self.bring_back()
+        self.reset_positions()
         return ends
 
-    def bring_back(self) -> None:
+    def reset_positions(self) -> None:
         """Move each position that is outside of its log to the configured end.
 
         An error names one partition, but several may be affected.
         """
         starts = list_offsets(self._cluster, dict.fromkeys(self._cursors, "earliest"), isolation=self._isolation)
-        ends = self.visible()
+        ends = self.end_offsets()
         log_ends = list_offsets(self._cluster, dict.fromkeys(self._cursors, "latest"), known=self._buffer.positions())
         for tp, cursor in self._cursors.items():
             if not starts[tp] <= cursor.position <= log_ends[tp]:

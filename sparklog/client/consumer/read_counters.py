@@ -49,4 +49,4 @@ class ReadCounters:
         """Count a batch that was decoded. ``mapped``: from a mapped file."""
         self.decoded_batches += 1
         if mapped:
-            self.local_bytes += batch.looked_at
+            self.local_bytes += batch.read_bytes
