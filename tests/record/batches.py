@@ -1,4 +1,4 @@
-"""Batches and schemas that the tests of the record layer share."""
+"""Batches and schemas for the tests of the record layer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NESTED_SCHEMA = pa.schema(
 
 
 def default_batch(rows: int = 10) -> pa.RecordBatch:
-    """Kafka-like records: every third key is null, some have headers, timestamps count up."""
+    """Return Kafka-like records: every third key is null, some have headers, and timestamps count up."""
     return pa.RecordBatch.from_pylist(
         [
             {
@@ -52,7 +52,7 @@ def default_batch(rows: int = 10) -> pa.RecordBatch:
 
 
 def nested_batch(rows: int = 10) -> pa.RecordBatch:
-    """Every kind of layout a message may have."""
+    """Return a batch with every kind of layout that a message may have."""
     return pa.RecordBatch.from_pylist([_nested_row(row) for row in range(rows)], schema=NESTED_SCHEMA)
 
 
@@ -77,20 +77,20 @@ def _nested_row(row: int) -> dict[str, Any]:
 
 
 def encoded(batch: pa.RecordBatch | None = None, compression: str | None = None, **changes: Any) -> EncodedBatch:
-    """``batch`` as a producer would send it with schema id 0."""
+    """Encode ``batch`` as a producer would send it, with schema id 0."""
     batch = default_batch() if batch is None else batch
     event_time = "timestamp" if "timestamp" in batch.schema.names else None
     return encode_batch(batch, schema_id=0, compression=compression, event_time=event_time, **changes)
 
 
 def resealed(batch: EncodedBatch, body: bytes) -> EncodedBatch:
-    """``body`` under the header of ``batch`` with a length and CRC that fit: what an attacker would send."""
+    """Return ``body`` with the header of ``batch`` and a matching length and CRC, as an attacker would send it."""
     header = batch.header._replace(length=len(body), body_crc=crc32c(body))
     return EncodedBatch(header, pa.py_buffer(body))
 
 
 def validate(batch: EncodedBatch, schema: pa.Schema = DEFAULT_SCHEMA, **changes: Any) -> None:
-    """``validate_batch`` as a topic with ``schema`` under schema id 0 would call it."""
+    """Call ``validate_batch`` as a topic with ``schema`` and schema id 0 would."""
     arguments: dict[str, Any] = {
         "schema": schema,
         "schema_id": 0,
@@ -101,7 +101,7 @@ def validate(batch: EncodedBatch, schema: pa.Schema = DEFAULT_SCHEMA, **changes:
 
 
 def find_pair(body: bytes, pair: tuple[int, int]) -> int:
-    """Where two adjacent i64 (a node or a buffer of the metadata) stand in ``body``."""
+    """Return the position in ``body`` of two adjacent i64: a node or a buffer of the metadata."""
     packed = struct.pack("<qq", *pair)
     assert body.count(packed) == 1, f"{pair} occurs {body.count(packed)} times"
     return body.find(packed)

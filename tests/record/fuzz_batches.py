@@ -1,8 +1,8 @@
-"""Feeds broken batches to the validation, in a process of its own so that a crash is seen as one.
+"""A process that validates broken batches, so that a crash is visible.
 
-Run as ``python -m tests.record.fuzz_batches <seed> <rounds>``. Every round changes the bytes of a good batch, puts on a
-CRC that fits, and validates: the answer has to be a BrokerError, or the batch has to be good for every reader. Schema
-messages are treated likewise. The tally is printed as JSON.
+Run as ``python -m tests.record.fuzz_batches <seed> <rounds>``. Every round changes the bytes of a good batch, adds a
+matching CRC, and validates it. The result must be a BrokerError, or every reader must accept the batch. Schema messages
+are treated likewise. The process prints the counts as JSON.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NUMBERS = (
 
 
 def mutated(body: bytes, dice: random.Random) -> bytes:
-    """``body`` with one to four changes somewhere, preferring the metadata."""
+    """Return ``body`` with one to four changes, mostly in the metadata."""
     changed = bytearray(body)
     metadata = read_metadata_length(body)
     for _ in range(dice.choice((1, 1, 1, 2, 4))):
@@ -93,18 +93,18 @@ def _resize(changed: bytearray, dice: random.Random) -> None:
 
 
 def read_everything(batch: EncodedBatch, schema: pa.Schema) -> None:
-    """Touch every value as readers do; a batch that passed must not crash any of this."""
+    """Read every value as readers do. A batch that was accepted must not crash any of this."""
     records = decode_batch(batch.header, memoryview(batch.body), schema)
     taken = records.take(pa.array(range(records.num_rows - 1, -1, -1), pa.int64()))
     taken.validate(full=True)
     assert records.serialize().size
     for column in records.columns:
-        with contextlib.suppress(OverflowError, ValueError):  # a time beyond Python's years: data, not damage
+        with contextlib.suppress(OverflowError, ValueError):  # a time outside Python's years is data and no damage
             column.to_pylist()
 
 
 def judge(bad: EncodedBatch, schema: pa.Schema) -> str:
-    """The error's name, or "accepted" when the batch is good for every reader."""
+    """Return the error's name, or "accepted" if every reader accepts the batch."""
     try:
         validate(bad, schema)
     except BrokerError as error:
@@ -114,7 +114,7 @@ def judge(bad: EncodedBatch, schema: pa.Schema) -> str:
 
 
 def judge_schema(message: bytes) -> str:
-    """The error's name, or "schema" when it is one that can be written again."""
+    """Return the error's name, or "schema" if the schema can be written again."""
     try:
         schema = parse_schema(message)
     except BrokerError as error:
@@ -124,7 +124,7 @@ def judge_schema(message: bytes) -> str:
 
 
 def every_flip(batch: EncodedBatch) -> Iterator[bytes]:
-    """Every single bit flipped, and every length it could be cut to."""
+    """Yield the bytes with every single bit flipped, and truncated to every length."""
     body = batch.body.to_pybytes()
     for bit in range(8 * len(body)):
         changed = bytearray(body)

@@ -1,4 +1,4 @@
-"""Golden files: bytes on disk and wire that must never change, as hex with 32 bytes a line."""
+"""Golden files: bytes on disk and on the wire that must never change, as hex with 32 bytes a line."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def golden_bytes(name: str) -> bytes:
-    """The bytes of ``tests/golden/<name>``."""
+    """Return the bytes of ``tests/golden/<name>``."""
     return bytes.fromhex((GOLDEN / name).read_text("ascii"))

@@ -1,4 +1,4 @@
-"""Arrays made without loading pandas are those that ``pa.array`` makes."""
+"""Tests that arrays made without pandas equal those of ``pa.array``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparklog.record.arrays import array_of, binary_of, empty_batch, null_of, sc
 
 
 @given(st.lists(st.none() | st.binary(max_size=40), max_size=20))
-def test_binary_values_are_those_given(values: list[bytes | None]) -> None:
+def test_binary_values_equal_the_given_ones(values: list[bytes | None]) -> None:
     made = binary_of(values)
     made.validate(full=True)
     assert made.type == pa.binary()
@@ -25,12 +25,12 @@ def test_binary_values_are_those_given(values: list[bytes | None]) -> None:
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")])
 @pytest.mark.parametrize("value", [0, -1, 2**62])
-def test_numbers_and_times_are_those_given(kind: pa.DataType, value: int) -> None:
+def test_numbers_and_times_equal_the_given_ones(kind: pa.DataType, value: int) -> None:
     assert scalar_of(value, kind) == pa.scalar(value, pa.int64()).cast(kind)
     assert array_of(np.array([value]), kind).equals(pa.array([value], pa.int64()).cast(kind))
 
 
-def test_strings_and_nulls_of_a_type() -> None:
+def test_strings_may_be_null() -> None:
     assert binary_of(["ä".encode(), None], pa.string()).to_pylist() == ["ä", None]
     assert null_of(pa.list_(pa.string())).type == pa.list_(pa.string())
     assert not null_of(pa.int8()).is_valid
@@ -43,11 +43,11 @@ def test_an_empty_batch_has_the_schema_and_no_rows() -> None:
     made.validate(full=True)
     assert made.num_rows == 0
     assert made.schema.equals(schema, check_metadata=True)
-    # Markers are stored as they were when they were made in another way.
+    # Markers are stored with the same bytes as when another function made them.
     assert made.serialize().equals(pa.RecordBatch.from_pylist([], schema=schema).serialize())
 
 
-#: What a write, its plan, and a coordinator make of Arrow.
+#: The Arrow objects of a write, its plan, and a coordinator.
 _MADE = """
 import sys
 from types import SimpleNamespace

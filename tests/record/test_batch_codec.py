@@ -1,4 +1,4 @@
-"""Batches to bytes and back: one message, zero copy, times, and refusal of what does not fit its header."""
+"""Tests of the batch encoding: one message, zero copy, times, and refusal of a body that does not match its header."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = st.fixed_dictionaries(
 
 @given(st.lists(ROWS, min_size=1, max_size=20), st.sampled_from(COMPRESSIONS), st.data())
 @settings(max_examples=150)
-def test_round_trip_of_any_records(rows: list[dict[str, Any]], compression: str | None, data: st.DataObject) -> None:
+def test_any_records_survive_encoding(rows: list[dict[str, Any]], compression: str | None, data: st.DataObject) -> None:
     whole = pa.RecordBatch.from_pylist(rows, schema=DEFAULT_SCHEMA)
     start = data.draw(st.integers(0, len(rows) - 1))
     batch = whole.slice(start)
@@ -52,7 +52,7 @@ def test_round_trip_of_any_records(rows: list[dict[str, Any]], compression: str 
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_round_trip_of_nested_types(compression: str | None) -> None:
+def test_nested_types_survive_encoding(compression: str | None) -> None:
     batch = nested_batch(50).slice(3, 40)
     header, body = encoded(batch, compression)
     assert decode_batch(header, body, NESTED_SCHEMA).equals(batch)
@@ -75,7 +75,7 @@ def test_the_header_has_the_fields_that_the_producer_knows() -> None:
     assert (header.base_offset, header.position, header.append_time, header.leader_epoch) == (0, 0, 0, -1)
 
 
-def test_uncompressed_columns_lie_in_the_received_memory() -> None:
+def test_uncompressed_columns_share_the_received_memory() -> None:
     header, body = encoded()
     received = np.frombuffer(b"12345678" + body.to_pybytes(), np.uint8)
     begin = received.ctypes.data
@@ -120,7 +120,7 @@ def test_a_body_that_differs_from_its_header_is_corrupt() -> None:
     assert decode_batch(header, damaged, DEFAULT_SCHEMA, verify_crc=False).num_rows == 10
 
 
-def test_bytes_that_are_no_message_are_corrupt() -> None:
+def test_bytes_that_are_not_a_message_are_corrupt() -> None:
     header, _ = encoded()
     junk = bytes(64)
     with pytest.raises(BrokerError) as caught:
@@ -137,20 +137,22 @@ def test_bytes_that_are_no_message_are_corrupt() -> None:
         (pa.date32(), [datetime.date(1970, 1, 2)], (86_400_000_000, 86_400_000_000)),
         (pa.date64(), [datetime.date(1970, 1, 2)], (86_400_000_000, 86_400_000_000)),
         (pa.timestamp("us"), [None], (NO_TIMESTAMP, NO_TIMESTAMP)),
-        # A time like any other, though it is what stands for none.
+        # This time is valid although its number also stands for a missing time.
         (pa.timestamp("us"), [-1, None, -1], (-2, -1)),
         (pa.timestamp("us"), [-5, -1], (-5, -1)),
         (pa.timestamp("us"), [-1, 5], (-1, 5)),
     ],
     ids=str,
 )
-def test_event_times_in_microseconds(kind: pa.DataType, values: list[object], expected: tuple[int, int]) -> None:
+def test_event_times_are_stored_in_microseconds(
+    kind: pa.DataType, values: list[object], expected: tuple[int, int]
+) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(values, kind)], ["t"])
     assert event_time_range(batch, "t") == expected
     assert event_time_range(batch, None) == (NO_TIMESTAMP, NO_TIMESTAMP)
 
 
-def test_event_times_that_cannot_be_had_are_refused() -> None:
+def test_unusable_event_times_are_refused() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([2**62], pa.timestamp("s")), pa.array([1])], ["far", "number"])
     for column, reason in (("far", "exceed 64 bits"), ("number", "expected a timestamp"), ("absent", "None")):
         with pytest.raises(BrokerError, match=reason) as caught:
@@ -158,7 +160,7 @@ def test_event_times_that_cannot_be_had_are_refused() -> None:
         assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
-def test_no_records_and_unknown_compressions_are_refused() -> None:
+def test_an_empty_batch_and_unknown_compressions_are_refused() -> None:
     with pytest.raises(BrokerError, match="a batch of 0 records") as caught:
         encoded(default_batch(0))
     assert caught.value.code is ErrorCode.INVALID_RECORD
@@ -168,13 +170,13 @@ def test_no_records_and_unknown_compressions_are_refused() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 300))
-def test_crc_of_views_is_that_of_their_bytes(data: bytes, start: int) -> None:
+def test_the_crc_of_views_is_that_of_their_bytes(data: bytes, start: int) -> None:
     assert crc32c(memoryview(data)[start:]) == crc32c(data[start:]) == crc32c(bytearray(data[start:]))
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_only_the_rows_of_a_slice_are_written(compression: str | None) -> None:
-    """Rows at the end of a large table, none of which has a list."""
+    """The slice has the last rows of a large table, none of which has a list."""
     lists = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
     column = pa.array([[{"key": "k", "value": b"v"}]] * 20_000 + [None, [], None], lists)
     batch = pa.record_batch([column], ["headers"]).slice(20_000)

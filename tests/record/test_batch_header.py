@@ -1,4 +1,4 @@
-"""The 96-byte batch header: golden bytes, round trips, and refusal of what is damaged or newer."""
+"""Tests of the 96-byte batch header: golden bytes, round trips, and refusal of damaged or newer headers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_bytes_of_a_header_are_fixed(golden: bytes) -> None:
 
 
 @given(HEADERS)
-def test_round_trip(header: BatchHeader) -> None:
+def test_a_header_survives_encoding(header: BatchHeader) -> None:
     packed = header.pack()
     assert len(packed) == HEADER_BYTES
     assert unpack_header(b"front" + packed, 5) == header
@@ -76,7 +76,7 @@ def test_any_flipped_bit_is_found(header: BatchHeader, bit: int) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_bytes_that_are_no_headers_are_refused(source: bytes) -> None:
+def test_bytes_that_are_not_a_header_are_refused(source: bytes) -> None:
     if source:
         with pytest.raises(BrokerError):
             unpack_headers(source)
@@ -84,7 +84,7 @@ def test_bytes_that_are_no_headers_are_refused(source: bytes) -> None:
         assert unpack_headers(source) == []
 
 
-def test_a_newer_format_is_refused_by_number() -> None:
+def test_a_newer_format_is_refused_with_its_number() -> None:
     packed = bytearray(EXAMPLE.pack())
     packed[91] = 2 << 4 | packed[91] & 0x0F
     packed[92:] = int(google_crc32c.value(bytes(packed[:92]))).to_bytes(4, "little")

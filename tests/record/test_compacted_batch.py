@@ -1,4 +1,4 @@
-"""What compaction puts together: whose records keep their times, whatever batch they come to lie in."""
+"""Tests of batches that compaction merges: records keep their times, in any new batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ APPENDED = 1_000_000
 
 
 def _source(times: Sequence[int | None], *, base: int, event_time: str | None, keep: Sequence[int] = ()) -> Source:
-    """A batch as its leader stores it, of which ``keep`` (all of it, if nothing) is left."""
+    """Return a batch as its leader stores it, with the records ``keep``, or with all if it is empty."""
     batch = pa.record_batch([pa.array(range(len(times))), pa.array(times, pa.timestamp("us"))], SCHEMA)
     header, body = encode_batch(batch, schema_id=0, compression=None, event_time=event_time)
     if header.max_timestamp < 0:
@@ -34,7 +34,7 @@ def _merged(sources: Sequence[Source], event_time: str | None, *, keep_times: bo
 
 
 def _shown(records: pa.RecordBatch, offsets: Sequence[int], greatest: int, event_time: str | None) -> dict[int, int]:
-    """The time of each record, by its offset, as docs/spark.md says it."""
+    """Return the time of each record by its offset, as docs/spark.md defines it."""
     times = records.column("time").cast(pa.int64()).to_pylist() if event_time else [None] * len(offsets)
     return {int(at): greatest if time is None else time for at, time in zip(offsets, times, strict=True)}
 
@@ -73,7 +73,7 @@ def test_batches_with_own_times_are_merged() -> None:
 
 
 @pytest.mark.parametrize("event_time", ["time", None])
-def test_batches_without_times_merge_where_they_show_the_same(event_time: str | None) -> None:
+def test_batches_without_times_merge_if_they_show_the_same_time(event_time: str | None) -> None:
     sources = [_source([None], base=base, event_time=event_time) for base in range(4)]
     sources[1] = sources[1]._replace(header=sources[1].header._replace(max_timestamp=APPENDED))
     made = _merged(sources, event_time)
@@ -85,7 +85,7 @@ def test_batches_without_times_merge_where_they_show_the_same(event_time: str | 
 
 
 def test_batches_without_shown_times_all_merge() -> None:
-    """As coordinators write: a batch a record, which another one has to read when it begins."""
+    """Coordinators write such logs: one record a batch, which the next coordinator has to read at its start."""
     sources = [_source([None], base=base, event_time="time") for base in range(4)]
     (made,) = _merged(sources, "time", keep_times=False)
     assert (made.header.record_count, made.header.min_timestamp, made.header.max_timestamp) == (

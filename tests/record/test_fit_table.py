@@ -1,4 +1,4 @@
-"""Data frames of every library made to fit a topic, or refused by column."""
+"""Tests of data frames of every library, cast to a topic's schema or refused with the column."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UTC = pa.timestamp("us", "UTC")
 
 
 def fitted(array: pa.Array, kind: pa.DataType) -> list[object]:
-    """The values of ``array`` in a column of type ``kind``."""
+    """Return the values of ``array`` in a column of type ``kind``."""
     result = fit_table(pa.RecordBatch.from_arrays([array], ["a"]), pa.schema([pa.field("a", kind)]))
     assert isinstance(result, pa.RecordBatch) and result.schema.field("a").type == kind
     result.validate(full=True)
@@ -101,7 +101,7 @@ def test_metadata_of_data_frames_is_removed() -> None:
 )
 def test_types_of_one_kind_are_cast(array: pa.Array, kind: pa.DataType, expected: list[object]) -> None:
     assert fitted(array, kind) == expected
-    # slices have offsets that nested types are easily confused by
+    # slices have offsets that are easily mistaken within nested types
     assert fitted(pa.concat_arrays([array, array]).slice(1, len(array)), kind) == (expected * 2)[1 : len(array) + 1]
     table = pa.table({"a": pa.chunked_array([array, array.slice(1)])})
     result = fit_table(table, pa.schema([pa.field("a", kind)]))
@@ -158,14 +158,14 @@ def test_every_bad_column_is_named() -> None:
     assert "column 'id' occurs 2 times" in refused(twice, pa.schema([("id", pa.int64())]))
 
 
-def test_nested_nulls_where_none_may_be() -> None:
+def test_nested_nulls_in_required_fields_are_refused() -> None:
     schema = pa.schema([pa.field("a", pa.struct([pa.field("x", pa.int64(), nullable=False)]))])
     loose = pa.struct([pa.field("x", pa.int64())])
     assert fit_table(pa.table({"a": pa.array([{"x": 1}, None], loose)}), schema).num_rows == 2
     assert "'a.x' holds nulls" in refused(pa.table({"a": pa.array([{"x": None}], loose)}), schema)
 
 
-def test_a_polars_frame() -> None:
+def test_a_polars_frame_is_cast() -> None:
     frame = pl.DataFrame(
         {
             "name": ["a", None, "b"],
@@ -196,7 +196,7 @@ def test_a_polars_frame() -> None:
         assert decode_batch(sent.header, sent.body, schema).equals(batch)
 
 
-def test_a_pandas_frame() -> None:
+def test_a_pandas_frame_is_cast() -> None:
     frame = pd.DataFrame(
         {
             "category": pd.Categorical(["x", None, "x"]),

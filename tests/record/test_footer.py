@@ -1,4 +1,4 @@
-"""Sealed segments: golden bytes, and every reader of Arrow files opens them."""
+"""Tests of sealed segments: golden bytes, and every reader of Arrow files opens them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GOLDEN_BLOCKS = [(336, 400, 640), (1376, 400, 64), (1840, 408, 4096)]
 
 
 def sealed(schema: pa.Schema, bodies: list[pa.Buffer]) -> bytes:
-    """A segment file as the storage layer writes it."""
+    """Return a segment file as the storage layer writes it."""
     message = schema_message(schema)
     file = arrow_prelude(message)
     blocks = []
@@ -68,7 +68,7 @@ def test_pyarrow_reads_a_sealed_file(schema: pa.Schema, batch: pa.RecordBatch, c
     assert table.equals(pa.Table.from_batches([batch]))
 
 
-def test_a_file_without_batches() -> None:
+def test_a_file_without_batches_is_valid() -> None:
     with pa.ipc.open_file(pa.py_buffer(sealed(DEFAULT_SCHEMA, []))) as reader:
         assert reader.num_record_batches == 0 and reader.schema.equals(DEFAULT_SCHEMA)
 
@@ -107,7 +107,7 @@ def test_the_footer_equals_the_one_pyarrow_computes(blocks: list[tuple[int, int,
     assert int.from_bytes(footer[-10:-6], "little") == len(footer) - 8 - 10
     array = np.array([(offset, length, 0, body) for offset, length, body in blocks], dtype=BLOCK_DTYPE)
     assert arrow_footer(message, array) == footer
-    # footers are read from the end, so the file in front may be anything
+    # Readers read the footer from the end, so the start of the file may be anything.
     with pa.ipc.open_file(io.BytesIO(arrow_prelude(message) + footer)) as reader:
         assert reader.num_record_batches == len(blocks) and reader.schema.equals(DEFAULT_SCHEMA)
 
@@ -125,7 +125,7 @@ def test_blocks_are_found_in_the_file_itself() -> None:
     assert found[["offset", "metadata_length", "body_length"]].tolist() == expected
 
 
-def test_the_schema_is_found_in_front_of_a_file() -> None:
+def test_the_schema_is_found_at_the_start_of_a_file() -> None:
     message = schema_message(DEFAULT_SCHEMA)
     prelude = arrow_prelude(message)
     assert schema_of_prelude(prelude) == message

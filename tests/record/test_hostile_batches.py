@@ -1,4 +1,4 @@
-"""Thousands of batches and schemas broken at random, validated in another process: it must live to the end."""
+"""A test that validates thousands of randomly broken batches and schemas in another process, which must not crash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
-#: How long one process validates 8000 broken batches at most, on a busy machine.
+#: The longest time in which one process validates 8000 broken batches, on a busy machine.
 TIMEOUT_S = 150
 
 
@@ -33,6 +33,6 @@ def test_broken_batches_give_typed_errors_and_never_end_the_process(seed: int, t
     )
     assert done.returncode == 0, f"seed {seed} ended with {done.returncode}:\n{done.stderr[-4000:]}"
     tally = json.loads(done.stdout)
-    # The tally shows that the changes reach every stage, not just the first check.
+    # The counts show that the changes reach every stage, and not only the first check.
     for outcome in ("accepted", "CORRUPT_MESSAGE", "MESSAGE_TOO_LARGE", "SCHEMA_MISMATCH", "INVALID_RECORD", "schema"):
         assert tally[outcome] > 20, tally

@@ -1,4 +1,5 @@
-"""Projections by kept running CRCs: what is sent has the checksum of the bytes that were verified, whatever choice."""
+"""Tests of projections with cached running CRCs: the sent checksum is that of the verified bytes, for any
+projection."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.record.test_projection import COMPRESSIONS, TYPES, long_batch, value_
 
 @contextmanager
 def any_size() -> Iterator[None]:
-    """CRCs are kept and used of batches of a few bytes, which are as good as long ones here."""
+    """Cache and use CRCs for batches of a few bytes, which replace long ones here."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_KEPT_BYTES", "_COLUMN_BYTES", "RUN_BYTES"):
             patch.setattr(projection, name, 0)
@@ -32,7 +33,7 @@ def any_size() -> Iterator[None]:
 
 
 def with_offsets(header: BatchHeader, body: bytes) -> tuple[BatchHeader, bytes]:
-    """With an offset array of 12 bytes behind the message."""
+    """Return the batch with an offset array of 12 bytes after the message."""
     whole = body + bytes(range(12))
     header = header._replace(offset_array_length=12, flags=header.flags | Flag.OFFSET_ARRAY, body_crc=crc32c(whole))
     return header, whole + bytes(4)
@@ -49,7 +50,7 @@ def checked(header: BatchHeader) -> int:
 
 
 @given(kinds=st.lists(TYPES, min_size=1, max_size=6), data=st.data())
-def test_any_projection_after_another_ones_cached_crcs(kinds: list[pa.DataType], data: st.DataObject) -> None:
+def test_any_projection_may_use_another_ones_cached_crcs(kinds: list[pa.DataType], data: st.DataObject) -> None:
     schema = parse_schema(schema_message(pa.schema([pa.field(f"c{i}", kind) for i, kind in enumerate(kinds)])))
     dice = random.Random(data.draw(st.integers(0, 1000)))
     nulls = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
@@ -68,19 +69,19 @@ def test_any_projection_after_another_ones_cached_crcs(kinds: list[pa.DataType],
         sent = project_batch(header, memoryview(body), plan, kept)
         assert sent.running is kept
         assert sent.header.body_crc == crc32c(sent.body[: checked(sent.header)])
-        # the same as by the pass that verifies, and as by one that keeps nothing
+        # The result equals that of the pass that verifies, and of a pass without a cache.
         first = project_batch(header, memoryview(body), plan)
         assert (first.header, first.body, first.running) == (sent.header, sent.body, kept)
     short = project_batch(header, memoryview(body), plan)
     assert (short.header, short.body, short.running) == (sent.header, sent.body, None)
-    # what was not looked at is sent as it lies there, to be read then
+    # bytes that were not verified are sent unchanged, for the reader to verify
     views = [piece for piece in sent.pieces if isinstance(piece, memoryview)]
     assert [bytes(view) for view in views] == [body[start : start + length] for start, length in sent.unread]
     found = decode_batch(sent.header, sent.body[: checked(sent.header)], projected_schema(schema, columns))
     found.validate(full=True)
     assert found.equals(batch.select([name for name in schema.names if name in columns]))
 
-    # From now on the disk's damage is for the reader to find: in what is sent, and in nothing else.
+    # From here on the reader has to find the disk's damage: in the sent bytes, and only there.
     at = data.draw(st.integers(read_metadata_length(body), checked(header) - 1))
     rotten = bytearray(body)
     rotten[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -98,8 +99,8 @@ CHOICES = [["c1"], ["c1", "c2", "c3"], ["c0", "c2", "c4", "n"], ["n"], ["c0"], [
 
 
 @pytest.mark.parametrize("array", [False, True])
-def test_every_byte_of_a_column_counts_and_none_is_read(array: bool) -> None:
-    """Of a batch that is long enough by itself."""
+def test_every_byte_of_a_column_counts_and_none_is_read_again(array: bool) -> None:
+    """The batch is long enough without a reduced limit."""
     batch = long_batch()
     header, stored = encode_batch(batch, schema_id=0, compression=None, event_time=None)
     body = stored.to_pybytes()
@@ -120,7 +121,7 @@ def test_every_byte_of_a_column_counts_and_none_is_read(array: bool) -> None:
         assert unread.header == sent.header and unread.body != sent.body
 
 
-def test_metadata_that_rot_are_not_read() -> None:
+def test_rotten_metadata_are_not_read() -> None:
     batch = long_batch()
     header, stored = encode_batch(batch, schema_id=0, compression=None, event_time=None)
     kept = kept_of(header, stored.to_pybytes(), batch.schema, "c1")
@@ -135,8 +136,8 @@ def test_metadata_that_rot_are_not_read() -> None:
     assert project_batch(header, memoryview(rotten), plan, kept).running is kept
 
 
-def test_crcs_of_another_batch_are_not_believed() -> None:
-    """They may be of other places, or of another schema: the batch is verified anew."""
+def test_crcs_of_another_batch_are_not_used() -> None:
+    """They may be of other positions or of another schema, so the batch is verified again."""
     batch = long_batch()
     header, stored = encode_batch(batch, schema_id=0, compression=None, event_time=None)
     plan = plan_projection(batch.schema, ["c1"])
@@ -161,7 +162,7 @@ def test_small_columns_keep_no_cached_crcs() -> None:
         (narrow, ["c0"], False),
         (narrow, many, False),
         (wide, ["c0"], True),
-        (wide, wide.schema.names[::2], False),  # verifying takes less time than twenty runs
+        (wide, wide.schema.names[::2], False),  # verification takes less time than twenty runs
         (comb, ["c1"], True),
     ]:
         header, stored = encode_batch(batch, schema_id=0, compression=None, event_time=None)
@@ -169,7 +170,7 @@ def test_small_columns_keep_no_cached_crcs() -> None:
         found = project_batch(header, memoryview(stored), plan)
         assert (found.running is not None) == keeps
         assert found.header.body_crc == crc32c(found.body)
-    # and what was kept for one column is of no use for twenty runs, whose bytes are verified then
+    # the CRCs of one column do not help with twenty runs, whose bytes are verified then
     kept = kept_of(*encode_batch(wide, schema_id=0, compression=None, event_time=None), wide.schema, "c0")
     header, stored = encode_batch(wide, schema_id=0, compression=None, event_time=None)
     rotten = bytearray(stored)

@@ -1,4 +1,4 @@
-"""Control markers: what is written is read, anywhere, and what is damaged is refused."""
+"""Tests of control markers: they survive encoding in any file, and damaged ones are refused."""
 
 from __future__ import annotations
 

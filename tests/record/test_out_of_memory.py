@@ -1,4 +1,4 @@
-"""A broker that is short of memory says so: the batch is sound, and its producer may send it again."""
+"""Tests of a broker without memory: it reports that the batch is valid, so its producer may send it again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULES = AppendRules(DEFAULT_SCHEMA, 0, 1 << 20, "timestamp")
 
 
 class Short:
-    """Arrow's reader, or a batch that it has read, on a machine without memory."""
+    """A stand-in for Arrow's reader, or for one of its batches, on a machine without memory."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -33,7 +33,7 @@ class Short:
 
 @pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc of size 7 failed")])
 @pytest.mark.parametrize("where", ["read", "validated", "elsewhere"])
-def test_a_lack_of_memory_is_no_fault_of_the_batch(
+def test_a_lack_of_memory_is_not_reported_as_a_bad_batch(
     monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
 ) -> None:
     row = {"key": [None], "value": [b"v" * 1000], "headers": [None], "timestamp": [1]}

@@ -1,4 +1,4 @@
-"""murmur2 over columns against Kafka's known values and a plain per-key implementation."""
+"""Tests of murmur2 over columns against Kafka's known values and a plain implementation for single keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MASK = 0xFFFFFFFF
 
 
 def plain_murmur2(key: bytes) -> int:
-    """One key at a time, byte by byte: slow and easy to compare with the Java source."""
+    """Hash one key byte by byte: slow, and easy to compare with the Java source."""
     h = 0x9747B28C ^ len(key)
     whole = len(key) & ~3
     for at in range(0, whole, 4):
@@ -50,12 +50,12 @@ def test_a_column_hashes_as_its_keys_do() -> None:
 
 
 @given(st.lists(st.binary(max_size=90), max_size=60))
-def test_columns_of_any_lengths(keys: list[bytes]) -> None:
+def test_columns_may_have_keys_of_any_lengths(keys: list[bytes]) -> None:
     assert murmur2_column(pa.array(keys, pa.binary())).tolist() == [plain_murmur2(key) for key in keys]
 
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=20)), max_size=40), st.integers(0, 50), st.integers(1, 2**31 - 1))
-def test_partitions_of_slices_with_nulls(keys: list[str | None], skip: int, n: int) -> None:
+def test_slices_with_nulls_have_the_right_partitions(keys: list[str | None], skip: int, n: int) -> None:
     column = pa.array(keys, pa.string()).slice(min(skip, len(keys)))
     expected = [
         NO_PARTITION if key is None else (plain_murmur2(key.encode()) & 0x7FFFFFFF) % n for key in column.to_pylist()
@@ -66,8 +66,9 @@ def test_partitions_of_slices_with_nulls(keys: list[str | None], skip: int, n: i
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=20), st.integers(1, 1000))
-def test_a_single_key_and_a_column_choose_one_partition(keys: list[bytes], n: int) -> None:
-    """Coordinators are found by one key, and were by columns of one: what they wrote stays theirs."""
+def test_a_single_key_and_a_column_choose_the_same_partition(keys: list[bytes], n: int) -> None:
+    """Coordinators are found by one key. Earlier releases used a column of one key, and its coordinators must not
+    change."""
     assert [partition_for_key(key, n) for key in keys] == partitions_for_keys(pa.array(keys, pa.binary()), n).tolist()
 
 
@@ -76,13 +77,13 @@ def test_a_single_key_and_a_column_choose_one_partition(keys: list[bytes], n: in
     [pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.string_view(), pa.binary_view()],
     ids=str,
 )
-def test_every_kind_of_bytes_gives_the_same(kind: pa.DataType) -> None:
+def test_every_kind_of_bytes_has_the_same_hash(kind: pa.DataType) -> None:
     keys = ["a", "", "abcd", "a longer key than twelve bytes", None, "abcde"]
     expected = partitions_for_keys(pa.array(keys, pa.string()), 7)
     assert partitions_for_keys(pa.array(keys, pa.string()).cast(kind), 7).tolist() == expected.tolist()
 
 
-def test_fixed_size_dictionary_and_chunked_keys() -> None:
+def test_fixed_size_dictionary_and_chunked_keys_are_hashed() -> None:
     keys = pa.array([b"abcd", b"efgh", b"abcd"], pa.binary())
     expected = partitions_for_keys(keys, 11).tolist()
     assert partitions_for_keys(keys.cast(pa.binary(4)), 11).tolist() == expected
@@ -93,8 +94,8 @@ def test_fixed_size_dictionary_and_chunked_keys() -> None:
     assert partitions_for_keys(pa.chunked_array([], pa.binary()), 11).tolist() == []
 
 
-def test_nulls_that_hide_bytes_are_null() -> None:
-    # A null may span bytes: they are not a key.
+def test_nulls_with_bytes_are_null() -> None:
+    # A null may have bytes in the buffer: they are not a key.
     hidden = pa.Array.from_buffers(
         pa.binary(),
         2,
@@ -103,7 +104,7 @@ def test_nulls_that_hide_bytes_are_null() -> None:
     assert partitions_for_keys(hidden, 1000).tolist() == [NO_PARTITION, (plain_murmur2(b"d") & 0x7FFFFFFF) % 1000]
 
 
-def test_a_very_long_key_among_many_short_ones() -> None:
+def test_one_very_long_key_is_hashed_among_many_short_ones() -> None:
     keys = [b"k%d" % index for index in range(1000)] + [bytes(range(256)) * 2000]
     assert murmur2_column(pa.array(keys, pa.binary())).tolist() == [plain_murmur2(key) for key in keys]
 

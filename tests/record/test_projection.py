@@ -1,4 +1,4 @@
-"""Projected batches: the chosen columns and nothing else, for every type a topic may have."""
+"""Tests of projected batches: the chosen columns and no others, for every type that a topic may have."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TYPES = st.recursive(st.sampled_from(PLAIN), _nested, max_leaves=5)
 
 
 def value_of(kind: pa.DataType, dice: random.Random, nulls: float) -> Any:
-    """A value of ``kind``, at times null."""
+    """Generate a value of ``kind``, or null."""
     if dice.random() < nulls:
         return None
     if pa.types.is_struct(kind):
@@ -79,7 +79,7 @@ def value_of(kind: pa.DataType, dice: random.Random, nulls: float) -> Any:
 
 
 def projected(batch: pa.RecordBatch, header: BatchHeader, body: pa.Buffer, columns: list[str]) -> pa.RecordBatch:
-    """What a reader decodes, checked in full."""
+    """Return the batch that a reader decodes, after all checks."""
     sent = project_batch(header, memoryview(body), plan_projection(batch.schema, columns))
     assert sent.header.flags == header.flags | Flag.PROJECTED
     assert len(sent.body) == sent.header.stored_bytes and len(sent.body) % 8 == 0
@@ -89,7 +89,7 @@ def projected(batch: pa.RecordBatch, header: BatchHeader, body: pa.Buffer, colum
 
 
 @given(kinds=st.lists(TYPES, min_size=1, max_size=6), data=st.data())
-def test_any_columns_of_any_schema(kinds: list[pa.DataType], data: st.DataObject) -> None:
+def test_any_columns_of_any_schema_can_be_chosen(kinds: list[pa.DataType], data: st.DataObject) -> None:
     schema = pa.schema([pa.field(f"c{i}", kind) for i, kind in enumerate(kinds)])
     schema = parse_schema(schema_message(schema))
     dice = random.Random(data.draw(st.integers(0, 1000)))
@@ -118,14 +118,14 @@ def test_a_column_costs_its_own_bytes(compression: str | None) -> None:
     assert abs(whole.header.length - header.length) < 300
 
 
-def test_no_columns_are_no_bytes() -> None:
+def test_no_columns_need_no_bytes() -> None:
     batch = nested_batch(7)
     header, body = encoded(batch)
     for sent in (project_batch(header, memoryview(body), plan_projection(batch.schema, [])), header_alone(header)):
         assert (sent.header.length, sent.body, sent.header.record_count) == (0, b"", 7)
         found = decode_batch(sent.header, sent.body, pa.schema([]))
         assert (found.num_rows, found.num_columns) == (7, 0)
-    # a stored batch without bytes is damage, whatever is asked for
+    # a stored batch without bytes is damaged, for any projection
     with pytest.raises(BrokerError):
         decode_batch(header_alone(header).header._replace(flags=0), b"", pa.schema([]))
 
@@ -146,7 +146,7 @@ def test_a_projection_keeps_the_offset_array() -> None:
 
 
 def long_batch() -> pa.RecordBatch:
-    """Columns of 8 kB, and of 400 kB, which are read once for both checksums."""
+    """Return columns of 8 kB, and of 400 kB, which are read once for both checksums."""
     dice = random.Random(3)
     columns = {f"c{i}": [dice.randbytes(400 if i % 3 else 0) for _ in range(1000)] for i in range(7)}
     return pa.RecordBatch.from_pydict({**columns, "n": list(range(1000))})
@@ -161,7 +161,7 @@ def test_long_columns_carry_their_own_checksum(columns: list[str]) -> None:
     assert projected(batch, header, body, columns).equals(batch.select(columns))  # decoding compares it
 
 
-def test_long_columns_with_an_offset_array() -> None:
+def test_long_columns_may_have_an_offset_array() -> None:
     batch = long_batch()
     plain, body = encode_batch(batch, schema_id=0, compression=None, event_time=None)
     whole = body.to_pybytes() + bytes(range(12)) + bytes(4)
@@ -185,7 +185,7 @@ def test_damage_anywhere_around_long_columns_is_found() -> None:
     project_batch(header, memoryview(damaged), plan)
 
 
-def test_damage_is_found_before_a_new_checksum_is_put_on() -> None:
+def test_damage_is_found_before_a_new_checksum_is_added() -> None:
     header, body = encoded(nested_batch(20))
     damaged = bytearray(body)
     damaged[-9] ^= 1  # in the last column
@@ -207,13 +207,13 @@ def test_a_batch_of_another_schema_is_refused() -> None:
     assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
-def test_markers_are_headers() -> None:
+def test_projected_markers_are_headers() -> None:
     header, body = encode_marker(Marker(committed=((1, 0),)), NESTED_SCHEMA, schema_id=0)
     sent = project_batch(header, memoryview(body), plan_projection(NESTED_SCHEMA, ["id"]))
     assert sent.body == b"" and sent.header.flags == Flag.CONTROL | Flag.PROJECTED
 
 
-def test_equal_batches_give_equal_bytes() -> None:
+def test_equal_batches_have_equal_bytes() -> None:
     header, body = encoded(nested_batch(4), "zstd")
     plan = plan_projection(NESTED_SCHEMA, ["id", "tags"])
     assert project_batch(header, memoryview(body), plan) == project_batch(header, memoryview(bytes(body)), plan)
@@ -226,7 +226,7 @@ def test_a_producer_cannot_send_a_projected_batch() -> None:
     assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
-def test_metadata_longer_than_a_long_column() -> None:
+def test_metadata_may_be_longer_than_a_long_column() -> None:
     column = pa.array([1, 2], pa.int8())
     batch = pa.RecordBatch.from_arrays([column] * 6000, [f"c{i}" for i in range(6000)])
     header, body = encode_batch(batch, schema_id=0, compression=None, event_time=None)

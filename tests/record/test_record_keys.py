@@ -1,4 +1,4 @@
-"""Key bytes of typed columns: fixed for ever, as Kafka's serializers write them."""
+"""Tests of the key bytes of typed columns: permanently fixed, as Kafka's serializers write them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def keys(*columns: pa.Array) -> list[bytes | None]:
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
-def test_keys_of_one_column(column: pa.Array, expected: list[bytes | None]) -> None:
+def test_one_key_column_gives_kafkas_bytes(column: pa.Array, expected: list[bytes | None]) -> None:
     assert keys(column) == expected
     assert keys(pa.concat_arrays([column, column]).slice(1, len(column))) == (expected * 2)[1 : len(column) + 1]
 
@@ -56,7 +56,7 @@ def test_every_nan_is_the_same_key() -> None:
     assert first == second
 
 
-def test_several_key_columns() -> None:
+def test_several_key_columns_give_one_key() -> None:
     numbers = pa.array([1, 2, None, None], pa.int32())
     texts = pa.array(["ab", None, "", None])
     assert keys(numbers, texts) == [
@@ -70,7 +70,7 @@ def test_several_key_columns() -> None:
     )
 
 
-def test_partitions_of_a_batch() -> None:
+def test_a_batch_is_partitioned_by_its_keys() -> None:
     batch = default_batch(9)
     found = partitions_of(batch, ["key"], 6)
     for key, partition in zip(batch.column("key").to_pylist(), found.tolist(), strict=True):
@@ -79,7 +79,7 @@ def test_partitions_of_a_batch() -> None:
     assert partitions_of(batch.slice(0, 0), ["key"], 6).tolist() == []
 
 
-def test_columns_that_cannot_be_keys() -> None:
+def test_some_columns_cannot_be_keys() -> None:
     batch = default_batch(1)
     assert batch.schema.equals(DEFAULT_SCHEMA)
     for column, reason in (("nowhere", "not among"), ("headers", "not nested")):

@@ -1,4 +1,4 @@
-"""Batches that name their offsets: what is made passes the leader's checks and reads back, what is wrong does not."""
+"""Tests of batches with an offset array: good ones pass the leader's checks and are read back, bad ones are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(batch: EncodedBatch, schema: pa.Schema = DEFAULT_SCHEMA, event_time: s
 
 
 def placed(offsets: list[int] | None = None, *, begin: int = 100, end: int = 150) -> EncodedBatch:
-    """Ten records of the default schema, by default with gaps everywhere."""
+    """Return ten records of the default schema, by default with gaps everywhere."""
     chosen = np.array(offsets or [103, 104, 105, 110, 111, 120, 121, 122, 140, 141], dtype=np.int64)
     return place_batch(default_batch(10), chosen, begin=begin, end=end, times=TIMES, schema_id=0, compression=None)
 
@@ -75,7 +75,7 @@ def test_offsets_without_records_are_covered_by_adjacent_batches(span: int) -> N
     assert not place_nothing(DEFAULT_SCHEMA, begin=5, end=5, schema_id=0)
 
 
-def test_a_record_without_its_own_time_has_its_batchs_greatest() -> None:
+def test_a_record_without_a_time_has_its_batchs_largest() -> None:
     times = pa.array([None, TIMES[0] + 1], DEFAULT_SCHEMA.field("timestamp").type)
     records = default_batch(2).set_column(3, DEFAULT_SCHEMA.field(3), times)
     offsets = np.array([4, 9], dtype=np.int64)
@@ -89,7 +89,7 @@ def test_a_record_without_its_own_time_has_its_batchs_greatest() -> None:
 
 
 def with_array(change: Callable[[np.ndarray], None]) -> EncodedBatch:
-    """A batch whose offset array was changed, with a checksum that fits."""
+    """Return a batch with a changed offset array and a matching checksum."""
     good = placed()
     body = bytearray(good.body)
     change(np.frombuffer(body, "<u4", 10, good.header.length))
@@ -126,7 +126,7 @@ def leave(deltas: np.ndarray) -> None:
         ),
     ],
 )
-def test_a_contradicting_restored_batch_is_refused(bad: EncodedBatch, why: str) -> None:
+def test_a_contradictory_restored_batch_is_refused(bad: EncodedBatch, why: str) -> None:
     check(placed())
     with pytest.raises(BrokerError, match=why):
         check(bad)

@@ -1,4 +1,4 @@
-"""Dict rows as columns: each value is stored exactly or refused with its column, row and value."""
+"""Tests of dict rows as columns: each value is stored exactly or refused with its column, row and value."""
 
 # ruff: noqa: DTZ001 - datetimes without a time zone are among what is tested
 
@@ -29,11 +29,11 @@ NOON_US = 1_719_835_200_000_007
 
 
 def stored(value: Any, kind: pa.DataType) -> pa.Array:
-    """``value`` in a column of type ``kind``, beside a null."""
+    """Return ``value`` in a column of type ``kind``, beside a null."""
     array = ColumnOfValues(kind).array([value, None])
     array.validate(full=True)
     assert array.type == kind and not array[1].is_valid
-    # As part of every nested type as well.
+    # The value is also stored within every nested type.
     for outer, around in (
         (pa.list_(kind), [value, None]),
         (pa.struct([pa.field("x", kind)]), {"x": value}),
@@ -126,7 +126,7 @@ def test_a_datetime_without_a_zone_is_utc(value: Any, kind: pa.DataType) -> None
         (dt.date(9999, 12, 31), STAMP),
     ],
 )
-def test_far_times_are_exact(value: Any, kind: pa.DataType) -> None:
+def test_far_times_are_stored_exactly(value: Any, kind: pa.DataType) -> None:
     naive = value if isinstance(value, dt.datetime) else dt.datetime(value.year, value.month, value.day)
     us = (naive - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
     assert stored(value, kind).cast(pa.int64())[0].as_py() == us // (1_000_000 if kind.unit == "s" else 1)
@@ -134,7 +134,7 @@ def test_far_times_are_exact(value: Any, kind: pa.DataType) -> None:
 
 @pytest.mark.parametrize("missing", [pd.NA, pd.NaT, np.datetime64("NaT", "us"), np.timedelta64("NaT", "us")])
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string(), STAMP, pa.date32(), pa.duration("us"), pa.list_(STAMP)])
-def test_the_nulls_of_pandas_and_numpy_are_null(missing: Any, kind: pa.DataType) -> None:
+def test_nulls_of_pandas_and_numpy_become_null(missing: Any, kind: pa.DataType) -> None:
     assert ColumnOfValues(kind).array([missing]).null_count == 1
     assert ColumnOfValues(pa.list_(kind)).array([[missing]]).flatten().null_count == 1
 
@@ -269,13 +269,13 @@ def columns(draw: st.DrawFn) -> tuple[pa.DataType, list[Any]]:
 
 
 @given(columns())
-@settings(suppress_health_check=list(HealthCheck))  # which judge by the clock, too
+@settings(suppress_health_check=list(HealthCheck))  # the health checks depend on the clock
 def test_values_survive_conversion(column: tuple[pa.DataType, list[Any]]) -> None:
     kind, values = column
     array = ColumnOfValues(kind).array(values)
     array.validate(full=True)
     assert array.to_pylist() == values
-    # The way for values of unusual types gives the same.
+    # The path for values of unusual types gives the same result.
     assert ColumnOfValues(kind)._one_by_one(values).equals(array)
 
 

@@ -1,4 +1,4 @@
-"""Few records written by hand are what Arrow would have written."""
+"""Tests that the encoder of small batches writes the same bytes as Arrow."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def assert_as_arrow(records: list[SmallBatchRecord], timed: bool) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(records=RECORDS)
-def test_a_leader_accepts_small_batches_and_readers_find_the_records(records: list[SmallBatchRecord]) -> None:
+def test_a_leader_accepts_small_batches_and_readers_read_them(records: list[SmallBatchRecord]) -> None:
     few = encode_few_records(records, schema_id=0, timed=True)
     validate(few)
     assert decode_batch(few.header, few.body, DEFAULT_SCHEMA).equals(by_arrow(records))

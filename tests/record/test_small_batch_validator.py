@@ -1,4 +1,4 @@
-"""Small batches that are checked without Arrow: nothing passes that Arrow would not have let pass."""
+"""Tests of small batches that are validated without Arrow: every accepted batch is one that Arrow accepts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEVERAL: list[SmallBatchRecord] = [(b"a", None, None, 3), (None, b"", None, -9),
 
 
 def by_arrow(batch: EncodedBatch) -> BrokerError | None:
-    """What the general way says of a batch."""
+    """Return the result of the general validation of a batch."""
     try:
         validation._validate_by_arrow(
             batch.header, batch.body, DEFAULT_SCHEMA, max_message_bytes=MAX_MESSAGE_BYTES, event_time="timestamp"
@@ -61,7 +61,7 @@ def test_a_bit_flip_passes_only_where_arrow_accepts_it(records: list[SmallBatchR
         earliest, latest = header_times(*times)
         header = good.header._replace(min_timestamp=earliest, max_timestamp=latest)
         assert by_arrow(EncodedBatch(header, pa.py_buffer(bytes(turned)))) is None, place
-    assert taken > 64  # times and values at least
+    assert taken > 64  # at least in times and values
 
 
 @settings(max_examples=300, deadline=None)
@@ -82,14 +82,14 @@ def test_overwritten_bytes_pass_only_where_arrow_accepts_them(
 
 
 def many_records(count: int) -> list[SmallBatchRecord]:
-    """Of keys, values and nulls of many lengths."""
+    """Generate keys, values and nulls of many lengths."""
     lengths = [(7 * number) % 23 for number in range(count)]
     keys = [None if number % 5 == 3 else bytes(length) for number, length in enumerate(lengths)]
     return [(key, b"v" * length, None, number) for number, (key, length) in enumerate(zip(keys, lengths, strict=True))]
 
 
 @pytest.mark.parametrize("moved", [-1000, -1, 1, 1000])
-def test_in_a_batch_of_many_no_offset_is_passed_over(moved: int) -> None:
+def test_no_offset_of_a_batch_of_many_is_skipped(moved: int) -> None:
     records = many_records(MOST_RECORDS)
     good = encode_few_records(records, schema_id=0, timed=True)
     body = good.body.to_pybytes()
@@ -102,7 +102,7 @@ def test_in_a_batch_of_many_no_offset_is_passed_over(moved: int) -> None:
         if times_of_few(bytes(turned), len(records)) is not None:
             taken += 1
             assert by_arrow(EncodedBatch(good.header, pa.py_buffer(bytes(turned)))) is None, place
-    # one more or less leaves them in their order where neighbours differ by as much; by far more hardly ever
+    # A change by one keeps the offsets in order if neighbors differ by as much. A much larger change rarely does.
     assert (taken > MOST_RECORDS // 2) == (abs(moved) == 1)
     assert times_of_few(body, len(records)) == (0, MOST_RECORDS - 1)
 
@@ -132,7 +132,7 @@ def test_unusual_batches_are_left_to_arrow(batch: EncodedBatch) -> None:
 
 
 def test_damaged_batches_get_arrows_error() -> None:
-    """The offsets of a value run backwards."""
+    """The offsets of a value decrease."""
     batch = encode_few_records(SEVERAL, schema_id=0, timed=True)
     body = bytearray(batch.body.to_pybytes())
     at = body.index(b"value", METADATA_BYTES) - 8
@@ -143,7 +143,7 @@ def test_damaged_batches_get_arrows_error() -> None:
     assert str(refused.value) == str(by_arrow(damaged))
 
 
-def test_the_default_schema_is_one_object() -> None:
+def test_the_default_schema_is_a_single_object() -> None:
     assert parse_schema(schema_message(DEFAULT_SCHEMA)) is DEFAULT_SCHEMA
     longer = DEFAULT_SCHEMA.append(pa.field("more", pa.int32()))
     assert parse_schema(schema_message(longer)).equals(longer)

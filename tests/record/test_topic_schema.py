@@ -1,4 +1,4 @@
-"""Which schemas topics may have, how they travel, and how they may grow."""
+"""Tests of topics' schemas: which ones are allowed, how they are sent, and how they may grow."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def refused(schema: pa.Schema) -> str:
 
 
 @given(SCHEMAS)
-def test_round_trip(schema: pa.Schema) -> None:
+def test_a_schema_survives_encoding(schema: pa.Schema) -> None:
     message = schema_message(schema)
     assert len(message) % 8 == 0
     assert parse_schema(message).equals(schema)
@@ -84,7 +84,7 @@ def test_round_trip(schema: pa.Schema) -> None:
 
 
 @given(SCHEMAS)
-def test_the_layout_is_that_of_the_messages_arrow_writes(schema: pa.Schema) -> None:
+def test_the_layout_is_that_of_arrows_messages(schema: pa.Schema) -> None:
     empty = pa.RecordBatch.from_arrays([pa.nulls(3, field.type) for field in schema], names=schema.names)
     message = read_batch_message(memoryview(empty.serialize()))
     layout = layout_of(schema)
@@ -93,7 +93,7 @@ def test_the_layout_is_that_of_the_messages_arrow_writes(schema: pa.Schema) -> N
     assert message.rows == 3 and message.variadic_counts == 0
 
 
-def test_the_default_schema() -> None:
+def test_the_default_schema_has_kafkas_columns() -> None:
     assert DEFAULT_SCHEMA.names == ["key", "value", "headers", "timestamp"]
     check_event_time(DEFAULT_SCHEMA, DEFAULT_EVENT_TIME)
     check_key_columns(DEFAULT_SCHEMA, DEFAULT_KEY_COLUMNS)
@@ -130,12 +130,12 @@ def test_metadata_are_not_part_of_a_schema() -> None:
     ],
     ids=str,
 )
-def test_unsupported_column_types(kind: pa.DataType, reason: str) -> None:
+def test_unsupported_column_types_are_refused(kind: pa.DataType, reason: str) -> None:
     detail = refused(pa.schema([("good", pa.int64()), ("bad", kind)]))
     assert detail.startswith("column 'bad'") and reason in detail and "good" not in detail
 
 
-def test_other_refused_schemas() -> None:
+def test_other_invalid_schemas_are_refused() -> None:
     assert "at least one column" in refused(pa.schema([]))
     assert "'a' occurs 2 times" in refused(pa.schema([("a", pa.int8()), ("a", pa.int8())]))
     assert "without a name" in refused(pa.schema([("", pa.int8())]))
@@ -148,20 +148,20 @@ def test_other_refused_schemas() -> None:
     assert f"at most {MAX_SCHEMA_BYTES} expected" in refused(pa.schema([("x" * MAX_SCHEMA_BYTES, pa.int8())]))
 
 
-def test_an_extension_type_this_process_does_not_know_is_refused() -> None:
+def test_an_unknown_extension_type_is_refused() -> None:
     field = pa.field("a", pa.int64(), metadata={"ARROW:extension:name": "of.someone", "ARROW:extension:metadata": ""})
     with pytest.raises(BrokerError, match="extension types"):
         parse_schema(pa.schema([field]).serialize().to_pybytes())
 
 
-def test_names_that_are_no_text_are_refused() -> None:
+def test_names_that_are_not_text_are_refused() -> None:
     good = schema_message(pa.schema([("nested", pa.struct([("abcdefgh", pa.int8())]))]))
     with pytest.raises(BrokerError, match="not a schema") as caught:
         parse_schema(good.replace(b"abcdefgh", b"abc\xf2\x28fgh"[:8]))
     assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
-def test_bytes_that_are_no_schema_are_refused() -> None:
+def test_bytes_that_are_not_a_schema_are_refused() -> None:
     good = schema_message(DEFAULT_SCHEMA)
     for wrong in (b"", good[:-8], good + bytes(8), good + good, bytes(64), encoded().body.to_pybytes()):
         with pytest.raises(BrokerError) as caught:
@@ -185,7 +185,7 @@ def test_damaged_schemas_give_errors_or_schemas(dice: random.Random) -> None:
         assert parse_schema(schema_message(schema)).equals(schema)
 
 
-# -- growing ---------------------------------------------------------------------------------------------------------
+# -- growth ----------------------------------------------------------------------------------------------------------
 
 OLD = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())])
 
@@ -213,7 +213,7 @@ def test_everything_else_is_refused_with_the_difference(new: pa.Schema, differen
     assert difference in caught.value.detail
 
 
-def test_event_time_and_key_columns() -> None:
+def test_event_time_and_key_columns_are_checked() -> None:
     check_event_time(NESTED_SCHEMA, None)
     check_event_time(NESTED_SCHEMA, "at")
     check_event_time(NESTED_SCHEMA, "day")
@@ -264,10 +264,10 @@ def test_data_frame_types_get_their_plain_equivalents() -> None:
 
 
 @pytest.mark.parametrize(("existing", "added"), [([], ["Name", "name"]), (["Name"], ["NAME"])], ids=str)
-def test_columns_that_differ_in_case_only_are_refused(existing: list[str], added: list[str]) -> None:
+def test_columns_that_differ_only_in_case_are_refused(existing: list[str], added: list[str]) -> None:
     with pytest.raises(BrokerError, match="differ in case only"):
         check_case(existing, added)
 
 
-def test_columns_may_be_added_beside_ones_that_differ_in_case() -> None:
+def test_columns_may_join_others_that_differ_only_in_case() -> None:
     check_case(["Name", "name"], ["other", "Name"])

@@ -1,4 +1,4 @@
-"""Bad batches, one by one: each kind of lie gets its typed error that names found and expected."""
+"""Tests of bad batches, one by one: each has its own typed error with the found and the expected value."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def one_column(values: list[object], kind: pa.DataType, compression: str | None 
 
 
 def patched(batch: EncodedBatch, pair: tuple[int, int], replacement: tuple[int, int]) -> EncodedBatch:
-    """``batch`` with the first node or buffer equal to ``pair`` replaced, under a CRC that fits."""
+    """Return ``batch`` with the first node or buffer equal to ``pair`` replaced, and a matching CRC."""
     body = bytearray(batch.body.to_pybytes())
     struct.pack_into("<qq", body, find_pair(bytes(body), pair), *replacement)
     return resealed(batch, bytes(body))
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_good_batches_pass(compression: str | None) -> None:
+def test_good_batches_are_accepted(compression: str | None) -> None:
     validate(encoded(default_batch(), compression))
     validate(encoded(nested_batch(), compression), NESTED_SCHEMA)
     validate(encoded(default_batch(1).slice(0), compression, producer_id=5, producer_epoch=0, first_sequence=0))
@@ -77,7 +77,7 @@ def test_flags_not_for_producers_are_refused(flag: int) -> None:
     assert error.code is INVALID and f"{int(flag):#06x}" in error.detail
 
 
-def test_record_counts() -> None:
+def test_wrong_record_counts_are_refused() -> None:
     header, body = encoded()
     more = header._replace(record_count=11, offset_span=11)
     assert "10 records found, 11 declared" in refused(EncodedBatch(more, body)).detail
@@ -87,25 +87,25 @@ def test_record_counts() -> None:
     assert none.code is INVALID
 
 
-def test_schema_ids() -> None:
+def test_unknown_schema_ids_are_refused() -> None:
     batch = encoded()
     assert refused(batch, schema_id=1).code is OUTDATED
     newer = refused(batch._replace(header=batch.header._replace(schema_id=2)))
     assert newer.code is OUTDATED and "schema id 2 found, 0 expected" in newer.detail
 
 
-def test_columns_of_another_schema() -> None:
+def test_columns_of_another_schema_are_refused() -> None:
     error = refused(one_column(["a"], pa.string()), event_time=None)
     assert error.code is MISMATCH
     assert "1 columns with 3 buffers" in error.detail and "7 with 17" in error.detail
-    # as many nodes and buffers, but of another type: numbers where offsets and text should be
+    # equal numbers of nodes and buffers, but another type: numbers instead of offsets and text
     numbers = pa.RecordBatch.from_arrays([pa.array([b"\xff"], pa.binary())], ["text"])
     assert refused(encoded(numbers), TEXTS).code is CORRUPT
     views = pa.RecordBatch.from_arrays([pa.array(["a view longer than twelve bytes"], pa.string_view())], ["text"])
     assert "1 variadic counts" in refused(encoded(views), TEXTS).detail
 
 
-def test_timestamps_have_to_be_the_datas() -> None:
+def test_timestamps_must_equal_those_of_the_data() -> None:
     header, body = encoded()
     for change in ({"max_timestamp": 2**62}, {"min_timestamp": 0}, {"max_timestamp": -1, "min_timestamp": -1}):
         error = refused(EncodedBatch(header._replace(**change), body))
@@ -113,13 +113,13 @@ def test_timestamps_have_to_be_the_datas() -> None:
     assert refused(EncodedBatch(header, body), event_time=None).code is INVALID
 
 
-def test_nulls_where_none_are_allowed() -> None:
+def test_nulls_in_required_columns_are_refused() -> None:
     nullable = pa.RecordBatch.from_arrays([pa.array([1, None])], ["id"])
     error = refused(encoded(nullable), pa.schema([pa.field("id", pa.int64(), nullable=False)]))
     assert error.code is INVALID and "'id'" in error.detail
 
 
-def test_nested_nulls_count_only_where_their_parents_exist() -> None:
+def test_nested_nulls_count_only_in_existing_parents() -> None:
     required = pa.struct([pa.field("x", pa.int64(), nullable=False)])
     loose = pa.struct([pa.field("x", pa.int64())])
     for wrap, holds, nested_null in (
@@ -139,7 +139,7 @@ def test_nested_nulls_count_only_where_their_parents_exist() -> None:
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
 
-def test_larger_than_the_topic_allows() -> None:
+def test_batches_above_the_topics_limit_are_refused() -> None:
     error = refused(encoded(), max_message_bytes=600)
     assert error.code is TOO_LARGE and "max.message.bytes is 600" in error.detail
 
@@ -167,7 +167,8 @@ def _declared_sizes(batch: EncodedBatch) -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 @pytest.mark.parametrize("change", [-1, 1, 8, 1000])
 def test_a_wrong_declared_size_is_refused(compression: str, change: int) -> None:
-    # Too small would write past the end, too large would show memory that was never written.
+    # A declared size that is too small would write past the end, and one that is too large would expose unwritten
+    # memory.
     batch = one_column(["hello " * 100] * 50, pa.string(), compression)
     tried = 0
     for at, size in _declared_sizes(batch):
@@ -181,7 +182,7 @@ def test_a_wrong_declared_size_is_refused(compression: str, change: int) -> None
 
 
 @pytest.mark.parametrize("size", [-2, -(2**63), 2**62])
-def test_impossible_declared_sizes(size: int) -> None:
+def test_impossible_declared_sizes_are_refused(size: int) -> None:
     batch = one_column(["hello " * 100] * 50, pa.string(), "zstd")
     body = bytearray(batch.body.to_pybytes())
     at, _ = next(_declared_sizes(batch))
@@ -189,7 +190,7 @@ def test_impossible_declared_sizes(size: int) -> None:
     assert refused(resealed(batch, bytes(body)), TEXTS).code is (TOO_LARGE if size > 0 else CORRUPT)
 
 
-def test_the_codec_has_to_be_the_headers() -> None:
+def test_the_codec_must_be_the_headers() -> None:
     for compression, flags in (("lz4", Flag.ZSTD), ("zstd", Flag(0)), (None, Flag.LZ4), ("lz4", Flag.LZ4 | Flag.ZSTD)):
         batch = encoded(compression=compression)
         error = refused(batch._replace(header=batch.header._replace(flags=int(flags))))
@@ -199,7 +200,7 @@ def test_the_codec_has_to_be_the_headers() -> None:
 # -- malformed on purpose --------------------------------------------------------------------------------------------
 
 
-def test_metadata_seen_before_are_held_against_the_bytes_at_hand() -> None:
+def test_known_metadata_are_compared_with_the_bytes_of_each_batch() -> None:
     batch = encoded()
     body = batch.body.to_pybytes()
     for other in (body + bytes(8), body[:-8]):
@@ -207,7 +208,7 @@ def test_metadata_seen_before_are_held_against_the_bytes_at_hand() -> None:
         assert refused(resealed(batch, other)).code is CORRUPT
 
 
-def test_offsets_out_of_range() -> None:
+def test_text_offsets_out_of_range_are_refused() -> None:
     batch = one_column(["aa", "bb", "cc"], pa.string())
     message = read_batch_message(memoryview(batch.body))
     at = message.metadata_length + message.buffers[1][0]
@@ -217,7 +218,7 @@ def test_offsets_out_of_range() -> None:
         assert refused(resealed(batch, bytes(body)), TEXTS).code is CORRUPT
 
 
-def test_offsets_of_lists_out_of_range() -> None:
+def test_list_offsets_out_of_range_are_refused() -> None:
     schema = pa.schema([pa.field("text", pa.list_(pa.int64()))])
     batch = one_column([[1, 2], [3], [4]], pa.list_(pa.int64()))
     validate(batch, schema)
@@ -229,7 +230,7 @@ def test_offsets_of_lists_out_of_range() -> None:
         assert refused(resealed(batch, bytes(body)), schema).code is CORRUPT
 
 
-def test_truncated_buffers() -> None:
+def test_truncated_buffers_are_refused() -> None:
     batch = one_column(["aa", "bb", "cc"], pa.string())
     buffers = read_batch_message(memoryview(batch.body)).buffers
     assert buffers == ((0, 0), (0, 16), (16, 6))
@@ -242,7 +243,7 @@ def test_truncated_buffers() -> None:
         assert refused(patched(batch, pair, replacement), TEXTS).code is CORRUPT
 
 
-def test_buffers_outside_the_body() -> None:
+def test_buffers_outside_the_body_are_refused() -> None:
     batch = one_column(["aa", "bb", "cc"], pa.string())
     for replacement in ((16, 2**62), (24, 6), (2**62, 6), (-8, 6), (16, -6), (2**63 - 8, 16), (17, 5), (8, 6), (-8, 0)):
         error = refused(patched(batch, (16, 6), replacement), TEXTS)
@@ -265,7 +266,7 @@ def test_a_length_not_a_multiple_of_8_is_refused() -> None:
     assert any("expected a multiple of 8" in error.detail for error in errors)
 
 
-def test_nodes_that_lie() -> None:
+def test_nodes_with_wrong_counts_are_refused() -> None:
     batch = one_column(["aa"] * 77, pa.string())
     for replacement in ((78, 0), (76, 0), (-77, 0), (2**62, 0), (77, -1), (77, 78), (77, 1)):
         assert refused(patched(batch, (77, 0), replacement), TEXTS).code is CORRUPT
@@ -282,7 +283,7 @@ def test_text_that_is_not_utf8_is_refused() -> None:
     assert refused(resealed(batch, body.replace(b"aa", b"\xc3\x28")), TEXTS).code is CORRUPT
 
 
-def test_decimals_beyond_their_precision() -> None:
+def test_decimals_beyond_their_precision_are_refused() -> None:
     kind = pa.decimal128(5, 2)
     batch = one_column([1], kind)
     body = bytearray(batch.body.to_pybytes())
@@ -321,7 +322,7 @@ def test_other_or_several_messages_are_refused() -> None:
         assert error.code is CORRUPT and reason in error.detail
 
 
-def test_the_version_of_the_metadata() -> None:
+def test_an_old_metadata_version_is_refused() -> None:
     old = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, DEFAULT_SCHEMA, options=old) as writer:
@@ -332,7 +333,7 @@ def test_the_version_of_the_metadata() -> None:
     assert error.code is CORRUPT and "metadata version V4, V5 expected" in error.detail
 
 
-def test_a_crc_does_not_protect_but_is_checked_first() -> None:
+def test_a_crc_is_checked_first_but_protects_nothing() -> None:
     batch = encode_batch(default_batch(), schema_id=9, compression=None, event_time=None)
     broken = batch._replace(header=batch.header._replace(body_crc=crc32c(b"other")))
     assert "CRC32C" in refused(broken).detail
