@@ -1,4 +1,4 @@
-"""The documentation site: Sphinx builds it without a warning, which covers every link within the site."""
+"""Tests of the documentation site: Sphinx builds it without a warning, which covers every link within the site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 
 def build(pages: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site of a folder of pages as the documented command does, with all caches in ``site``."""
+    """Build the site of a folder of pages with the documented command, with all caches in ``site``."""
     return subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", pages, site],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

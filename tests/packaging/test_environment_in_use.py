@@ -1,6 +1,7 @@
-"""``spark-submit.sh`` while something runs from its environment: a cluster keeps the files that it began with.
+"""Tests of ``spark-submit.sh`` while processes run from its environment: a cluster keeps the files that it started
+with.
 
-A stand-in for pip writes down what it is asked to install, so nothing is fetched.
+A stand-in for pip records what it should install, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ JOB = "import sys\nprint('ran', sys.argv[1:])\n"
 
 
 class Clone:
-    """A clone of the project whose environment has been set up."""
+    """Create a clone of the project with a complete environment."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory
@@ -65,7 +66,7 @@ class Clone:
         )
 
     def asked(self) -> list[list[str]]:
-        """What pip was asked to install since the last call."""
+        """Return what pip should have installed since the last call."""
         file = self.venv / "asked"
         found = [line.split("|") for line in file.read_text().splitlines()] if file.exists() else []
         file.unlink(missing_ok=True)
@@ -83,7 +84,7 @@ def clone(tmp_path: Path) -> Clone:
 
 @pytest.fixture
 def running(clone: Clone) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of a cluster that runs from the environment."""
+    """Start a process of a cluster that runs from the environment."""
     with subprocess.Popen(
         [str(clone.venv / "bin" / "python"), "-c", "print(flush=True); input()"],
         stdin=subprocess.PIPE,
@@ -97,9 +98,7 @@ def running(clone: Clone) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_delta_adds_its_packages_and_leaves_the_environment_alone(
-    clone: Clone, running: subprocess.Popen[bytes]
-) -> None:
+def test_delta_adds_packages_and_leaves_the_environment_alone(clone: Clone, running: subprocess.Popen[bytes]) -> None:
     for _ in range(2):
         done = clone.submit("--delta", str(clone.root / "job.py"), "x")
         assert done.stdout == "ran ['x']\n", done.stderr
@@ -125,7 +124,7 @@ def test_changed_sources_wait_until_no_process_uses_the_environment(
     assert clone.asked() == [[str(clone.root)]]
 
 
-def test_changed_requirements_are_refused_while_something_runs_from_the_environment(
+def test_changed_requirements_are_refused_while_the_environment_is_used(
     clone: Clone, running: subprocess.Popen[bytes]
 ) -> None:
     with (clone.root / "setup.cfg").open("a") as file:

@@ -1,5 +1,7 @@
-"""Which Python ``spark-submit.sh`` makes its environment from, where there are several. None of them makes one here:
-the script's last line says which was asked to."""
+"""Tests of the Python that ``spark-submit.sh`` chooses for its environment.
+
+No environment is created here: the last line of the script's output names the chosen Python.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ exec "{python}" "$@"
 
 
 class Machine:
-    """A PATH of some Pythons and a folder with the script."""
+    """A PATH of several Pythons, and a folder with the script."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -41,7 +43,7 @@ class Machine:
             (directory / "tools" / tool).symlink_to(found)
 
     def add(self, name: str, *, version: str = "3.12", plain: bool = False, without_venv: bool = False) -> str:
-        """Behind those that are there; its path. ``plain``: built without optimisations."""
+        """Add a Python after the existing ones, and return its path. ``plain``: built without optimizations."""
         place = self.directory / name
         place.mkdir()
         program = place / f"python{version}"
@@ -51,7 +53,7 @@ class Machine:
         return str(program)
 
     def set_up(self, **changes: str) -> str:
-        """What it says."""
+        """Run the script and return its output."""
         path = ":".join(map(str, [*self.path, self.directory / "tools"]))
         done = subprocess.run(
             [str(self.directory / "root" / "spark-submit.sh"), "--setup"],
@@ -75,7 +77,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_an_optimised_python_comes_first_in_any_position(machine: Machine) -> None:
+def test_an_optimized_python_comes_first_in_any_position(machine: Machine) -> None:
     plain, optimised = machine.add("plain", version="3.13", plain=True), machine.add("optimised", version="3.11")
     words = machine.set_up()
     assert chosen(words) == optimised
@@ -99,7 +101,7 @@ def test_a_named_python_is_chosen(machine: Machine) -> None:
     assert chosen(machine.set_up(PYTHON=plain)) == plain
 
 
-def test_an_unoptimised_python_is_reported(machine: Machine) -> None:
+def test_an_unoptimized_python_is_reported(machine: Machine) -> None:
     plain = machine.add("plain", plain=True)
     words = machine.set_up()
     assert chosen(words) == plain

@@ -1,4 +1,4 @@
-"""``pip install sparklog`` in an environment of its own: a client and a command line, without Spark.
+"""Tests of ``pip install sparklog`` in a new environment: a client and a command line, without Spark.
 
 The packages come from the registry. The brokers run from the environment of the tests.
 """
@@ -19,7 +19,7 @@ from tests.packaging.test_wheel import build_wheel
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-#: What only ``sparklog[spark]`` and ``sparklog[delta]`` bring.
+#: Packages that only ``sparklog[spark]`` and ``sparklog[delta]`` install.
 SPARK = {"pyspark", "py4j", "pandas", "pytz", "python-dateutil", "delta-spark", "deltalake"}
 
 ROUND_TRIP = """
@@ -53,7 +53,7 @@ except sparklog.ConfigError as error:
 
 
 class LightEnvironment:
-    """A virtual environment with the base install of the working tree's wheel."""
+    """Create a virtual environment with the base install of the working tree's wheel."""
 
     def __init__(self, directory: Path) -> None:
         wheel = build_wheel(directory)
@@ -69,11 +69,11 @@ class LightEnvironment:
         return str(done.stdout)
 
     def packages(self) -> dict[str, str]:
-        """Versions of what is installed, by name."""
+        """Return the versions of the installed packages, by name."""
         return {found["name"]: found["version"] for found in json.loads(self._pip("list", "--format", "json"))}
 
     def run(self, program: str, *arguments: object, stdin: str = "", bootstrap: str = "") -> tuple[int, str, str]:
-        """Return exit code, output and error output of a program of this environment."""
+        """Run a program of this environment. Return its exit code, output and error output."""
         done = subprocess.run(
             [self._bin / program, *map(str, arguments)],
             cwd=self._bin,
@@ -88,7 +88,8 @@ class LightEnvironment:
 
 
 def _environment() -> dict[str, str]:
-    """A user's: with no path to the working tree, and on a host without files of time zones, as small images are."""
+    """Return a user's environment: without a path to the working tree, on a host without time zone files, as small
+    images are."""
     private = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if name not in private} | {"PYTHONTZPATH": ""}
 

@@ -1,7 +1,7 @@
-"""``spark-submit.sh`` in a copy of the project: the first run, the runs after it, and what it says when it cannot.
+"""Tests of ``spark-submit.sh`` in a copy of the project: the first run, later runs, and its errors.
 
-The Python that the copy's environment is made from gives it what the environment of this test run holds, so that 400 MB
-need not be unpacked a second time: that a fresh environment gets all of it is what ``tests/run`` itself begins with.
+The copy's Python reuses the packages of this test run's environment, so that 400 MB need not be unpacked again.
+``tests/run`` itself begins with a fresh environment that gets all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(900)]
 
-#: What a clone has.
+#: The files of a clone.
 PARTS = (
     "sparklog",
     "jobs",
@@ -35,13 +35,13 @@ PARTS = (
     "LICENSE",
 )
 
-#: Programs the script needs; Java is not among them.
+#: Programs that the script needs. Java is not among them.
 TOOLS = (
     *("bash", "sh", "env", "cat", "cksum", "dirname", "find", "head", "id", "ls", "mktemp", "mv"),
     *("printf", "readlink", "rm", "sed", "sort", "tail", "tar", "tr", "uname", "xargs"),
 )
 
-#: A Python that is one, but for the environments it makes.
+#: A real Python, except for the environments that it creates.
 LENDING_PYTHON = """#!/bin/sh
 "{python}" "$@" || exit
 case $1$2 in
@@ -92,7 +92,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """A user's: nothing of this test run's."""
+    """Return a user's environment, without the variables of this test run."""
     private = (
         "PYTHONPATH",
         "PYSPARK_PYTHON",
@@ -119,7 +119,7 @@ def submit(clone: Path, *arguments: str, **changes: str) -> subprocess.Completed
 
 @pytest.fixture(scope="module")
 def installed(clone: Path, python: str) -> list[str]:
-    """What two first runs at the same time print."""
+    """Return the output of two first runs at the same time."""
     runs = [
         subprocess.Popen(
             [str(clone / "spark-submit.sh"), "--setup"],
@@ -142,7 +142,7 @@ def test_one_of_two_first_runs_installs_and_both_succeed(installed: list[str]) -
 
 
 def processor_s() -> float:
-    """What all processes have used that this one has started and seen end: that is the same on a busy machine."""
+    """Return the processor time of all ended child processes. It does not depend on the load of the machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -154,14 +154,14 @@ def test_later_runs_print_nothing_and_start_quickly(clone: Path, installed: list
     assert processor_s() - before < 1
 
 
-def test_a_job_finds_the_source_without_registering_it(clone: Path, installed: list[str]) -> None:
+def test_a_job_finds_the_source_without_registration(clone: Path, installed: list[str]) -> None:
     done = submit(clone, "--master", "local[1]", "probe", "--conf", "spark.app.name=a name", "--", "--master", "x y")
     assert "arguments ['--master', 'x y'] of a name on local[1]" in done.stdout, done.stderr
     assert f"package {clone}/.venv/" in done.stdout
     assert "scheduler FAIR" in done.stdout
     assert "'-XX:CompileThresholdScaling=4'" in done.stdout
-    assert "threads None 1" in done.stdout, "of processes of Spark, and not of the job's own"
-    # The source itself answers: it was found by its name, and misses its options.
+    assert "threads None 1" in done.stdout, "the lines must come from Spark's processes and not from the job's own"
+    # The error is the source's own: Spark found it by its name, and its options are missing.
     assert "DATA_SOURCE_NOT_FOUND" not in done.stdout
     assert "bootstrap.servers" in done.stdout or "subscribe" in done.stdout
 
@@ -182,7 +182,7 @@ def test_a_job_on_this_machine_listens_on_loopback(clone: Path, installed: list[
     assert done.stdout == "--master spark://local:7077 pyspark-shell None\n", done.stderr
 
 
-def test_delta_is_only_for_jobs_that_want_it(clone: Path, installed: list[str]) -> None:
+def test_only_jobs_that_need_delta_get_it(clone: Path, installed: list[str]) -> None:
     (clone / "words.py").write_text("import os\nprint(os.environ['PYSPARK_SUBMIT_ARGS'])\n")
     given = ("--packages", "a:b:1", "--conf", "x=y", str(clone / "words.py"))
     plain = submit(clone, *given)
@@ -192,7 +192,7 @@ def test_delta_is_only_for_jobs_that_want_it(clone: Path, installed: list[str]) 
     assert done.stdout.endswith("--conf x=y pyspark-shell\n")
     done = submit(clone, "archive", "--help")
     assert "usage: spark-submit.sh archive" in done.stdout, done.stderr
-    assert submit(clone, "--setup").stderr == "", "the environment is that of other jobs, with more in it"
+    assert submit(clone, "--setup").stderr == "", "the environment must be the common one, with more packages"
 
 
 def test_changed_and_deleted_sources_are_installed(clone: Path, installed: list[str]) -> None:
@@ -216,7 +216,7 @@ def test_an_unknown_job_is_one_line_with_the_known_ones(clone: Path, installed: 
 
 
 def without_java(directory: Path, **programs: str) -> str:
-    """A PATH with what the script needs, without Java, and with programs of the test's own."""
+    """Return a PATH with the programs that the script needs, without Java, and with stand-ins of the test."""
     for tool in TOOLS:
         found = shutil.which(tool)
         assert found is not None, tool
@@ -248,7 +248,7 @@ def test_a_too_old_java_counts_as_missing(clone: Path, installed: list[str], tmp
     assert submit(clone, "probe", PATH=path, JAVA_HOME=str(old)).returncode == 2
 
 
-@pytest.mark.skipif(not Path("/etc/debian_version").exists(), reason="what the script does on Debian")
+@pytest.mark.skipif(not Path("/etc/debian_version").exists(), reason="the script installs Java only on Debian")
 def test_root_on_debian_gets_java_by_apt(clone: Path, installed: list[str], tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     (tmp_path / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""What ``pip install`` puts into an environment."""
+"""Tests of the files that ``pip install`` puts into an environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.conftest import ROOT
 
 
 def build_wheel(directory: Path, **environment: str) -> zipfile.Path:
-    """The wheel of the working tree; nothing is left in the tree but, when compiling, an empty ``build/``."""
+    """Build the wheel of the working tree. A compiled build leaves an empty ``build/`` in the tree, and nothing
+    else."""
     (directory / "setup.cfg").write_text(f"[build]\nbuild_base={directory}/b\n[egg_info]\negg_base={directory}\n")
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", directory, ROOT],
@@ -30,8 +31,10 @@ def build_wheel(directory: Path, **environment: str) -> zipfile.Path:
     return zipfile.Path(wheel)
 
 
-@pytest.mark.skipif(int(version("setuptools").split(".")[0]) < 77, reason="tests/run installs a setuptools that can")
-def test_the_wheel_holds_every_module_and_the_source_name(tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    int(version("setuptools").split(".")[0]) < 77, reason="needs the setuptools that tests/run installs"
+)
+def test_the_wheel_has_every_module_and_the_source_name(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
     names = set(wheel.root.namelist())
     package = ROOT / "sparklog"

@@ -1,4 +1,4 @@
-"""One real ZooKeeper for all tests here; each test has a chroot of its own."""
+"""One real ZooKeeper for all tests of this directory. Each test has its own chroot."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embed
 
 @pytest.fixture
 def connect(zookeeper_server: EmbeddedZookeeper) -> str:
-    """Connect string with a fresh chroot of two levels."""
+    """Return the connect string with a new chroot of two levels."""
     return f"{zookeeper_server.connect}/tests/{next(_numbers)}"

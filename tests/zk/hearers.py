@@ -1,4 +1,4 @@
-"""Brokers that are real on the wire, but keep only what a controller tells them; and a controller for them."""
+"""Brokers with a real wire protocol that only store a controller's updates, and a controller for them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RECORD = TopicRecord("t", "id-1", ((1, 2, 3), (2, 3, 1), (3, 1, 2)), ())
 
 
 class Hearer:
-    """A broker that registers, answers updates, and remembers the newest of each decision."""
+    """A broker that registers, responds to updates, and stores the newest version of each decision."""
 
     def __init__(self, broker_id: int, store: ClusterStore) -> None:
         self.broker_id = broker_id
         self.store = store
         self.known: dict[TopicPartition, LeaderAndIsr] = {}
         self.versions: dict[TopicPartition, int] = {}
-        #: as last told, whatever the version
+        #: the last update of each decision, regardless of its version
         self.decisions: dict[TopicPartition, PartitionDecision] = {}
         self.brokers: list[int] = []
         self.topics: set[str] = set()
@@ -134,7 +134,7 @@ def run_with_three(
     scenario: Callable[[ControllerLoop, list[Hearer]], object],
     session_timeout_ms: int = SESSION_TIMEOUT_MS,
 ) -> None:
-    """Three brokers, a controller, and topic t with its leaders known to all."""
+    """Start three brokers, a controller, and topic t, and wait until all know its leaders."""
 
     async def run() -> None:
         async with (

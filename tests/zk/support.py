@@ -1,4 +1,4 @@
-"""Shared by the ZooKeeper tests: sessions that close, waiting with a deadline, expiring a session for certain."""
+"""Functions for the ZooKeeper tests: sessions that close, waits with a deadline, reliable expiry of a session."""
 
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ async def until(condition: Callable[[], bool], what: str, *, timeout_s: float = 
 
 
 async def expire(session: ZkSession) -> None:
-    """End the session at the server: another connection takes it over and closes it."""
+    """Expire the session at the server: another connection takes it over and closes it."""
     generation, client_id = session.generation, session.client_id
     end = asyncio.get_running_loop().time() + 60
     while session.generation == generation:
-        assert asyncio.get_running_loop().time() < end, "the session could not be ended"
-        # The two take the session from each other until the thief's word to end it comes while the thief has it.
+        assert asyncio.get_running_loop().time() < end, "the session did not expire"
+        # The two connections take the session from each other until the thief's request to close it arrives while the
+        # thief has it.
         with suppress(ClusterError):
             thief = await ZkSession.open(
                 session.connect_string,
@@ -58,7 +59,7 @@ async def expire(session: ZkSession) -> None:
                 client_id=client_id,
             )
             await thief.close()
-        # An answer tells whether it was: it is of the session that goes on, or of a new one.
+        # The response shows which session answered: the same one, or a new one.
         with suppress(ZkError):
             await session.patiently(lambda: session.exists("/"))
 
@@ -68,8 +69,8 @@ def broker(broker_id: int, *, port: int = 9092, host: str = "h1", trusted: bool 
 
 
 async def retire(store: ClusterStore, registry: BrokerRegistry, *, pid: int | None = None) -> bool:
-    """Say that a broker's process has ended, as it has then: its session may go on, but nothing is registered in it.
-    ``pid``: instead, say so of another process, the broker living on."""
+    """Report the end of a broker's process. Its session may continue, but nothing is registered in it. With ``pid``,
+    report another process, and keep the broker."""
     if pid is None:
         await registry.close()
     found = registry.registration
@@ -85,13 +86,13 @@ async def write_isr(
     added: Sequence[tuple[int, int]] = (),
     **more: Any,
 ) -> WriteOutcome:
-    """``send_isr``, and what became of it."""
+    """Call ``send_isr`` and return its outcome."""
     sent = store.send_isr(tp, state, expected_version=expected_version, added=added, **more)
     return await store.isr_outcome(sent, tp, expected_version=expected_version, added=added)
 
 
 async def put_state(store: ClusterStore, state: LeaderAndIsr = STATE, tp: TopicPartition = TP) -> None:
-    """A partition as the controller would have made it."""
+    """Create a partition as the controller would."""
     for path in (paths.topic(tp.topic), paths.partitions(tp.topic), paths.partition(tp)):
         await store.session.ensure(path)
     await store.session.create(paths.state(tp), codecs.encode_state(state, 1))

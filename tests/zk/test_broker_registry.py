@@ -1,4 +1,4 @@
-"""Registration: one incarnation per registration, whatever was left behind."""
+"""Tests of registrations: one incarnation for each, whatever an earlier process has left."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ def test_each_registration_has_a_higher_incarnation(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_broker_re_registers_over_its_own_old_ephemeral_node(connect: str) -> None:
-    """The process was killed and is back before ZooKeeper has noticed: it does not wait for the session time-out."""
+def test_a_broker_replaces_its_own_old_registration(connect: str) -> None:
+    """The process was killed and returns before ZooKeeper has noticed. It does not wait for the session timeout."""
 
     async def scenario() -> None:
         async with opened(connect, session_timeout_ms=40_000) as dead, opened(connect) as store:
             killed = await registered(dead, broker(1, port=9092))
-            await killed.close()  # else it would see its node go, and register again in its turn
+            await killed.close()  # without this, it would see its node disappear and register again
             registry = await asyncio.wait_for(registered(store, broker(1, port=9093)), 30)
             [found] = await store.live_brokers()
             assert (found.incarnation, found.port) == (2, 9093)
             assert (await store.session.get(paths.broker(1))).ephemeral_owner == store.session.session_id
-            await dead.session.close()  # the old session's end must not take the new node along
+            await dead.session.close()  # the end of the old session must not delete the new node
             assert await store.session.exists(paths.broker(1))
             await registry.close()
 
     asyncio.run(scenario())
 
 
-def test_another_hosts_registration_is_waited_for_then_refused_by_name(connect: str) -> None:
+def test_another_hosts_registration_delays_and_then_refuses_a_broker(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as theirs, opened(connect) as store:
             await registered(theirs, broker(1, host="h1"))
@@ -97,8 +97,8 @@ def test_the_same_process_registers_again_after_a_session_expiry(connect: str) -
 
 
 def test_a_living_process_whose_registration_was_deleted_registers_again(connect: str) -> None:
-    """Who took it for dead was wrong. Without a registration it would hear of nothing any more, and go on telling
-    clients what it knew."""
+    """The process that reported it dead was wrong. Without a registration the broker would receive no updates, and
+    would still give clients old metadata."""
 
     async def scenario() -> None:
         incarnations: list[int] = []
@@ -115,7 +115,7 @@ def test_a_living_process_whose_registration_was_deleted_registers_again(connect
 
 
 def test_a_registration_refused_for_an_unknown_reason_is_retried(connect: str) -> None:
-    """Nothing else would: the broker would serve on and hear of nothing."""
+    """No other event would repeat it: the broker would serve without updates."""
 
     async def scenario() -> None:
         incarnations: list[int] = []
@@ -144,7 +144,7 @@ def test_a_registration_refused_for_an_unknown_reason_is_retried(connect: str) -
 
 
 def test_a_process_whose_id_is_taken_stops_trying(connect: str) -> None:
-    """Within two session timeouts: a dead one's registration would have gone."""
+    """It stops after two session timeouts: the registration of a dead process would have expired."""
 
     async def scenario() -> None:
         failures: list[Exception] = []
@@ -184,20 +184,20 @@ def test_a_stopping_notice_refused_for_an_unknown_reason_is_repeated(connect: st
     asyncio.run(scenario())
 
 
-def test_a_registration_whose_response_was_lost_is_recognised(connect: str) -> None:
+def test_a_registration_whose_response_was_lost_is_recognized(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             first = await registered(store, broker(1))
             await first.close()
-            again = await registered(store, broker(1))  # same session: as if the first answer had not come
+            again = await registered(store, broker(1))  # the same session, as if the first response had not arrived
             assert again.incarnation == first.incarnation == 1
             await again.close()
 
     asyncio.run(scenario())
 
 
-def test_an_untrusted_process_stays_untrusted_until_a_controller_has_acted(connect: str) -> None:
-    """It crashes and is back, its page cache now intact, before any controller saw it: its claims are still void."""
+def test_an_untrusted_process_stays_untrusted_until_a_controller_acts(connect: str) -> None:
+    """It crashes and returns with an intact page cache before a controller saw it: its claims are still void."""
 
     async def scenario() -> None:
         async with opened(connect) as store:
@@ -207,7 +207,7 @@ def test_an_untrusted_process_stays_untrusted_until_a_controller_has_acted(conne
             registry = await registered(store, broker(1, trusted=True))
             assert [b.trusted for b in await store.live_brokers()] == [False]
             await registry.close()
-            await store.session.delete(paths.untrusted(1))  # what the controller does
+            await store.session.delete(paths.untrusted(1))  # the controller does this
         async with opened(connect) as store:
             registry = await registered(store, broker(1, trusted=True))
             assert [b.trusted for b in await store.live_brokers()] == [True]
@@ -217,9 +217,10 @@ def test_an_untrusted_process_stays_untrusted_until_a_controller_has_acted(conne
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_a_mark_removed_while_another_untrusted_process_registers_is_restored(connect: str, trusted: bool) -> None:
-    """A second power cut. What a controller does for the first incarnation comes late, between look and multi: it must
-    not make the second one trusted. One that can vouch for itself is trusted from then on."""
+def test_a_mark_survives_the_registration_of_another_untrusted_process(connect: str, trusted: bool) -> None:
+    """After a second power failure the controller's action for the first incarnation comes late, between the read
+    and the multi. It must not make the second incarnation trusted. A process that can vouch for its logs is trusted
+    from then on."""
 
     async def scenario() -> None:
         async with opened(connect) as store:
@@ -240,18 +241,20 @@ def test_a_mark_removed_while_another_untrusted_process_registers_is_restored(co
             assert [b.trusted for b in await store.live_brokers()] == [trusted]
             assert await store.session.exists(paths.untrusted(1)) is not trusted
             await controller.trust_broker(1, 1)
-            assert await store.session.exists(paths.untrusted(1)) is not trusted, "not the one that was acted on"
+            assert await store.session.exists(paths.untrusted(1)) is not trusted, (
+                "not the incarnation that the controller acted on"
+            )
             await registry.close()
 
     asyncio.run(scenario())
 
 
 class Noted:
-    """A log directory that knows of its broker's last incarnation; ``full``: it cannot note the next one."""
+    """A log directory with the number of its broker's last incarnation. If ``full``, it cannot store the next one."""
 
     def __init__(self, incarnation: int | None, *, full: bool = False) -> None:
         self.incarnation = incarnation
-        #: The last one that ZooKeeper has counted, as far as it was noted.
+        #: The last incarnation that ZooKeeper has counted, according to the directory.
         self.counted = -1
         self.noted: list[int] = []
         self._full = full
@@ -271,7 +274,8 @@ class Noted:
 
 @pytest.mark.parametrize(("known", "trusted"), [(0, False), (1, False), (2, True), (3, True), (None, True)])
 def test_a_directory_that_missed_an_incarnation_is_not_trusted(connect: str, known: int | None, trusted: bool) -> None:
-    """Emptied, or an older copy. One that is ahead was to be registered, and its process ended before it was."""
+    """The directory is empty or an older copy. A directory that is ahead belongs to a process that ended before its
+    registration."""
 
     async def scenario() -> None:
         for _ in range(2):
@@ -285,15 +289,15 @@ def test_a_directory_that_missed_an_incarnation_is_not_trusted(connect: str, kno
             assert directory.incarnation == 3
             await expire(store.session)
             await until(lambda: registry.incarnation == 4, "a new registration")
-            assert [b.trusted for b in await store.live_brokers()] == [trusted], "the mark stands"
+            assert [b.trusted for b in await store.live_brokers()] == [trusted], "the mark must stay"
             await registry.close()
 
     asyncio.run(scenario())
 
 
-def test_a_directory_in_doubt_is_not_trusted_whatever_it_notes(connect: str) -> None:
-    """Its disk has failed and took no note of it: the next process finds it as it was. Nobody adds the broker to an ISR
-    meanwhile, and a session that expires changes nothing."""
+def test_a_doubted_directory_is_not_trusted_whatever_it_stores(connect: str) -> None:
+    """Its disk failed and stored nothing: the next process finds it as before. No leader adds the broker to an ISR
+    meanwhile, and an expired session changes nothing."""
 
     async def scenario() -> None:
         directory = Noted(0)
@@ -332,7 +336,7 @@ def test_a_restored_zookeeper_never_counts_an_incarnation_twice(connect: str) ->
         async with opened(connect) as store:
             await (await registered(store, broker(1), directory=directory)).close()
             assert directory.counted == 1
-            # 2,500 registrations later ZooKeeper is put back from a copy made here.
+            # After 2,500 registrations ZooKeeper is restored from a copy made here.
             directory.incarnation = directory.counted = 2501
         async with opened(connect) as store:
             registry = await registered(store, broker(1), directory=directory)
@@ -358,7 +362,7 @@ def test_a_process_that_ended_before_its_registration_raises_nothing(connect: st
     asyncio.run(scenario())
 
 
-def test_an_unreasonably_large_incarnation_is_not_caught_up_with(connect: str) -> None:
+def test_an_unreasonably_large_incarnation_is_ignored(connect: str) -> None:
     async def scenario() -> None:
         directory = Noted(1_000_000)
         directory.counted = 1_000_000
@@ -380,7 +384,7 @@ def test_a_new_broker_is_trusted_without_a_noted_incarnation(connect: str) -> No
     asyncio.run(scenario())
 
 
-def test_an_untrusted_process_is_trusted_once_a_controller_has_acted(connect: str) -> None:
+def test_an_untrusted_process_is_trusted_after_a_controller_acts(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             registry = await registered(store, broker(1, trusted=False))
@@ -419,7 +423,7 @@ def test_a_stopping_notice_is_repeated_after_a_session_expiry(connect: str) -> N
 
 
 def test_a_stopping_notice_is_withdrawn_even_if_its_response_is_lost(connect: str) -> None:
-    """Whoever announces looks, when it is connected again, at the same time as the other takes it back."""
+    """After a reconnection the announcement reads the node while the withdrawal deletes it."""
     host, _, chroot = connect.partition("/")
     network = ProxyNetwork()
 
@@ -435,7 +439,7 @@ def test_a_stopping_notice_is_withdrawn_even_if_its_response_is_lost(connect: st
             await until(lambda: said[-1], "the announcement")
             await until(lambda: store.session.state is not SessionState.CONNECTED, "the connection to be given up")
             withdrawn = asyncio.ensure_future(registry.withdraw_stopping())
-            await asyncio.sleep(0)  # it has begun
+            await asyncio.sleep(0)  # the withdrawal has begun
             network.heal()
             await asyncio.wait_for(asyncio.gather(announced, withdrawn), 30)
             assert not await other.session.exists(paths.stopping(1))
@@ -447,8 +451,8 @@ def test_a_stopping_notice_is_withdrawn_even_if_its_response_is_lost(connect: st
         network.close()
 
 
-def test_a_process_proved_dead_is_retired_in_any_incarnation(connect: str) -> None:
-    """Its supervisor has not heard yet that it had registered anew."""
+def test_a_process_known_dead_is_retired_in_any_incarnation(connect: str) -> None:
+    """Its supervisor does not know yet that the process had registered again."""
 
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:
@@ -465,7 +469,7 @@ def test_a_process_proved_dead_is_retired_in_any_incarnation(connect: str) -> No
     asyncio.run(scenario())
 
 
-def test_a_process_with_an_expired_registration_is_proved_dead(connect: str) -> None:
+def test_a_process_with_an_expired_registration_is_known_dead(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:
             controller = ControllerStore(other.session)
@@ -484,7 +488,7 @@ def test_a_process_with_an_expired_registration_is_proved_dead(connect: str) -> 
     asyncio.run(scenario())
 
 
-def test_a_process_end_is_reported_once_zookeeper_returns(tmp_path: Path) -> None:
+def test_a_process_end_is_reported_after_zookeeper_returns(tmp_path: Path) -> None:
     server = EmbeddedZookeeper.start(tmp_path)
 
     async def scenario() -> None:
@@ -512,8 +516,8 @@ def test_a_process_end_is_reported_once_zookeeper_returns(tmp_path: Path) -> Non
 ONE, TWO = TopicPartition("t", 0), TopicPartition("u", 5)
 
 
-def test_a_registration_and_its_mark_name_the_logs_in_doubt(connect: str) -> None:
-    """Doubts of processes that no controller has heard of add up."""
+def test_a_registration_and_its_mark_name_the_doubted_logs(connect: str) -> None:
+    """The doubts of processes that no controller has seen accumulate."""
 
     async def scenario() -> None:
         async with opened(connect) as other:

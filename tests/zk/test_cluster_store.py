@@ -1,4 +1,4 @@
-"""The typed operations against a real ZooKeeper: compare-and-set, incarnation checks, ids, topics."""
+"""Tests of the typed operations on a real ZooKeeper: compare-and-set, incarnation checks, ids, topics."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_write_isr_is_a_compare_and_set(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_write_isr_that_adds_is_bound_to_the_added_incarnation(connect: str) -> None:
-    """A follower that bounced while the leader was about to add it is not added: its log may be shorter now."""
+def test_an_isr_write_that_adds_names_the_added_incarnation(connect: str) -> None:
+    """A follower that restarts while the leader is about to add it is not added: its log may be shorter now."""
 
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as follower:
@@ -47,7 +47,7 @@ def test_write_isr_that_adds_is_bound_to_the_added_incarnation(connect: str) -> 
             added = [(2, incarnation)]
             refused = await write_isr(store, TP, grown, expected_version=0, leader_incarnation=1, added=added)
             assert isinstance(refused, Refused)
-            assert refused.found.version == 0, "the node is as it was; only the follower has changed"
+            assert refused.found.version == 0, "the node must be unchanged: only the follower has changed"
             assert refused.reason == "broker 2 is no longer incarnation 1"
             added = [(2, registry.incarnation)]
             assert await write_isr(store, TP, grown, expected_version=0, leader_incarnation=1, added=added) == Written(
@@ -68,7 +68,7 @@ def test_an_isr_write_for_a_deleted_topic_names_the_reason(connect: str) -> None
 
 
 def test_an_isr_write_for_a_recreated_topic_is_refused(connect: str) -> None:
-    """The old leader was away. Paths and versions are the same as before: only the topic id tells."""
+    """The old leader was away. Paths and versions are the same as before, and only the topic id differs."""
 
     async def scenario() -> None:
         async with opened(connect) as store:
@@ -83,7 +83,7 @@ def test_an_isr_write_for_a_recreated_topic_is_refused(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_write_isr_without_a_connection_is_not_carried_out(connect: str) -> None:
+def test_write_isr_without_a_connection_is_not_sent(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             await store.session.close()
@@ -137,7 +137,7 @@ def test_topics_are_created_once_and_read_back(connect: str) -> None:
 
 
 def test_a_change_for_a_deleted_topic_spares_the_recreated_one(connect: str) -> None:
-    """Both records are at version 0."""
+    """Both records have version 0."""
     anew = msgspec.structs.replace(TOPIC, topic_id="id-2")
 
     async def scenario() -> None:
@@ -181,8 +181,8 @@ def test_ids_are_never_handed_out_twice(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_producer_ids_stay_distinct_when_their_counter_goes_back(connect: str) -> None:
-    """ZooKeeper is put back from an older copy: the clock has gone on."""
+def test_producer_ids_stay_distinct_when_their_counter_decreases(connect: str) -> None:
+    """ZooKeeper is restored from an older copy, while the clock has advanced."""
 
     async def scenario() -> None:
         async with opened(connect) as store:
@@ -192,13 +192,13 @@ def test_producer_ids_stay_distinct_when_their_counter_goes_back(connect: str) -
             assert (first.start, second.start) == (1_800_000_000 * 2**20, first.stop)
             await store.session.set(paths.PRODUCER_IDS, b'{"value": 5000}')
             assert (await store.next_producer_ids(now_s=1_800_000_001)).start > second.stop
-            # A clock that goes back, and a counter that is ahead of it, take nothing back.
+            # A clock that goes back, or a counter ahead of it, gives no number twice.
             ahead = await store.next_producer_ids(now_s=1_700_000_000)
             assert ahead.start == 1_800_000_001 * 2**20 + 1000
-            # What a broker has seen given out counts as well.
+            # A number that a broker has seen counts as well.
             seen = ahead.stop + 7
             assert (await store.next_producer_ids(now_s=1_700_000_000, above=seen)).start == seen
-            # But not a number that no clock has come to.
+            # But a number that no clock can reach does not.
             damaged = await store.next_producer_ids(now_s=1_700_000_000, above=2**63)
             assert damaged.start == seen + len(ahead)
 
@@ -229,14 +229,14 @@ def test_isr_changes_do_not_accumulate_without_a_controller(connect: str) -> Non
 
             for version in range(30):
                 await store.notify_isr_change(1, [told(version, 5), told(version, topic_id="other")])
-            await store.notify_isr_change(1, [told(3)])  # repeated, after it was overtaken
+            await store.notify_isr_change(1, [told(3)])  # repeated after another one overtook it
             others = [told(number, topic=f"t{number}") for number in range(3)]
             await asyncio.gather(*(store.notify_isr_change(2, [other]) for other in others))
             assert sorted(await store.session.children(paths.ISR_CHANGES)) == ["1", "2"]
             assert await noted(1) == (told(29, 5), told(29, topic_id="other"))
             assert sorted(await noted(2), key=lambda said: said.topic) == others
             await store.notify_isr_change(2, [told(*range(20_000))])
-            assert await noted(2) == (), "too many to be told: any"
+            assert await noted(2) == (), "too many partitions to name: any"
             await store.notify_isr_change(2, [told(1)])
             assert await noted(2) == ()
 
@@ -261,17 +261,17 @@ def test_a_late_deletion_request_spares_that_of_a_recreated_topic(connect: str) 
         async with opened(connect) as store:
             await store.create_topic(anew)
             await store.request_delete_topic("orders", "id-2")
-            await store.request_delete_topic("orders", "id-1")  # of a broker that has not heard of the second
+            await store.request_delete_topic("orders", "id-1")  # from a broker that does not know the second topic
             path = paths.delete_topic("orders")
             assert codecs.decode(path, (await store.session.get(path)).data, codecs.DeletionRequest).topic_id == "id-2"
 
     asyncio.run(scenario())
 
 
-def test_a_deletion_request_for_a_vanished_topic_spares_its_successors(
+def test_a_deletion_request_for_a_missing_topic_spares_its_successors(
     connect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A void request is found, and before it is replaced there is another topic, and a valid one of that."""
+    """The client finds a void request. Before it replaces the request, another topic exists with a valid request."""
     first, anew = (msgspec.structs.replace(TOPIC, topic_id=topic_id) for topic_id in ("id-2", "id-3"))
 
     async def scenario() -> None:
@@ -296,11 +296,11 @@ def test_a_deletion_request_for_a_vanished_topic_spares_its_successors(
     asyncio.run(scenario())
 
 
-def test_a_second_driver_is_refused_while_the_firsts_node_lives(connect: str) -> None:
+def test_a_second_driver_is_refused_while_the_first_is_registered(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as first, opened(connect) as second:
             assert await first.claim_driver("h1", 10) == 1
-            assert await first.claim_driver("h1", 10) == 1, "its own claim, asked for again"
+            assert await first.claim_driver("h1", 10) == 1, "a repeated claim of the same driver"
             with pytest.raises(ClusterError, match="h1 pid 10, driver epoch 1"):
                 await second.claim_driver("h2", 20)
             await first.session.close()
@@ -325,9 +325,9 @@ def test_a_generation_is_awaited_from_its_claim_to_its_report(connect: str) -> N
                     await driver.session.create(path, value)
 
             await put(paths.DIRECTIVE, 1, 1)
-            assert await store.barrier_job() == BarrierJob(), "no driver lives"
+            assert await store.barrier_job() == BarrierJob(), "no driver is registered"
             await put(paths.GENERATION, 1, 1)
-            assert await store.barrier_job() == BarrierJob(), "nor afterwards"
+            assert await store.barrier_job() == BarrierJob(), "no generation after that either"
             assert await driver.claim_driver("h1", 10) == 1
             assert await store.barrier_job() == at_work(1, 1)
             await put(paths.DIRECTIVE, 1, 2)
@@ -336,9 +336,9 @@ def test_a_generation_is_awaited_from_its_claim_to_its_report(connect: str) -> N
             assert await store.barrier_job() == at_work(1, 2)
             await driver.session.delete(paths.DRIVER)
             assert await driver.claim_driver("h1", 11) == 2
-            assert await store.barrier_job() == BarrierJob(awaited=True), "a later driver has not called yet"
+            assert await store.barrier_job() == BarrierJob(awaited=True), "a later driver has started no generation yet"
             await put(paths.DIRECTIVE, 2, 1)
-            assert await store.barrier_job() == BarrierJob(awaited=True), "the first of a later driver"
+            assert await store.barrier_job() == BarrierJob(awaited=True), "the first generation of a later driver"
             await put(paths.GENERATION, 2, 1)
             assert await store.barrier_job() == at_work(2, 1)
 

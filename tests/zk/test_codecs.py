@@ -1,4 +1,4 @@
-"""ZooKeeper values come back as they went; newer and foreign ones are refused by name."""
+"""Tests that ZooKeeper values survive encoding, and that newer and foreign ones are refused by name."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_isr_changes_survive_encoding() -> None:
     assert codecs.decode_isr_changes("/n", codecs.encode_isr_changes(told)) == (told, ())
 
 
-def test_isr_changes_between_releases() -> None:
-    """An earlier release names partitions, and takes a node that names none for any."""
+def test_isr_changes_are_exchanged_between_releases() -> None:
+    """An earlier release names partitions, and treats a node without names as a change of any partition."""
     earlier = b'{"version":1,"partitions":[["a",0],["b",12]]}'
     named = (TopicPartition("a", 0), TopicPartition("b", 12))
     assert codecs.decode_isr_changes("/n", earlier) == ((), named)

@@ -1,4 +1,4 @@
-"""The controller's loop against a real ZooKeeper and brokers that are real on the wire but keep only what they hear."""
+"""Tests of the controller's loop on a real ZooKeeper, with brokers that only store its updates."""
 
 from __future__ import annotations
 
@@ -39,16 +39,14 @@ def test_topics_brokers_and_isr_changes_reach_everyone(connect: str) -> None:
         assert one.brokers == [1, 2, 3]
         tp = TopicPartition("t", 0)
         await lead_on(one, tp, 1, 2)
-        # All but the leader, who wrote it.
+        # All brokers except the leader, which wrote it.
         await until(lambda: all(h.known[tp].isr == (1, 2) for h in hearers[1:]), "the smaller ISR, known to the others")
         assert await one.store.session.children(paths.ISR_CHANGES) == ()
 
     run_with_three(connect, scenario)
 
 
-def test_a_term_that_fails_on_a_watch_event_is_followed_by_another(
-    connect: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_term_that_fails_on_a_watch_event_has_a_successor(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         epoch = loop.status.controller_epoch
         step = Controller.step
@@ -67,7 +65,7 @@ def test_a_term_that_fails_on_a_watch_event_is_followed_by_another(
 
 
 async def lead_on(hearer: Hearer, tp: TopicPartition, *isr: int, tell: bool = True) -> None:
-    """The partition's leader changes its ISR, as its replica would."""
+    """Change the partition's ISR as its leader."""
     known = hearer.known[tp]
     state = LeaderAndIsr(hearer.broker_id, known.leader_epoch, isr, known.controller_epoch)
     written = await write_isr(
@@ -112,11 +110,11 @@ def test_a_move_ends_in_one_write_that_every_broker_sees(connect: str) -> None:
     run_with_three(connect, scenario)
 
 
-def test_a_requested_election_is_carried_out_and_its_node_removed(connect: str) -> None:
+def test_a_requested_election_is_performed_and_its_node_removed(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one, two, _ = hearers
         tp = TopicPartition("t", 0)
-        await begin_move(one.store, 0, 2, 1, 3)  # another order: 2 is to lead
+        await begin_move(one.store, 0, 2, 1, 3)  # the order changes: broker 2 is to lead
         await until(lambda: two.decisions[tp].replicas == (2, 1, 3), "the new order")
         assert two.known[tp].leader == 1
         path = paths.election("asked")
@@ -126,7 +124,7 @@ def test_a_requested_election_is_carried_out_and_its_node_removed(connect: str) 
             await asyncio.wait_for(gone.wait(), 10)
         node = await one.store.read_state(tp)
         assert node is not None
-        assert node.state.leader == 2, "the node goes when the election is written, not before"
+        assert node.state.leader == 2, "the node must stay until the election is written"
         await until(lambda: all(h.known[tp].leader == 2 for h in hearers), "the leader, known to all")
 
     run_with_three(connect, scenario)
@@ -173,11 +171,11 @@ def test_a_standby_continues_what_the_expired_controller_began(connect: str) -> 
     run_with_three(connect, scenario)
 
 
-def test_a_retired_broker_is_replaced_at_once_and_leads_after_its_return(connect: str) -> None:
+def test_a_retired_broker_is_replaced_and_leads_after_its_return(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one, two, three = hearers
         assert await retire(two.store, one.registry)
-        # Not by its session, which lives on.
+        # Not by the end of its session, which continues.
         await until(lambda: two.leaders() == three.leaders() == [2, 2, 3], "broker 1 is replaced")
         assert two.brokers == [2, 3]
         one.registry = BrokerRegistry(one.store.session, one.registry.registration)
@@ -189,7 +187,8 @@ def test_a_retired_broker_is_replaced_at_once_and_leads_after_its_return(connect
 
 
 def test_two_of_three_retired_brokers_are_replaced_at_once(connect: str) -> None:
-    """Their supervisors saw them end: no waiting for a session time-out, as for brokers that merely vanish together."""
+    """Their supervisors saw them exit: no broker waits for a session timeout, as it would if they disappeared
+    together."""
 
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one, two, three = hearers
@@ -201,9 +200,9 @@ def test_two_of_three_retired_brokers_are_replaced_at_once(connect: str) -> None
     run_with_three(connect, scenario)
 
 
-def test_an_end_proved_after_the_registrations_expired_counts(connect: str) -> None:
-    """The brokers' sessions are over before their supervisors could say what they saw: most vanish together, and are
-    waited for. Then only the marks come."""
+def test_an_end_known_after_expired_registrations_counts(connect: str) -> None:
+    """The brokers' sessions expire before their supervisors can report the ends. Most brokers disappear together, so
+    the controller waits. Then only the marks arrive."""
     held_for_ms = 60_000
 
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
@@ -214,21 +213,21 @@ def test_an_end_proved_after_the_registrations_expired_counts(connect: str) -> N
         await until(
             lambda: [b.broker_id for b in loop.status.brokers] == [3], "the controller knows that they are gone"
         )
-        assert three.leaders() == [1, 2, 3], "they are waited for"
+        assert three.leaders() == [1, 2, 3], "the controller must wait for them"
         for hearer in (one, two):
             assert await retire(three.store, hearer.registry)
-            assert await retire(three.store, hearer.registry), "said again after a lost answer"
+            assert await retire(three.store, hearer.registry), "the report is repeated after a lost response"
         await until(lambda: three.leaders() == [3, 3, 3], "both are replaced", timeout_s=held_for_ms / 2000)
 
     run_with_three(connect, scenario, session_timeout_ms=held_for_ms)
 
 
-def test_controlled_stop_and_deletion(connect: str) -> None:
+def test_a_controlled_stop_and_a_deletion_reach_all_brokers(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         one, two, _ = hearers
         await one.registry.announce_stopping()
         await until(lambda: one.leaders() == [2, 2, 3] and two.brokers == [2, 3], "broker 1 is relieved")
-        assert all(1 in state.isr for state in two.known.values()), "its leaders take it out of the ISRs, no one else"
+        assert all(1 in state.isr for state in two.known.values()), "only its leaders remove it from the ISRs"
         await two.store.request_delete_topic("t", "id-1")
         await until(lambda: all(h.topics == set() and not h.known for h in hearers), "the topic is gone everywhere")
         assert await two.store.topic_names() == ()
@@ -240,8 +239,8 @@ def test_controlled_stop_and_deletion(connect: str) -> None:
     run_with_three(connect, scenario)
 
 
-def test_controller_never_regained_after_session_expiry(connect: str) -> None:
-    """It is: under a new epoch, and with a broker that failed in between."""
+def test_a_controller_is_elected_again_after_its_session_expired(connect: str) -> None:
+    """It gets a new epoch, and a broker has failed in between."""
 
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         _, two, three = hearers
@@ -271,20 +270,20 @@ def test_a_zookeeper_restart_moves_no_leader_and_loses_no_event(tmp_path: Path) 
         again = await asyncio.to_thread(EmbeddedZookeeper.start, tmp_path)
         try:
             await until(lambda: all(s.state is SessionState.CONNECTED for s in states), "everybody is back")
-            assert {s.generation for s in states} == {1}, "with the same sessions"
+            assert {s.generation for s in states} == {1}, "the sessions must be the same"
             await two.store.create_topic(TopicRecord("u", "id-u", ((3, 2),), ()))
             await until(lambda: "u" in three.topics and "u" in two.topics, "a topic made afterwards")
             assert two.leaders() == three.leaders() == [1, 2, 3, 3]
             assert {state.leader_epoch for state in two.known.values()} == {0}
             assert loop.status.controller_epoch == epoch
         finally:
-            # Closing sessions needs a server.
+            # The sessions need a server to close.
             cleanup.append(again)
 
     cleanup: list[EmbeddedZookeeper] = []
     try:
-        # A session's time runs from the moment the server has loaded it, and a JVM's first requests are slow: long
-        # sessions, for the subject here is what outlives a restart, not how short a session may be.
+        # A session's time begins when the server has loaded it, and a JVM's first requests are slow. The sessions are
+        # long, because this test is about what survives a restart.
         run_with_three(server.connect, scenario, session_timeout_ms=6000)
     finally:
         for found in (server, *cleanup):
@@ -297,7 +296,7 @@ def test_a_standby_takes_over_and_a_deposed_controller_cannot_write(connect: str
             await until(lambda: first.status.state == "active", "the first is active")
             async with controlled(connect) as second:
                 await until(lambda: second.status.state == "standby", "the second stands by")
-                await one.store.session.delete(paths.CONTROLLER)  # as an operator may
+                await one.store.session.delete(paths.CONTROLLER)  # as an operator may do
                 await until(
                     lambda: (
                         {first.status.state, second.status.state} == {"active", "standby"}
@@ -331,7 +330,7 @@ def test_a_power_cut_elects_the_longest_log_and_trusts_afterwards(connect: str) 
             assert one.known[tp].isr == (2,)
             deadline = asyncio.get_running_loop().time() + 5
             while await one.store.session.children(paths.UNTRUSTED):
-                assert asyncio.get_running_loop().time() < deadline, "the marks are taken away"
+                assert asyncio.get_running_loop().time() < deadline, "the marks must be removed"
                 await asyncio.sleep(0.02)
 
     asyncio.run(run())
@@ -378,19 +377,21 @@ def test_status_changes_are_reported(zookeeper_server: EmbeddedZookeeper, connec
 
 
 def session_of(loop: ControllerLoop) -> ZkSession:
-    """The controller's own session lives in its thread; it is only looked at here."""
+    """Return the controller's session, which belongs to its thread. The test only reads it."""
     found = loop.session
     assert found is not None
     return found
 
 
 async def _expire_elsewhere(session: ZkSession) -> None:
-    """End the session of another thread at the server. The two take it from each other until a thief's word to end it
-    comes while the thief has it."""
+    """Expire the session of another thread at the server.
+
+    The two connections take it from each other until a thief's request to close it arrives while the thief has it.
+    """
     generation, client_id = session.generation, session.client_id
     end = time.monotonic() + 60
     while session.generation == generation:
-        assert time.monotonic() < end, "the session could not be ended"
+        assert time.monotonic() < end, "the session did not expire"
         with suppress(ClusterError):
             thief = await ZkSession.open(
                 session.connect_string,

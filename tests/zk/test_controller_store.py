@@ -1,4 +1,4 @@
-"""The controller's writes against a real ZooKeeper: fenced by epoch, bound to topic and version, repeatable."""
+"""Tests of the controller's writes on a real ZooKeeper: fenced by epoch, bound to topic and version, repeatable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRITES = ((TP, STATE, NO_NODE, "id-1"),)
 async def write(
     store: ControllerStore, *writes: tuple[TopicPartition, LeaderAndIsr, int, str]
 ) -> Sequence[StateOutcome | None]:
-    """Send all, wait for all outcomes."""
+    """Send all writes and wait for all outcomes."""
     outcomes: dict[int, StateOutcome | None] = {}
     done = asyncio.Event()
 
@@ -49,7 +49,7 @@ async def write(
 
 
 async def void_request(cluster: ClusterStore) -> None:
-    """To delete a topic that is no more."""
+    """Request the deletion of a topic that no longer exists."""
     await cluster.session.create(paths.delete_topic("orders"), codecs.encode(codecs.DeletionRequest("id-1")))
 
 
@@ -67,7 +67,7 @@ def test_epochs_grow_and_only_one_controller_is_elected(connect: str) -> None:
             assert sorted(epochs, key=str) == [1, None]
             winner, loser = (first, second) if epochs[0] == 1 else (second, first)
             again = ControllerStore(winner.session)
-            assert await again.elect("again") == 1, "its own claim, whose answer may have been lost"
+            assert await again.elect("again") == 1, "a repeated claim, whose first response may have been lost"
             await winner.session.delete(paths.CONTROLLER)
             assert await loser.elect("c") == 2
 
@@ -75,7 +75,7 @@ def test_epochs_grow_and_only_one_controller_is_elected(connect: str) -> None:
 
 
 def test_no_epoch_serves_two_terms(connect: str) -> None:
-    """A term that ends while ZooKeeper is away leaves its claim behind, and the session may come back with it."""
+    """A term that ends while ZooKeeper is unreachable leaves its claim, and the session may return with it."""
 
     async def scenario() -> None:
         async with opened(connect) as one, opened(connect) as other:
@@ -87,7 +87,7 @@ def test_no_epoch_serves_two_terms(connect: str) -> None:
             assert await store.elect("c1") == 3
             node = await other.session.get(paths.CONTROLLER)
             assert codecs.decode(paths.CONTROLLER, node.data, codecs.ControllerNode).controller_epoch == 3
-            assert await write(store, (TP, NEXT, 0, "id-1")) == [Written(1)], "its writes are bound to the new epoch"
+            assert await write(store, (TP, NEXT, 0, "id-1")) == [Written(1)], "its writes must carry the new epoch"
             assert await ControllerStore(other.session).elect("c2") is None
 
     asyncio.run(scenario())
@@ -102,10 +102,10 @@ def test_outcomes_of_pipelined_writes_are_distinguished(connect: str) -> None:
             assert await write(
                 store,
                 (TP, STATE, NO_NODE, "id-1"),
-                (TP, NEXT, 0, "id-1"),  # pipelined behind the creation
-                (TP, NEXT, 0, "id-1"),  # late
-                (TP, STATE, NO_NODE, "id-1"),  # exists
-                (other, STATE, NO_NODE, "id-0"),  # an earlier topic of this name
+                (TP, NEXT, 0, "id-1"),  # pipelined after the creation
+                (TP, NEXT, 0, "id-1"),  # a late write
+                (TP, STATE, NO_NODE, "id-1"),  # the node exists
+                (other, STATE, NO_NODE, "id-0"),  # an earlier topic with this name
                 (TopicPartition("none", 0), STATE, NO_NODE, "id-x"),
             ) == [Written(0), Written(1), None, None, NodeGone(), NodeGone()]
             assert await store.levels.states([TP, other]) == {TP: VersionedState(NEXT, 1, 7), other: None}
@@ -113,7 +113,7 @@ def test_outcomes_of_pipelined_writes_are_distinguished(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_record_and_its_states_are_written_together_or_not_at_all(connect: str) -> None:
+def test_a_record_and_its_states_are_written_atomically(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
@@ -155,7 +155,7 @@ def test_requests_for_elections_are_read_and_dropped(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_an_election_request_ends_with_the_session_of_its_requester(connect: str) -> None:
+def test_an_election_request_ends_with_its_requesters_session(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as one:
             async with opened(connect) as other:
@@ -216,12 +216,12 @@ def test_a_deposed_controller_writes_nothing(connect: str) -> None:
             assert not await deposed.delete_topic("orders", "id-1")
             await deposed.delete_isr_changes(seen.nodes)
             assert await two.read_topic("orders") is not None
-            assert len(await two.session.children(paths.ISR_CHANGES)) == 1, "left for the new controller"
+            assert len(await two.session.children(paths.ISR_CHANGES)) == 1, "the node must stay for the new controller"
 
     asyncio.run(scenario())
 
 
-def test_writes_without_a_connection_are_of_unknown_fate(connect: str) -> None:
+def test_writes_without_a_connection_have_an_unknown_outcome(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
@@ -231,7 +231,7 @@ def test_writes_without_a_connection_are_of_unknown_fate(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_deleting_a_topic_removes_everything_and_may_be_repeated(connect: str) -> None:
+def test_a_topics_deletion_removes_everything_and_may_be_repeated(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as cluster:
             store = await elected(cluster.session)
@@ -248,13 +248,13 @@ def test_deleting_a_topic_removes_everything_and_may_be_repeated(connect: str) -
             assert await cluster.session.children(paths.TOPIC_IDS) == ()
             assert await store.delete_topic("orders", "id-1")
             await cluster.create_topic(TOPIC)
-            assert await write(store, *WRITES) == [Written(0)], "its paths are free"
+            assert await write(store, *WRITES) == [Written(0)], "its paths must be free"
 
     asyncio.run(scenario())
 
 
 def test_a_repeated_deletion_spares_a_recreated_topic(connect: str) -> None:
-    """The connection broke under the last step, and the topic was created again before the controller was back."""
+    """The connection broke during the last step, and the topic was created again before the controller returned."""
 
     async def scenario() -> None:
         async with opened(connect) as cluster:
@@ -273,8 +273,8 @@ def test_a_repeated_deletion_spares_a_recreated_topic(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_repeated_drop_spares_a_deletion_request_for_another_topic(connect: str) -> None:
-    """As when it is repeated after a lost answer."""
+def test_a_repeated_drop_spares_another_topics_deletion_request(connect: str) -> None:
+    """As if repeated after a lost response."""
 
     async def scenario() -> None:
         async with opened(connect) as cluster:
@@ -294,7 +294,7 @@ def test_a_repeated_drop_spares_a_deletion_request_for_another_topic(connect: st
 def test_dropping_a_deletion_request_spares_its_replacement(
     connect: str, monkeypatch: pytest.MonkeyPatch, how_often: int
 ) -> None:
-    """However often the controller was about to drop it."""
+    """The replacement may come at any step of the controller's drop."""
 
     async def scenario() -> None:
         async with opened(connect) as cluster, opened(connect) as other:
@@ -315,7 +315,7 @@ def test_dropping_a_deletion_request_spares_its_replacement(
             await is_read.wait()
             more = {asyncio.create_task(store.drop_deletion_request("orders", "id-1")) for _ in range(how_often - 1)}
             if more:
-                await asyncio.wait(more, timeout=0.3)  # those that can end before the first
+                await asyncio.wait(more, timeout=0.3)  # the operations that can end before the first one
             await other.request_delete_topic("orders", "id-2")
             go_on.set()
             await asyncio.gather(first, *more)
@@ -414,7 +414,7 @@ def test_brokers_without_a_registration_are_found_by_their_last_one(connect: str
             untrusted = BrokerRegistry(doubted.session, broker(2, trusted=False))
             await untrusted.start()
             await untrusted.close()
-            await cluster.session.ensure(paths.incarnation(3))  # as of an earlier release
+            await cluster.session.ensure(paths.incarnation(3))  # as from an earlier release
             await cluster.session.delete(paths.broker(2))
             assert [found.broker_id for found in await store.levels.absent(())] == [1]
 

@@ -1,4 +1,5 @@
-"""The embedded server: adopted while it runs, started again on its port with its data, never confused with others."""
+"""Tests of the embedded server: adopted while it runs, restarted on its port with its data, never confused with
+another one."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def test_an_embedded_zookeeper_survives_a_kill_with_port_and_data(tmp_path: Path
         assert not first.adopted
         assert adopted.adopted
         assert adopted.pid == first.pid
-        assert os.getsid(first.pid) == first.pid, "a session of its own: Ctrl-C at the driver does not reach it"
+        assert os.getsid(first.pid) == first.pid, "its own process session: Ctrl-C at the driver does not reach it"
 
         async def cluster_id() -> str:
             async with opened(first.connect) as store:
@@ -66,7 +67,7 @@ def test_a_directory_of_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_power_cut_leaves_the_port_that_brokers_know(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_failure_keeps_the_port_that_brokers_know(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk(seed=seed)
     disk.make_directory(Path("/zookeeper"))
     monkeypatch.setattr(embedded_zookeeper, "_DISK", disk)
@@ -78,7 +79,7 @@ def test_a_power_cut_leaves_the_port_that_brokers_know(seed: int, monkeypatch: p
 
 
 class FullDisk(RealDisk):
-    """Nothing new can be made on it."""
+    """A disk on which no file can be created."""
 
     def open(self, path: Path, *, create: bool = False) -> int:
         if create:
@@ -87,21 +88,21 @@ class FullDisk(RealDisk):
 
 
 def test_no_other_user_can_enter_the_servers_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lock file, which another user could hold, is in it, and so is what the cluster keeps in ZooKeeper."""
+    """Its lock file, which another user could lock, is in the directory, and so is the cluster's data in ZooKeeper."""
 
     def launch(*_: object) -> None:
         raise ClusterError("not started")
 
     monkeypatch.setattr(EmbeddedZookeeper, "_launch", launch)
-    tmp_path.chmod(0o755)  # as an earlier release made it
+    tmp_path.chmod(0o755)  # as an earlier release created it
     for directory in (tmp_path, tmp_path / "new"):
         with pytest.raises(ClusterError, match="not started"):
             EmbeddedZookeeper.start(directory)
         assert directory.stat().st_mode & 0o077 == 0
 
 
-def test_a_server_that_cannot_be_noted_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would hold the port, and nobody would know it for this directory's."""
+def test_a_server_that_cannot_be_recorded_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold the port, and no process would know that it belongs to this directory."""
     children: list[subprocess.Popen[bytes]] = []
 
     class Noted(subprocess.Popen[bytes]):

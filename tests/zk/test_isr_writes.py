@@ -1,7 +1,7 @@
-"""A leader's ISR write, from the broker's registry to a real ZooKeeper: something always comes back to the partition.
+"""Tests of a leader's ISR write, from the broker's registry to a real ZooKeeper: the partition always gets an outcome.
 
-A change in flight blocks every later one of its epoch, so one that ended in silence would keep a dead follower in the
-set for ever.
+A change in flight blocks every later one of its epoch. A write without an outcome would keep a dead follower in the set
+permanently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHRINK = WriteIsr(1, 0, 1, (1, 2), expected_version=0, added=())
 
 
 class Leading:
-    """A partition that keeps its events and repeats a write whose fate is unknown, as the replica core does."""
+    """A partition that stores its events and repeats a write with an unknown outcome, as the replica core does."""
 
     def __init__(self, registry: ZkRegistration) -> None:
         self.tp: TopicPartition = TP
@@ -70,7 +70,7 @@ def registered(context: BrokerContext, store: ClusterStore) -> ZkRegistration:
 
 
 def answer_once(session: ZkSession, error: ZkError, *, carry_out: bool) -> None:
-    """The next multi that travels in company gets this answer, whether it was carried out or not."""
+    """Let the next shared multi have this result, whether it was performed or not."""
     really: Callable[[Sequence[Op]], asyncio.Future[Any]] = session.multi_batched
 
     def answer(ops: Sequence[Op]) -> asyncio.Future[Any]:
@@ -88,7 +88,7 @@ def answer_once(session: ZkSession, error: ZkError, *, carry_out: bool) -> None:
 
 @pytest.mark.parametrize("carry_out", [False, True])
 @pytest.mark.parametrize("error", [ZkError("ZooKeeper: UnknownError -127"), ZkUnreachable("gone", sent=True)])
-def test_a_write_that_ends_in_whatever_error_is_settled(
+def test_a_write_that_ends_in_any_error_gets_an_outcome(
     connect: str, tmp_path: Path, error: ZkError, carry_out: bool
 ) -> None:
     async def scenario() -> None:
@@ -111,8 +111,8 @@ def test_a_write_that_ends_in_whatever_error_is_settled(
 
 
 @pytest.mark.parametrize("asked", [paths.state(TP), paths.topic_id(TOPIC.topic_id)])
-def test_a_refused_isr_write_reads_the_node_until_answered(connect: str, tmp_path: Path, asked: str) -> None:
-    """The node has moved on; the read that shows how is refused for a reason that nobody knows."""
+def test_a_refused_isr_write_reads_the_node_until_it_succeeds(connect: str, tmp_path: Path, asked: str) -> None:
+    """The node has changed. The read that would show it is refused for an unknown reason."""
 
     async def scenario() -> None:
         async with opened(connect) as store:
@@ -132,7 +132,7 @@ def test_a_refused_isr_write_reads_the_node_until_answered(connect: str, tmp_pat
 
 
 def _refuse_once(session: ZkSession, asked: str) -> list[str]:
-    """The next ``get`` or ``exists`` of this path fails. Returns what was refused."""
+    """Let the next ``get`` or ``exists`` of this path fail. Return the refused calls."""
     refused: list[str] = []
 
     def faulty(request: Callable[..., asyncio.Future[Any]]) -> Callable[..., asyncio.Future[Any]]:
@@ -156,7 +156,7 @@ def stored(number: int) -> VersionedState:
 
 
 def changed(registry: ZkRegistration, number: int) -> None:
-    """A partition hears that its ISR is written, and says that it has changed."""
+    """Report a written ISR to a partition, which announces the change."""
     replica = SimpleNamespace(version=stored(number).version)
     partition = SimpleNamespace(tp=TopicPartition("t", number), topic_id="id", replica=replica)
     partition.step = lambda _: registry.isr_changed(cast(Partition, partition))
@@ -164,7 +164,7 @@ def changed(registry: ZkRegistration, number: int) -> None:
 
 
 def write_under_way(registry: ZkRegistration) -> asyncio.Future[tuple[int, ...]]:
-    """The registry sends one more, whose answer is the future's."""
+    """Let the registry send one more write, whose result is the future's."""
     answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
     registry._store.send_isr = lambda *_, **__: answer  # type: ignore[method-assign]
     partition = SimpleNamespace(tp=TopicPartition("t", 999), topic_id="id", stopped=True)
@@ -172,8 +172,8 @@ def write_under_way(registry: ZkRegistration) -> asyncio.Future[tuple[int, ...]]
     return answer
 
 
-def test_isr_changes_are_gathered_while_more_are_being_written(connect: str, tmp_path: Path) -> None:
-    """The controller tells all brokers what it is told: not while the rest of a failure is still being written."""
+def test_isr_changes_are_gathered_while_more_are_in_flight(connect: str, tmp_path: Path) -> None:
+    """The controller sends each announced change to all brokers, so the rest of a failure should be written first."""
 
     async def scenario() -> None:
         async with opened(connect) as store:
@@ -197,10 +197,10 @@ def test_isr_changes_are_gathered_while_more_are_being_written(connect: str, tmp
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_isr_changes_are_not_delayed_when_none_is_being_written(
+def test_isr_changes_are_not_delayed_without_a_write_in_flight(
     connect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last ones of a failure: the broker that goes waits for the controller's word about them."""
+    """The last changes of a failure: the stopping broker waits for the controller's update about them."""
     monkeypatch.setattr(registry_module, "_NOTIFY_LATEST_MS", 600_000)
     monkeypatch.setattr(registry_module, "_NOTIFY_PARTITION_MS", 600_000)
 
@@ -213,7 +213,7 @@ def test_isr_changes_are_not_delayed_when_none_is_being_written(
             await asyncio.sleep(0.1)
             assert not await store.session.exists(paths.isr_change(1))
             answer.set_result((1,))
-            await until(lambda: not registry._changed, "the controller to be told")
+            await until(lambda: not registry._changed, "the notification of the controller")
             await state.end_tasks()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -1,4 +1,4 @@
-"""A multi is packed and unpacked as kazoo does it, which is asked for comparison."""
+"""Tests that multis are encoded and decoded as kazoo does it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPS: list[Op] = [
 STAT = struct.pack("!qqqqiiiqiiq", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
 
 
-def test_requests_are_those_of_kazoo() -> None:
+def test_requests_equal_those_of_kazoo() -> None:
     theirs = serialization.Transaction(
         [
             serialization.CheckVersion("/root/controller_epoch", 7),

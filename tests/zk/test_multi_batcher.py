@@ -1,4 +1,4 @@
-"""Small multis that travel together, against a real ZooKeeper: each has the result it would have had alone."""
+"""Tests of small multis that are sent together to a real ZooKeeper: each has the result that it would have alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NODES = 200
 
 
 class Counted:
-    """The session's multi, and what was sent with it."""
+    """The session's multi, and the operations that were sent with it."""
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
@@ -120,7 +120,7 @@ def test_a_single_write_does_not_wait_for_others(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_broken_connection_separates_sent_writes_from_unsent_ones() -> None:
+def test_a_broken_connection_separates_sent_from_unsent_writes() -> None:
     async def scenario() -> None:
         under_way: list[asyncio.Future[tuple[Any, ...]]] = []
         connected = True

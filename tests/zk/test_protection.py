@@ -1,4 +1,4 @@
-"""A ZooKeeper that is closed to those that do not know the cluster's secret: strangers read, and change nothing."""
+"""Tests of a ZooKeeper that is protected by the cluster's secret: other clients read, and change nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE, OTHER = Secret(b"1" * 32), Secret(b"2" * 32)
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedZookeeper]:
-    """Without a chroot, as the cluster's own has none."""
+    """Return the connect string without a chroot, as the cluster uses it."""
     server = EmbeddedZookeeper.start(tmp_path / "zookeeper")
     yield server
     server.stop()
@@ -32,7 +32,7 @@ Scenario = Callable[..., Awaitable[None]]
 
 
 def play(scenario: Scenario, server: EmbeddedZookeeper, *rings: KeyRing | None) -> None:
-    """Run ``scenario`` with a session for each ring."""
+    """Run ``scenario`` with one session for each ring."""
 
     async def run() -> None:
         sessions = [await ZkSession.open(server.connect, keys=keys) for keys in rings]
@@ -56,7 +56,7 @@ async def refused(request: Awaitable[object]) -> bool:
 
 
 async def is_closed(session: ZkSession, path: str) -> bool:
-    """Whether this session can neither write, nor remove, nor add below, nor open the node."""
+    """Return whether this session can neither write, delete nor add a child, nor change the node's ACL."""
     below = f"{path.rstrip('/')}/stranger"
     tried: list[Awaitable[object]] = [session.create(below), session.multi([Create(below, b"")]), session.set_acl(path)]
     if path != "/":
@@ -87,7 +87,7 @@ def test_a_client_without_the_secret_reads_and_changes_nothing(server: EmbeddedZ
     play(scenario, server, KeyRing([ONE]), None, KeyRing([OTHER]))
 
 
-def test_sessions_opened_before_create_protected_nodes_from_then_on(server: EmbeddedZookeeper) -> None:
+def test_sessions_opened_before_protect_new_nodes_from_then_on(server: EmbeddedZookeeper) -> None:
     async def scenario(driver: ZkSession, broker: ZkSession, stranger: ZkSession) -> None:
         await broker.create("/before")
         await stranger.set("/before", b"open to all")
@@ -104,7 +104,7 @@ def test_sessions_opened_before_create_protected_nodes_from_then_on(server: Embe
                 return False
             return await is_closed(stranger, f"/later-{number}")
 
-        for _ in range(2000):  # until its watch has told the broker's session
+        for _ in range(2000):  # until its watch has notified the broker's session
             if await closed():
                 break
             await asyncio.sleep(0.01)
@@ -114,8 +114,8 @@ def test_sessions_opened_before_create_protected_nodes_from_then_on(server: Embe
     play(scenario, server, KeyRing([ONE]), KeyRing([ONE]), None)
 
 
-def test_an_authentication_among_other_requests_mixes_up_no_responses(server: EmbeddedZookeeper) -> None:
-    """ZooKeeper answers it before what was sent earlier."""
+def test_an_authentication_among_requests_mixes_up_no_responses(server: EmbeddedZookeeper) -> None:
+    """ZooKeeper responds to it before earlier requests."""
 
     async def scenario(own: ZkSession) -> None:
         for number in range(100):
@@ -130,7 +130,7 @@ def test_an_authentication_among_other_requests_mixes_up_no_responses(server: Em
     play(scenario, server, KeyRing([ONE]))
 
 
-def test_a_session_is_still_trusted_after_a_lost_connection(server: EmbeddedZookeeper, tmp_path: Path) -> None:
+def test_a_session_is_still_authenticated_after_a_lost_connection(server: EmbeddedZookeeper, tmp_path: Path) -> None:
     async def scenario(own: ZkSession) -> None:
         await protect(own, KeyRing([ONE]))
         await own.create("/kept")
@@ -145,7 +145,7 @@ def test_a_session_is_still_trusted_after_a_lost_connection(server: EmbeddedZook
     play(scenario, server, KeyRing([ONE]))
 
 
-def test_a_secret_is_changed_by_a_period_with_both(server: EmbeddedZookeeper) -> None:
+def test_a_secret_is_changed_while_both_are_valid(server: EmbeddedZookeeper) -> None:
     async def first(own: ZkSession) -> None:
         await protect(own, KeyRing([ONE]))
         await own.create("/of-one")
@@ -167,7 +167,7 @@ def test_a_secret_is_changed_by_a_period_with_both(server: EmbeddedZookeeper) ->
     play(second, server, KeyRing([OTHER]), KeyRing([ONE]))
 
 
-def test_a_driver_with_another_secret_gets_advice_that_works(server: EmbeddedZookeeper, tmp_path: Path) -> None:
+def test_a_driver_with_another_secret_gets_working_advice(server: EmbeddedZookeeper, tmp_path: Path) -> None:
     async def closed(own: ZkSession) -> None:
         await protect(own, KeyRing([ONE]))
 

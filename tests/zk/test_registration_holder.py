@@ -1,4 +1,4 @@
-"""Who holds a broker's id on this host: the same broker's past, or another process that lives."""
+"""Tests of the process that holds a broker's id on this host: an earlier process of the broker, or another live one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .support import broker, opened
 
 @pytest.fixture
 def other() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this host that lives until its input ends."""
+    """Start a process of this host that lives until its input ends."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     yield process
     process.kill()
@@ -50,10 +50,10 @@ def test_a_registration_is_over_when_its_process_has_ended(other: subprocess.Pop
 
 def test_a_process_that_cannot_be_examined_keeps_its_registration(other: subprocess.Popen[bytes]) -> None:
     mine = of(os.getpid())
-    assert not is_over(of(other.pid, pid_namespace=pid_namespace() + 1), mine), "of another container"
+    assert not is_over(of(other.pid, pid_namespace=pid_namespace() + 1), mine), "a process of another container"
     assert not is_over(msgspec.structs.replace(mine, host="h2"), mine)
     assert not is_over(msgspec.structs.replace(mine, boot_id="another"), mine)
-    assert is_over(of(other.pid, pid_namespace=0), mine), "of a release that does not say"
+    assert is_over(of(other.pid, pid_namespace=0), mine), "a release that does not store the container"
 
 
 @pytest.mark.integration
@@ -75,7 +75,7 @@ def test_a_living_process_of_this_host_keeps_its_registration(connect: str, othe
 
 
 @pytest.mark.integration
-def test_an_unreadable_registration_is_replaced_unless_another_session_holds_it(connect: str) -> None:
+def test_an_unreadable_registration_is_replaced_if_its_session_is_over(connect: str) -> None:
     async def scenario() -> None:
         path = paths.broker(1)
         async with opened(connect) as store:
@@ -91,6 +91,6 @@ def test_an_unreadable_registration_is_replaced_unless_another_session_holds_it(
     asyncio.run(scenario())
 
 
-def test_this_process_has_a_start_time_and_a_missing_one_none() -> None:
+def test_only_a_running_process_has_a_start_time() -> None:
     assert start_time(os.getpid()) > 0
     assert start_time(2**22 + 1) == 0

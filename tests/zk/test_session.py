@@ -1,4 +1,4 @@
-"""The session wrapper against a real ZooKeeper: pipelining, multis, watches, expiry, loss."""
+"""Tests of the session wrapper on a real ZooKeeper: pipelining, multis, watches, expiry, loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparklog.zk.session import WINDOW, Check, Create, Delete, Node, SessionStat
 from .support import expire, opened, until
 
 
-def test_more_requests_than_the_window_pipeline_and_keep_their_order(connect: str) -> None:
+def test_pipelined_requests_above_the_window_keep_their_order(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             session = store.session
@@ -89,7 +89,7 @@ def test_watches_report_now_and_after_each_change(connect: str) -> None:
             stop()
             count = len(children)
             await session.ensure("/w")
-            await until(lambda: nodes[-1] is not None, "the other watch goes on")
+            await until(lambda: nodes[-1] is not None, "the other watch to continue")
             assert len(children) == count
 
     asyncio.run(scenario())
@@ -110,7 +110,7 @@ def test_a_watch_survives_an_unknown_response(connect: str) -> None:
             session.get = refused  # type: ignore[method-assign]
             nodes: list[Node | None] = []
             session.watch_data("/w", nodes.append)
-            await until(lambda: nodes == [None], "a report all the same")
+            await until(lambda: nodes == [None], "a report nevertheless")
 
     asyncio.run(scenario())
 
@@ -135,7 +135,7 @@ def test_watches_and_requests_continue_after_a_session_expiry(connect: str) -> N
     asyncio.run(scenario())
 
 
-def test_no_zookeeper_is_an_error_after_the_time_given() -> None:
+def test_a_missing_zookeeper_is_an_error_after_the_timeout() -> None:
     async def scenario() -> None:
         with pytest.raises(ClusterError, match=r"no ZooKeeper responded at 127\.0\.0\.1:1 within 300 ms"):
             await ZkSession.open("127.0.0.1:1", session_timeout_ms=1000, connect_timeout_ms=300)
@@ -144,7 +144,7 @@ def test_no_zookeeper_is_an_error_after_the_time_given() -> None:
 
 
 def test_a_paused_zookeeper_fails_requests_but_keeps_the_session(tmp_path: Path) -> None:
-    """Nothing blocks the loop meanwhile, however many requests there are; afterwards the session lives on."""
+    """The loop is never blocked meanwhile, for any number of requests, and the session continues afterwards."""
     server = EmbeddedZookeeper.start(tmp_path)
 
     async def scenario() -> None:
@@ -157,8 +157,8 @@ def test_a_paused_zookeeper_fails_requests_but_keeps_the_session(tmp_path: Path)
             results = await asyncio.gather(*pending, return_exceptions=True)
             assert all(isinstance(result, ZkUnreachable) for result in results)
             sent = [result.sent for result in results if isinstance(result, ZkUnreachable)]
-            assert sent[:WINDOW] == [True] * WINDOW, "may have been carried out"
-            assert sent[WINDOW:] == [False] * (2 * WINDOW), "never left"
+            assert sent[:WINDOW] == [True] * WINDOW, "the request may have been performed"
+            assert sent[WINDOW:] == [False] * (2 * WINDOW), "the request was never sent"
             assert session.state is SessionState.DISCONNECTED
             with pytest.raises(ZkUnreachable) as refused:
                 await session.get("/mine")
@@ -167,7 +167,8 @@ def test_a_paused_zookeeper_fails_requests_but_keeps_the_session(tmp_path: Path)
                 await session.connected(timeout_ms=50)
             os.kill(server.pid, signal.SIGCONT)
             await session.connected(timeout_ms=10_000)
-            # The server's clock stood still with it, so either end is possible; ours must be told apart correctly.
+            # The server's clock stopped with it, so both outcomes are possible. The client must distinguish them
+            # correctly.
             assert await session.exists("/mine") == (session.generation == generation)
         finally:
             os.kill(server.pid, signal.SIGCONT)
@@ -179,9 +180,9 @@ def test_a_paused_zookeeper_fails_requests_but_keeps_the_session(tmp_path: Path)
         server.stop()
 
 
-def test_a_connection_never_served_does_not_cost_the_session(connect: str) -> None:
-    """As by a server that has only just started. The session has 6 s, of which one silent connection may not use up
-    all; ZooKeeper itself is real."""
+def test_a_connection_that_is_never_served_does_not_cost_the_session(connect: str) -> None:
+    """A server that has only just started behaves like this. The session has 6 s, and one silent connection may not
+    use them all. ZooKeeper itself is real."""
     address, _, chroot = connect.partition("/")
     host, _, port = address.partition(":")
     open_now: list[asyncio.StreamWriter] = []
@@ -197,7 +198,7 @@ def test_a_connection_never_served_does_not_cost_the_session(connect: str) -> No
         count += 1
         open_now.append(writer)
         if count == 2:
-            await reader.read(-1)  # and no answer
+            await reader.read(-1)  # without a response
             return
         there, back = await asyncio.open_connection(host, int(port))
         open_now.append(back)
@@ -222,7 +223,7 @@ def test_a_connection_never_served_does_not_cost_the_session(connect: str) -> No
 
 @contextmanager
 def few_descriptors() -> Iterator[Callable[[], None]]:
-    """What it yields takes all that this process may open, and again what has become free since."""
+    """Open all file descriptors that this process may open, and again those that became free since."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
 
@@ -242,7 +243,8 @@ def few_descriptors() -> Iterator[Callable[[], None]]:
 
 
 def test_a_session_survives_a_shortage_of_file_descriptors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Just when the connection broke. To look a name up takes a descriptor, too, and there kazoo's thread would end."""
+    """The shortage comes with a broken connection. A name lookup needs a descriptor as well, and kazoo's thread
+    would end there."""
     server = EmbeddedZookeeper.start(tmp_path)
     connect = server.connect.replace("127.0.0.1", "localhost")
 
@@ -252,7 +254,7 @@ def test_a_session_survives_a_shortage_of_file_descriptors(tmp_path: Path, caplo
             with few_descriptors() as take:
 
                 def tried() -> bool:
-                    take()  # that of the connection, too, when it is given up
+                    take()  # including the connection's descriptor, when it is closed
                     return "to ZooKeeper after OSError" in caplog.text or session.state is SessionState.EXPIRED
 
                 os.kill(server.pid, signal.SIGSTOP)
@@ -269,7 +271,7 @@ def test_a_session_survives_a_shortage_of_file_descriptors(tmp_path: Path, caplo
 
 
 def test_a_request_that_cannot_be_sent_does_not_cost_the_session(connect: str) -> None:
-    """kazoo's thread is the one to find out, and ends with it. Who waits for other requests hears of it, too."""
+    """kazoo's thread notices the error and ends. The callers of other requests get an error as well."""
 
     async def scenario() -> None:
         async with opened(connect, session_timeout_ms=20_000) as store:
@@ -298,7 +300,7 @@ def test_requests_that_kazoo_rejects_leave_room_for_others(connect: str) -> None
 
 
 def test_an_error_unknown_to_kazoo_fails_its_request_alone(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(EXCEPTIONS, BadVersionError.code)  # stands for one that a newer server may send
+    monkeypatch.delitem(EXCEPTIONS, BadVersionError.code)  # stands for an error that a newer server may send
 
     async def scenario() -> None:
         async with opened(connect) as store:

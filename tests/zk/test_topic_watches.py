@@ -1,4 +1,4 @@
-"""Watches of topics and requests, with a real ZooKeeper: none is left of one that is gone, and a topic made anew is
+"""Tests of watches of topics and requests on a real ZooKeeper: deleted topics leave no watch, and recreated ones are
 found."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 def watched(session: ZkSession) -> set[str]:
-    """Paths of nodes that are watched, by what ZooKeeper has answered."""
+    """Return the paths of watched nodes, according to ZooKeeper's responses."""
     return {path for path, watches in session._client._data_watchers.items() if watches}
 
 
@@ -43,7 +43,7 @@ def test_a_deleted_topic_leaves_no_watch(connect: str) -> None:
                 await until(lambda name=name: found[-1:] == [(name, b"2")], "it has changed")  # type: ignore[misc]
                 await other.session.delete(paths.topic(name))
                 await until(lambda name=name: gone[-1:] == [name], "it is gone")  # type: ignore[misc]
-            await store.session.sync(paths.TOPICS)  # whatever was asked for by now is answered
+            await store.session.sync(paths.TOPICS)  # all earlier requests have a response now
             assert watched(store.session) == {root + paths.topic("kept")}
             watches.close()
 
@@ -52,7 +52,7 @@ def test_a_deleted_topic_leaves_no_watch(connect: str) -> None:
 
 
 def test_a_topic_recreated_before_the_next_listing_is_found(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name was in the list all the while."""
+    """The list contains its name during the whole test."""
     found: list[bytes] = []
     gone: list[str] = []
 
@@ -107,7 +107,7 @@ def test_a_watch_reports_the_deletion_of_its_node_last(connect: str) -> None:
 
 @pytest.mark.parametrize("is_waited_for", [False, True])
 def test_waiting_for_the_end_of_a_request_leaves_no_watch(connect: str, is_waited_for: bool) -> None:
-    """Requests have names that never come again, as deleted topics have."""
+    """Names of requests never return, like those of deleted topics."""
 
     async def scenario() -> None:
         async with opened(connect) as store:

@@ -1,6 +1,7 @@
-"""Nodes that no controller can read, below each path that it reads: it skips them, says so, and goes on.
+"""Tests of nodes that no controller can read, below each path that it reads: it skips them, reports them, and
+continues.
 
-Real ZooKeeper, and brokers that are real on the wire.
+ZooKeeper is real, and the brokers have a real wire protocol.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RUBBISH = (
     b'{"version":1,"topic_id":"x","assignment":[[]],"schemas":[]}',
     b"[" * 20000,
 )
-#: every node whose children a controller lists
+#: all nodes whose children a controller lists
 PARENTS = (
     paths.BROKER_IDS,
     paths.UNTRUSTED,
@@ -45,13 +46,13 @@ PARENTS = (
     paths.ISR_CHANGES,
     paths.TOPICS,
 )
-#: names of ids, and of none
+#: names that are ids, and names that are not
 NAMES = ("77", "077", "-1", "abc", "a topic", "99999999999999999999")
 UNREADABLE = "controller.zookeeper.unreadable"
 
 
 async def put(store: ClusterStore, path: str, data: bytes) -> None:
-    """A node that somebody deletes meanwhile is created again."""
+    """Replace a node. If another client deletes it meanwhile, create it again."""
     try:
         await store.session.create(path, data)
     except ZkNodeExists:
@@ -62,7 +63,7 @@ async def put(store: ClusterStore, path: str, data: bytes) -> None:
 
 
 async def create_topic(hearers: list[Hearer], name: str, *, but: int = 0) -> None:
-    """A controller is at work: it elects for a new topic, and tells the brokers."""
+    """Check that a controller works: it elects a leader for a new topic, and sends it to the brokers."""
     await hearers[0].store.create_topic(msgspec.structs.replace(RECORD, name=name, topic_id=f"id-{name}"))
     tp = TopicPartition(name, 0)
     alive = [hearer for hearer in hearers if hearer.broker_id != but]
@@ -70,7 +71,7 @@ async def create_topic(hearers: list[Hearer], name: str, *, but: int = 0) -> Non
 
 
 async def begin_term(loop: ControllerLoop, store: ClusterStore) -> None:
-    """Have the controller begin a new term, which reads everything."""
+    """Let the controller begin a new term, which reads everything."""
     epoch = loop.status.controller_epoch
     await store.session.delete(paths.CONTROLLER)
     await until(lambda: loop.status.state == "active" and loop.status.controller_epoch > epoch, "a new term")
@@ -84,13 +85,13 @@ def test_invalid_nodes_below_every_listed_path_are_skipped_and_counted(connect: 
                 await put(store, f"{parent}/{name}", data)
         epoch = loop.status.controller_epoch
         await create_topic(hearers, "u")
-        assert (loop.status.state, loop.status.controller_epoch) == ("active", epoch), "the term goes on"
+        assert (loop.status.state, loop.status.controller_epoch) == ("active", epoch), "the term must continue"
         assert loop.status.counters[UNREADABLE] > 0
         await begin_term(loop, hearers[0].store)
         await create_topic(hearers, "v")
         assert loop.status.counters[UNREADABLE] > 0
         assert await retire(store, hearers[2].registry)
-        tp = TopicPartition("t", 2)  # led by the third
+        tp = TopicPartition("t", 2)  # led by the third broker
         await until(lambda: all(h.known[tp].leader != 3 for h in hearers[:2]), "another leader")
         assert hearers[0].brokers == [1, 2]
 
@@ -119,7 +120,7 @@ def test_a_live_brokers_overwritten_registration_is_read_from_its_node(connect: 
         await begin_term(loop, hearers[0].store)
         await create_topic(hearers, "u")
         assert hearers[0].brokers == [1, 2, 3]
-        assert hearers[0].known[TopicPartition("t", 1)].leader == 2, "it is not taken for dead"
+        assert hearers[0].known[TopicPartition("t", 1)].leader == 2, "the broker must not be treated as dead"
 
     run_with_three(connect, scenario)
 
@@ -134,10 +135,10 @@ def test_an_unreadable_state_delays_only_its_own_partition(connect: str) -> None
         await create_topic(hearers, "u", but=3)
         other = TopicPartition("u", 2)
         await until(lambda: hearers[0].known[other].leader != 3, "another leader of what can be read")
-        assert hearers[0].decisions[tp].version == -1, "brokers go by what they know"
+        assert hearers[0].decisions[tp].version == -1, "brokers must keep their last update"
         assert not any(update.full for update in hearers[0].updates[-1:])
         await store.session.set(paths.state(tp), good)
-        await until(lambda: all(h.known[tp].leader != 3 for h in hearers[:2]), "another leader of what is mended")
+        await until(lambda: all(h.known[tp].leader != 3 for h in hearers[:2]), "another leader of the fixed partition")
 
     run_with_three(connect, scenario)
 
@@ -155,7 +156,9 @@ def test_a_topic_with_an_unreadable_record_is_not_reported_as_deleted(connect: s
         tp = TopicPartition("t", 0)
         await until(lambda: all(h.updates[-1].partitions for h in hearers), "news")
         await create_topic(hearers, "v")
-        assert not any(update.full for hearer in hearers for update in hearer.updates[-3:]), "some may be unknown yet"
+        assert not any(update.full for hearer in hearers for update in hearer.updates[-3:]), (
+            "some topics may be unknown yet"
+        )
         await begin_term(loop, store)
         await until(lambda: all(h.updates[-1].full and h.topics == {"t", "u", "v"} for h in hearers), "all, told again")
         assert hearers[0].known[tp].leader == 1
@@ -169,7 +172,7 @@ def test_a_lost_controller_epoch_is_restored(connect: str, data: bytes) -> None:
         store, epoch = hearers[0].store, loop.status.controller_epoch
         await store.session.set(paths.CONTROLLER_EPOCH, data)
         await store.session.set(paths.CONTROLLER, data)
-        await create_topic(hearers, "u")  # the term's first write finds that its epoch is over
+        await create_topic(hearers, "u")  # the term's first write finds that its epoch has ended
         assert loop.status.controller_epoch > epoch
         node = await store.session.get(paths.CONTROLLER_EPOCH)
         assert codecs.decode("", node.data, codecs.CounterNode).value == loop.status.controller_epoch
@@ -194,7 +197,7 @@ def test_a_controller_epoch_of_a_newer_format_is_left_alone(connect: str) -> Non
     run_with_three(connect, scenario)
 
 
-def test_a_controllers_node_that_no_session_holds_is_removed(connect: str) -> None:
+def test_a_controllers_node_without_a_session_is_removed(connect: str) -> None:
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         session = hearers[0].store.session
         await asyncio.to_thread(loop.stop)
