@@ -1,4 +1,4 @@
-"""A Python data source without I/O: each task returns one batch from memory again and again.
+"""A Python data source without I/O: each task returns the same batch from memory repeatedly.
 
 Spark's rate with it is the upper limit for any Python data source.
 """
@@ -17,9 +17,9 @@ from pyspark.sql.types import StructType
 from sparklog.spark.schema import DEFAULT_COLUMNS
 
 _SCHEMA = to_arrow_schema(DEFAULT_COLUMNS, timezone="UTC")
-#: Of a batch, as those that a topic written by Spark has.
+#: The rows of a batch, as in a topic that Spark has written.
 _BATCH_BYTES = 4 * 1024 * 1024
-#: A worker outlives its tasks: the first task makes the batch.
+#: A worker outlives its tasks: its first task creates the batch.
 _made: dict[int, pa.RecordBatch] = {}
 
 

@@ -1,4 +1,4 @@
-"""The end of a bench by a signal: its clusters are separate processes, which would otherwise stay."""
+"""The end of a bench by a signal: its clusters are separate processes, which would otherwise continue to run."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def zookeeper_paused(scene: Scene, options: Options) -> tuple[Report, float]:
         wait_until(
             lambda: all(now > before[broker] for broker, now in scene.incarnations().items()),
             1.5 * options.session_s,
-            "all brokers to be registered anew",
+            "all brokers to be registered again",
         )
     return _after_outage(scene, options)
 
@@ -264,12 +264,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument(
-        "--partitions", nargs="+", type=int, default=[12, 100, 1000, 2000], help="hosted by each broker"
+        "--partitions", nargs="+", type=int, default=[12, 100, 1000, 2000], help="partitions that each broker hosts"
     )
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--session-s", type=float, default=6.0, help="zookeeper.session.timeout.ms, in seconds")
     parser.add_argument("--zk-outage-s", type=float, default=60.0)
-    parser.add_argument("--dir", type=Path, help="where the brokers' data lies meanwhile; default: the system's")
+    parser.add_argument("--dir", type=Path, help="directory of the brokers' data during the run; default: the system's")
     arguments = parser.parse_args()
     end_in_order()
     options = Options(arguments.session_s, arguments.zk_outage_s, settle_s=2.0)

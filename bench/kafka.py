@@ -40,7 +40,7 @@ logger.cleaner.level=INFO
 
 
 class KafkaCluster:
-    """A Kafka cluster below ``directory``. Owner: the bench's main thread, which calls ``start`` and ``stop``."""
+    """A Kafka cluster in ``directory``. Owner: the bench's main thread, which calls ``start`` and ``stop``."""
 
     def __init__(self, jars: Path, directory: Path) -> None:
         self._class_path = str(jars / "*")

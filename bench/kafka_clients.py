@@ -1,4 +1,4 @@
-"""Kafka's Python clients for the rows: confluent-kafka (librdkafka) and aiokafka, each in its fastest way.
+"""Kafka's Python clients for the rows: confluent-kafka (librdkafka) and aiokafka, each in its fastest mode.
 
 Only benches with Kafka import this module: the packages come with the extra ``bench``.
 """
@@ -21,7 +21,7 @@ _AT_ONCE = 500
 _SILENT_S = 30.0
 #: The clients log nothing when a cluster stops.
 _SILENT = {"log_level": 2}
-#: librdkafka's own stop of one second whenever 100,000 records wait in its queue would be most of what is measured.
+#: librdkafka waits one second when 100,000 records are in its queue, which would be most of the measured time.
 _FAST_READER = {
     "fetch.queue.backoff.ms": 2,
     "queued.min.messages": 1_000_000,

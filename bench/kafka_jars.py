@@ -1,4 +1,4 @@
-"""Apache Kafka's jars and those of Spark's connector to it: found in a folder, or fetched from Maven Central.
+"""Apache Kafka's jars and those of Spark's Kafka connector: found in a folder, or fetched from Maven Central.
 
 The jars are no part of the project. ``SPARKLOG_KAFKA_JARS`` names a folder with them, in ``broker/`` and ``spark/``.
 Without it Apache Ivy, which is one of pyspark's jars and needs only Java, fetches them once into
@@ -22,12 +22,12 @@ from sparklog.errors import ClusterError
 KAFKA_VERSION = "4.1.1"
 _FETCH_TIMEOUT_S = 600
 _COMPILE_TIMEOUT_S = 120
-#: With all they need.
+#: With all dependencies.
 _BROKER = (
     ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
     ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
 )
-#: Without: the rest is in Spark.
+#: Without dependencies: Spark has the others.
 _CONNECTOR = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__),
     ("org.apache.kafka", "kafka-clients", "3.9.2"),

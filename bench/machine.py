@@ -14,7 +14,7 @@ from sparklog.record import header
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: The fields of /proc/<pid>/stat after the name with the user and system time of a process and of its ended children.
 _PARENT, _WITH_ENDED = 1, slice(11, 15)
-#: Of a process's clocks on Linux, the one that counts what the scheduler gave it, in nanoseconds.
+#: The process clock on Linux that counts the time that the scheduler gave the process, in nanoseconds.
 _CLOCK_OF_SCHEDULER = 2
 
 

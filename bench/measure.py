@@ -49,7 +49,7 @@ class Ratio(NamedTuple):
     ours: Of
     #: Empty: the figure is compared with none.
     against: tuple[Of, ...] = ()
-    #: The goal of the ratio, or of the figure without a ratio; None: only reported.
+    #: The goal of the ratio, or of a figure without a ratio. None: the figure is only reported.
     goal: float | None = None
     #: The smaller figure is better, and the goal is an upper bound of the ratio.
     lower: bool = False
@@ -63,9 +63,9 @@ class Row(NamedTuple):
     open: Callable[[Bench], AbstractContextManager[Sequence[Contestant]]]
     #: Whether each contestant has a first run that does not count: JVMs compile, and files enter the page cache.
     warm_up: bool = True
-    #: Runs of each, at most; what takes long is not run as often as the rest.
+    #: The largest number of runs of each contestant: long runs are repeated less often than others.
     at_most: int = 100
-    #: The session has to know Delta, whose jars Spark fetches.
+    #: The session needs Delta, whose jars Spark fetches.
     needs_delta: bool = False
 
 
@@ -80,7 +80,7 @@ class Line(NamedTuple):
     against: str
     goal: float | None
     lower: bool
-    #: Of each contestant's figure, run by run.
+    #: The figure of each contestant, run by run.
     runs: dict[str, list[float]]
     #: Cores that unrelated programs used during the most disturbed run.
     others: float = 0.0
@@ -135,7 +135,7 @@ def quietest(rounds: Sequence[Round], count: int) -> list[Round]:
 def one_round(row: Row, bench: Bench, contestants: Sequence[Contestant]) -> Round:
     figures, disturbed = {}, 0.0
     for contestant in contestants:
-        os.sync()  # else the disk is still busy with the writes of the last run
+        os.sync()  # without the sync, the disk is still busy with the writes of the last run
         bench.give_machine_to(contestant.side)
         if contestant.before is not None and not bench.quick:
             contestant.before()

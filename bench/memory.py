@@ -12,14 +12,15 @@ import os
 from pathlib import Path
 
 _PIECE = 1 << 20
-#: Read between two looks at what is free, in pieces.
+#: The number of pieces that are read between two checks of the free memory.
 _STRIDE = 512
-#: After so many strides that left as much free as before, or more, nothing is to be had. Who deletes a large file
-#: meanwhile makes one of them, and the replicas of a topic are large files one after the other.
+#: The number of strides in a row after which the filler stops if the free memory does not decrease. The deletion of a
+#: large file meanwhile makes one such stride, and the replicas of a topic are large files one after the other.
 _IN_VAIN = 6
-#: Of all memory, left free: what starts meanwhile takes it, and the kernel frees pages before it is gone.
+#: The share of all memory that stays free: new processes use it, and the kernel frees pages before it is used up.
 _LEFT_FREE = 0.01
-#: Bytes; a file of holes takes nothing on the disk. Far enough for all runs of a bench, none of which reads twice.
+#: The size in bytes of a file of holes, which uses no disk space. It is enough for all runs of a bench, each of which
+#: reads other pages.
 _FILE_SIZE = 1 << 40
 
 

@@ -25,7 +25,7 @@ _FILLER = b"x" * (SIZE - _HEAD.size)
 _TICK_S = 0.001
 _SILENT_S = 30.0
 _STOP_TIMEOUT_S = 60.0
-#: How long the bench waits for the results of a process, which has then died.
+#: The longest wait for the results of a process, after which the process counts as dead.
 _RESULT_TIMEOUT_S = 120.0
 Times = npt.NDArray[np.int64]
 _spawn = mp.get_context("spawn")
@@ -57,7 +57,7 @@ class Reader:
 
     def wait_ready(self) -> None:
         if not self._ready.wait(_SILENT_S):
-            raise TimeoutError("a reader has not become ready")
+            raise TimeoutError("a reader did not become ready in time")
 
     def latencies(self, count: int) -> npt.NDArray[np.float64]:
         """Wait until ``count`` records have arrived; return the latencies in milliseconds, by record number.
@@ -180,7 +180,7 @@ def _read_ours(bootstrap: str, topic: str, ready: Any) -> Iterator[tuple[bytes |
 
 
 def _read_kafka(bootstrap: str, topic: str, ready: Any) -> Iterator[tuple[bytes | memoryview, int]]:
-    """Yield one message a call, without a delay; by assignment, so that no group must form first."""
+    """Yield one message a call, without a delay. The partitions are assigned, so no group has to form first."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})

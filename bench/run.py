@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.show:
         print(report.text(report.load(results)))
         return 0
-    # A session with Delta starts with a look at Maven Central: nothing for seconds.
+    # A session with Delta starts with a request to Maven Central, which takes seconds.
     everything = [row for row in ROWS if not (options.quick and row.needs_delta)]
     chosen = [row for row in ROWS if row.name in options.rows] if options.rows else everything
     with_kafka = {"yes": True, "no": False, "cached": None}[options.kafka or ("no" if options.quick else "yes")]
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 failed.append(row.name)
                 continue
             lines += found
-            if not options.quick:  # whatever ends the bench later
+            if not options.quick:  # also for an error that ends the bench later
                 lines = report.merged(results, found, _NAMES)
                 report.save(results, lines, machine.describe())
                 (options.out / "results.svg").write_text(svg(lines))
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measured(row: Row, bench: Bench, runs: int) -> list[Line] | None:
-    """None: a run has failed, and said why. The other rows are still worth measuring."""
+    """Measure a row. Return None if a run failed, after printing the error. The other rows are still measured."""
     began = time.monotonic()
     try:
         found = measure(row, bench, runs)

@@ -72,10 +72,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=1, help="of each; medians count")
     parser.add_argument("--core", action="store_true", help="the controller's core alone, at 200,000 partitions")
     parser.add_argument("--slots", action="store_true", help="two broker slots against one")
-    parser.add_argument("--quick", action="store_true", help="hardly any work: only whether it works; keeps nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="as little work as possible, to try the programs; stores nothing"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/scale"), help="folder of results.json and the picture")
     parser.add_argument("--show", action="store_true", help="measure nothing, print what the folder has")
-    parser.add_argument("--dir", type=Path, help="where the brokers' data lies meanwhile; default: the system's")
+    parser.add_argument("--dir", type=Path, help="directory of the brokers' data during the run; default: the system's")
     return parser.parse_args()
 
 

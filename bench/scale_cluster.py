@@ -24,7 +24,7 @@ from sparklog.errors import BrokerError
 from sparklog.protocol.messages import Metadata, MetadataReply
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
-#: Longer than every measurement here; slower work has no figure.
+#: Longer than any measurement here. Slower work has no figure.
 _TIMEOUT_S = 180.0
 _TOPIC, _FEW = "many", "few"
 _VALUE = b"x" * 100
@@ -34,8 +34,8 @@ _FEW_PARTITIONS = 6
 _BARE_PART = 10
 _ROUNDS = 3
 _POLL_S = 0.1
-#: What records leave to do for later is done by then: a look at who may lag after ten seconds, at what retention may
-#: take after thirty at most.
+#: By then all work that records cause later is done: the check of lagging replicas after ten seconds, and retention
+#: checks after at most thirty.
 _SETTLE_S = 40.0
 _IDLE_S = 60.0
 
@@ -193,7 +193,7 @@ def measure(partitions: int, *, pieces: Collection[str] = PIECES, directory: Pat
             if name not in (*pieces, *PIECES[:2]):
                 continue
             piece: Callable[[], Figures] = getattr(scale, name)
-            os.sync()  # else the disk is still busy with the writes of the last piece
+            os.sync()  # without the sync, the disk is still busy with the writes of the last piece
             began = time.monotonic()
             with Others() as others:
                 found = piece()

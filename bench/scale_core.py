@@ -146,7 +146,7 @@ class LargeCluster:
         )
         self._follow(self.step(Loaded(tuple(self.brokers.values()), {}, snapshots, {})))
         self._tick()  # one step examines a bounded number of partitions
-        assert self.controller.settled(), "nothing is to be done about a cluster that is well"
+        assert self.controller.settled(), "a healthy cluster must need no change"
         took_s, self.core_s, self.updates = self.core_s, 0.0, []
         return took_s
 
@@ -163,7 +163,7 @@ class LargeCluster:
         decide_s = self.core_s
         elected = await self._carry_out(effects, zookeeper)
         shrunk = self._shrink(victim)
-        assert self.controller.settled(), "all has been told"
+        assert self.controller.settled(), "every broker must have its updates"
         assert not self.controller.state.leads(victim)
         return Cost(
             brokers=len(self.brokers) + 1,
@@ -248,7 +248,7 @@ class LargeCluster:
         waiting = list(effects)
         while waiting:
             effect = waiting.pop(0)
-            assert not isinstance(effect, ReadStates), "nothing is in doubt"
+            assert not isinstance(effect, ReadStates), "no log may be doubted"
             if isinstance(effect, SendUpdate):
                 began = time.process_time()
                 self.updates.append(len(encode_message(effect.update)))
@@ -266,14 +266,14 @@ def measure(brokers: int = 100, partitions: int = 200_000) -> Cost:
 def text(cost: Cost) -> str:
     rows = (
         (
-            "a new term: all decided, every broker told everything",
+            "a new term: all decided, every broker has a full update",
             f"{cost.load_s:.1f} s, at most {cost.load_stall_s:.1f} s without a decision",
         ),
         ("a broker is dead: its partitions decided, writes ordered", f"{cost.decide_s:.3f} s"),
-        ("until all that follows is told, the core", f"{cost.core_s:.2f} s"),
-        ("until all that follows is told, encoding what is sent", f"{cost.sent_s:.2f} s"),
+        ("until all brokers have their updates, the core", f"{cost.core_s:.2f} s"),
+        ("until all brokers have their updates, encoding of the requests", f"{cost.sent_s:.2f} s"),
         ("new leaders, and in-sync sets without it", f"{cost.elected:,} and {cost.shrunk:,}"),
-        ("requests to ZooKeeper, in so many round trips", f"{cost.requests:,} in {cost.round_trips:,}"),
+        ("requests to ZooKeeper, in how many round trips", f"{cost.requests:,} in {cost.round_trips:,}"),
         ("bytes to ZooKeeper", f"{cost.request_bytes / 1e3:,.0f} kB"),
         ("updates to brokers", f"{cost.updates:,}"),
         (
@@ -318,7 +318,7 @@ def _request_bytes(ops: Sequence[Op]) -> int:
         for op in ops
         if isinstance(op, Check | SetData)
     ]
-    assert len(encoded) == len(ops), "states that exist are checked and set, nothing else"
+    assert len(encoded) == len(ops), "only existing states may be checked and set"
     return _REQUEST_BYTES + len(serialization.Transaction(encoded).serialize())
 
 

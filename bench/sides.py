@@ -286,8 +286,11 @@ class Bench:
             yield self.kafka
 
     def give_machine_to(self, side: Side | None) -> None:
-        """Pause the other one; None: nobody is paused. One that goes on and is not whole in time, as the error says, is
-        waited for again by whoever needs it."""
+        """Pause the other side, or with None neither side.
+
+        A paused side resumes first. If it is not in sync in time, the error says so, and the next caller that needs it
+        waits again.
+        """
         other = None if side is None else next((found for found in self.started if found is not side), None)
         if self._paused is not None and self._paused is not other:
             self._stands_still = False
@@ -300,7 +303,7 @@ class Bench:
 
     @cached_property
     def spark(self) -> SparkSession:
-        """The session on two cores for both sides, with Kafka's connector if it is available."""
+        """Return the session on two cores for both sides, with Kafka's connector if it is available."""
         from bench.spark_session import open_session
 
         jars: list[Path] = []

@@ -28,8 +28,8 @@ from sparklog.errors import SparklogError
 
 _VALUE = b"x" * 100
 _READY_TIMEOUT_S = 60.0
-#: Of many partitions those due within a hundredth of the interval are written to together: sent one by one, two
-#: thousand a few seconds took half of two cores, from the brokers whose recovery is to be seen.
+#: Of many partitions, those due within a hundredth of the interval are written together. Sent one by one, two thousand
+#: records every few seconds used half of two cores, which the recovering brokers need.
 _GROUPS = 100
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.005
 

@@ -26,7 +26,7 @@ Matrix = npt.NDArray[np.uint8]
 
 
 def matrix(count: int, size: int) -> Matrix:
-    """Values 0 to ``count``, one a row."""
+    """Return the values 0 to ``count``, one a row."""
     values = np.full((count, size), FILLER[0], dtype=np.uint8)
     left = np.arange(count, dtype=np.int64)
     for digit in range(DIGITS - 1, -1, -1):
@@ -35,7 +35,7 @@ def matrix(count: int, size: int) -> Matrix:
 
 
 def tables(count: int, size: int) -> list[pa.Table]:
-    """The same as tables with one column, ``value``, of 100,000 rows each."""
+    """Return the values as tables with one column, ``value``, of 100,000 rows each."""
     whole = matrix(count, size)
     return [_table(whole[start : start + _BATCH_ROWS], size) for start in range(0, count, _BATCH_ROWS)]
 
@@ -49,7 +49,7 @@ def _table(values: Matrix, size: int) -> pa.Table:
 
 
 def objects(count: int, size: int) -> list[bytes]:
-    """The same as Python's ``bytes``."""
+    """Return the values as Python's ``bytes``."""
     whole = matrix(count, size).tobytes()
     return [whole[start : start + size] for start in range(0, count * size, size)]
 
@@ -71,12 +71,12 @@ def check_topic(side: Side, topic: str, count: int, size: int) -> None:
 
 
 def check_objects(found: Sequence[bytes], count: int, size: int) -> None:
-    """As ``check_arrow``."""
+    """Check values as ``check_arrow`` does."""
     check([np.frombuffer(b"".join(found), dtype=np.uint8)], count, size)
 
 
 def check(pieces: Sequence[npt.NDArray[np.uint8]], count: int, size: int) -> None:
-    """``pieces`` are values one after the other. Raises Lost."""
+    """Check ``pieces`` of consecutive values. Raises Lost."""
     length = sum(len(piece) for piece in pieces)
     if length != count * size:
         raise Lost(f"{length / size:,.10g} values of {size} bytes found, {count:,} expected")
@@ -96,7 +96,7 @@ def check(pieces: Sequence[npt.NDArray[np.uint8]], count: int, size: int) -> Non
 
 
 def _bytes_of(column: pa.BinaryArray, size: int) -> npt.NDArray[np.uint8]:
-    """The values' bytes without a copy. Raises Lost where one has another size."""
+    """Return the values' bytes without a copy. Raises Lost if a value has another size."""
     _, offsets, values = column.buffers()
     at = np.frombuffer(offsets, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
     if column.null_count or not (np.diff(at) == size).all():

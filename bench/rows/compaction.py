@@ -1,8 +1,8 @@
-"""How fast a broker compacts a log: one partition of 100 B values of which one in ten stays.
+"""The speed at which a broker compacts a log: one partition of 100 B values, one in ten of which stays.
 
-The log is written first and compacted once, when its topic is told to; the time is the cleaner's own, of the broker
-that leads it, which has no other work: ours counts it, Kafka's writes it into its log. Beside it: how fast the machine
-copies as many bytes as the log has (read, write, fsync), which is the bound.
+The log is written first, and compacted once, after its topic's policy is changed. The time is that of the cleaner of
+the leader, which has no other work: sparklog counts it, and Kafka writes it to its log. The bound beside it is the time
+in which the machine copies the log's bytes (read, write, fsync).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparklog import Consumer, Producer
 
 _SIZE = 100
 _RECORDS = 4_000_000
-#: Records of one key, on average; keys are 13 bytes.
+#: The average number of records of one key. Keys are 13 bytes.
 _OF_A_KEY = 10
 _KEY = b"key %09d"
 _SEGMENTS = 8
@@ -39,7 +39,7 @@ Keys = npt.NDArray[np.int64]
 
 
 class Cleaned(NamedTuple):
-    """What a cleaner has done: records and bytes that it went through, and how long it took."""
+    """The work of a cleaner: the records and bytes that it processed, and its duration."""
 
     records: int
     stored_bytes: int
@@ -53,18 +53,18 @@ class Cleaned(NamedTuple):
 
 
 class Work(NamedTuple):
-    """``keys``: of each record, by the number that its value has."""
+    """The records to write. ``keys`` has the key of each record, by the number in its value."""
 
     bench: Bench
     keys: Keys
 
     @property
     def segment_bytes(self) -> str:
-        """Kafka takes no less than a MiB."""
+        """Return the segment size. Kafka accepts no less than a MiB."""
         return str(max(1 << 20 if self.bench.kafka else 1 << 16, len(self.keys) * _SIZE // _SEGMENTS))
 
     def check(self, found: Iterator[tuple[Keys, Keys]]) -> None:
-        """``found``: keys and values' numbers as they stand in the log. Raises Lost."""
+        """Check the keys and the values' numbers ``found`` in the log, in their order. Raises Lost."""
         newest, left = np.full(len(self.keys), -1), 0
         for keys, numbers in found:
             newest[keys] = numbers
@@ -77,18 +77,19 @@ class Work(NamedTuple):
             raise Lost(f"{left:,} of {len(self.keys):,} records are left: the log was not compacted")
 
 
-# --- ours ---
+# --- sparklog ---
 
 
 def clean_ours(work: Work) -> Figures:
     side = work.bench.ours
     config = {**_FULL, "segment.bytes": work.segment_bytes}
     with work.bench.topic(side, partitions=1, replication_factor=1, config=config) as topic:
-        # Several to a segment, or there is one segment only, which is active.
+        # There are several segments: a single one would be active and never cleaned.
         _write_ours(side.bootstrap, topic, work.keys, batch_bytes=min(1 << 20, int(work.segment_bytes) // 4))
         before = _counted(side)
         side.admin.alter_topic(topic, _COMPACT)
-        # All but the active segment, in one run; on a busy machine in several, as segments are sealed.
+        # The cleaner takes all segments except the active one, in one run, or on a busy machine in several, as they are
+        # sealed.
         dirty = before["cleaner.records"] + len(work.keys) * (_SEGMENTS - 2) // _SEGMENTS
         wait_for(lambda: _counted(side)["cleaner.records"] >= dirty, _TIMEOUT_S, f"{topic} to be cleaned")
         after = _counted(side)
@@ -107,7 +108,7 @@ def _write_ours(bootstrap: str, topic: str, keys: Keys, *, batch_bytes: int) -> 
 
 
 def _counted(side: Sparklog) -> dict[str, int]:
-    """Of all brokers, of which one has something to clean."""
+    """Return the sum of all brokers' counters. Only one broker has a log to clean."""
     names = ("cleaner.records", "cleaner.bytes.before", "cleaner.ms")
     found = [broker.counters for broker in side.admin.describe_brokers()]
     return {name: sum(counters.get(name, 0) for counters in found) for name in names}
@@ -127,7 +128,7 @@ def _numbers_of(values: list[bytes]) -> Keys:
     return np.array([int(value[:DIGITS]) for value in values], np.int64)
 
 
-# --- theirs ---
+# --- Kafka ---
 
 _SAID = re.compile(
     r"cleaned log (?P<log>\S+) .*?([\d.,]+) MB of log processed in (?P<s>[\d.,]+) seconds.*?"
@@ -194,7 +195,7 @@ def _read_kafka(side: Kafka, topic: str) -> Iterator[tuple[Keys, Keys]]:
 
 
 def copy(scratch: Path, size: int) -> Figures:
-    """Read a file that lies in the page cache, and write as much, durably."""
+    """Read a file in the page cache, and write its bytes durably to another one."""
     source, target = scratch / "source", scratch / "target"
     if not source.exists():
         source.write_bytes(os.urandom(1 << 20) * (size >> 20 or 1))

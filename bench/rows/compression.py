@@ -1,7 +1,7 @@
-"""Where compression pays: the flights as JSON and as typed columns, plain, with lz4 and with zstd. From Python.
+"""The benefit of compression: the flights as JSON and as typed columns, plain, with lz4 and with zstd. From Python.
 
-What it saves (bytes on disks, which are also those on the network) is set beside what it costs (processor time of
-client and brokers together), for each GB as it is without compression.
+The saving (bytes on the disks, which are also those on the network) is shown beside the cost (processor time of client
+and brokers), for each GB of uncompressed data.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _RECORDS = 1_000_000
 _BATCH_ROWS = 100_000
 CODECS = ("none", "lz4", "zstd")
 JSON, TYPED = "JSON of flights", "typed flights"
-#: By column: rows that are not null, and sums of numbers or of the bytes of text.
+#: By column: the number of rows that are not null, and the sum of the numbers or of the text's bytes.
 Sums = Mapping[str, tuple[int, int]]
 
 
 class Records(NamedTuple):
-    """What is written, of one kind."""
+    """The records to write, of one kind."""
 
     kind: str
     pieces: Sequence[pa.Table]
-    #: None: values of a topic without columns of its own.
+    #: None: the values of a default topic.
     schema: pa.Schema | None
     sums: Sums
 
@@ -47,7 +47,7 @@ class Records(NamedTuple):
 
     @property
     def volume(self) -> int:
-        """Bytes of the columns."""
+        """Return the bytes of the columns."""
         return sum(piece.nbytes for piece in self.pieces)
 
 
@@ -80,7 +80,7 @@ def _bytes_of(chunk: pa.Array) -> int:
 
 
 def as_json(table: pa.Table) -> list[bytes]:
-    """One object a row, without what is null."""
+    """Return one JSON object for each row, without nulls."""
     rows = table.set_column(
         table.schema.get_field_index("time_hour"), "time_hour", table.column("time_hour").cast(pa.string())
     ).to_pylist()
@@ -91,7 +91,7 @@ def as_json(table: pa.Table) -> list[bytes]:
 
 
 def one_run(bench: Bench, data: Records, codec: str) -> Figures:
-    """Written to a topic of its own and read back. Raises Lost."""
+    """Write the records to a new topic and read them back. Raises Lost."""
     options = {} if data.schema is None else {"schema": data.schema}
     with bench.topic(bench.ours, partitions=PARTITIONS, **options) as topic:
         with CpuTime(bench.ours.pids()) as brokers, _Took() as writing, _producer(bench, codec) as producer:
@@ -132,7 +132,7 @@ def one_kafka_run(bench: Bench, kafka: Kafka, values: Sequence[bytes], codec: st
 
 
 class _Took:
-    """Time of the wall and of this process' processors, between entering and leaving."""
+    """A stopwatch for elapsed time and for this process's processor time, as a context manager."""
 
     wall_s = cpu_s = 0.0
 

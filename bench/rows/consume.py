@@ -1,7 +1,7 @@
-"""Reading six partitions into Arrow from Python: over sockets, and from the files of a replica on this host.
+"""Reads of six partitions into Arrow from Python: over sockets, and from the files of a replica on this host.
 
-librdkafka, by far the fastest of Kafka's clients for Python, gives Python objects; what it would take to make Arrow
-columns of those is not counted.
+librdkafka, by far the fastest of Kafka's clients for Python, returns Python objects. The conversion of these to Arrow
+columns is not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def by_socket(bench: Bench, topic: str, count: int, size: int) -> Figures:
         while rows < count:
             batches = consumer.poll(_POLL_S)
             if not batches:
-                break  # the check says what is missing
+                break  # the check reports missing records
             found += batches
             rows += sum(batch.num_rows for batch in batches)
         took = time.perf_counter() - began

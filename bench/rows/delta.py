@@ -1,4 +1,4 @@
-"""Topics into Delta tables, against Kafka's source and Delta's sink, and reading what is partly there."""
+"""Topics archived to Delta tables, against Kafka's source and Delta's sink, and reads of a topic and its archive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COPIES = 10
 
 
 def archive(bench: Bench, topic: str, to: str) -> None:
-    """What there is now."""
+    """Archive all existing records."""
     from sparklog.delta.job import run_archives
     from sparklog.delta.options import ArchiveOptions
 
@@ -39,7 +39,7 @@ def archive(bench: Bench, topic: str, to: str) -> None:
 
 
 def stream_to_delta(bench: Bench, rows: DataFrame, to: str) -> None:
-    """What there is now, exactly once: Delta's sink knows the query's batches."""
+    """Copy all existing records exactly once: Delta's sink stores the query's batches."""
     writer = rows.writeStream.format("delta").partitionBy("_date").option("checkpointLocation", str(bench.scratch()))
     writer.trigger(availableNow=True).start(to).awaitTermination()
 
@@ -47,7 +47,7 @@ def stream_to_delta(bench: Bench, rows: DataFrame, to: str) -> None:
 def one_archive(
     bench: Bench, side: Side, topic: str, *, sums: tuple[str, ...], expected: Any, fields: Any = None
 ) -> Figures:
-    """``fields``: of the JSON in Kafka's values; None: values as they are."""
+    """Run one archive. ``fields`` are those of the JSON in Kafka's values. None: the values are bytes."""
     from pyspark.sql import functions as sf
 
     table = f"{bench.scratch()}/{topic}"
@@ -115,7 +115,7 @@ def one_history(bench: Bench, topic: str, path: str, rows: int, **borders: Any) 
 
 @contextmanager
 def open_history(bench: Bench) -> Iterator[list[Contestant]]:
-    """As many flights in the archive as behind its seam."""
+    """Open a topic with equal numbers of flights in the archive and in the log above it."""
     copies = 1 if bench.quick else bench.count(_COPIES, 1)
     table, path = load_flights(), str(bench.scratch())
     half = copies * table.num_rows

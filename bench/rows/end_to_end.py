@@ -1,7 +1,7 @@
-"""How long a record takes from the producer to a reader at 50,000 records/s of 100 B, six partitions, acks=all.
+"""The time of a record from the producer to a reader at 50,000 records/s of 100 B, with six partitions and acks=all.
 
-From the call that hands it to the producer until the call that gives it to the reader returns; producer, reader and
-brokers are processes of one machine.
+It begins with the call that gives the record to the producer, and ends with the return of the call that gives it to the
+reader. Producer, reader and brokers are processes of one machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.sides import Bench, Side
 
 _RATE = 50_000
 _SECONDS, _WARM_UP_S = 10.0, 3.0
-#: What a producer waits for company: the default of both, and what Kafka is set to where latency counts.
+#: The linger times: the default of both, and the usual setting of Kafka for low latency.
 _DEFAULT_MS, _SHORT_MS = 5.0, 1.0
 
 

@@ -1,4 +1,5 @@
-"""One record at a time from Python: the next is sent when the one before is acknowledged. 100 B, one partition."""
+"""One record at a time from Python: each is sent after the acknowledgement of the previous one. 100 B, one
+partition."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _RECORDS, _WARM_UP = 3_000, 200
 
 
 def percentiles(seconds: list[float]) -> Figures:
-    """In milliseconds."""
+    """Return the percentiles in milliseconds."""
     p50, p99 = np.percentile(np.array(seconds) * 1000, [50, 99])
     return {"p50": float(p50), "p99": float(p99)}
 
@@ -45,7 +46,7 @@ def confluent(bootstrap: str, topic: str, values: list[bytes], *, acks: str) -> 
 
     def write(value: bytes) -> None:
         producer.produce(topic, value, partition=0)
-        if producer.flush(30):  # does not wait for company, whatever linger.ms says
+        if producer.flush(30):  # it does not linger, regardless of linger.ms
             raise TimeoutError("confluent-kafka: a record was not acknowledged")
 
     return timed(values, write)

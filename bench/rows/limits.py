@@ -1,5 +1,5 @@
-"""How far reading and writing are, ours and Kafka's, from what this machine can do at all: one core's loopback, copies,
-to the page cache as well, and checksums."""
+"""Reads and writes of both systems against the limits of this machine: one core's loopback, copies, also to the page
+cache, and checksums."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _spawn = mp.get_context("spawn")
 
 
 def loopback(pieces: int) -> Figures:
-    """GB/s from one process to another over TCP, a MiB at a time."""
+    """Return the GB/s from one process to another over TCP, a MiB at a time."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = _spawn.Process(target=_send, args=(server.getsockname(), pieces), daemon=True)
         sender.start()
         connection, _ = server.accept()
         with connection:
             buffer = memoryview(bytearray(_PIECE))
-            received = connection.recv_into(buffer)  # the first bytes: the other process has started
+            received = connection.recv_into(buffer)  # the first bytes show that the other process has started
             began = time.perf_counter()
             while count := connection.recv_into(buffer):
                 received += count
@@ -54,7 +54,7 @@ def _send(address: Any, pieces: int) -> None:
 
 
 def copy(pieces: int) -> Figures:
-    """GB/s from memory to memory, too much of it for any cache."""
+    """Return the GB/s from memory to memory, with too much data for any cache."""
     source = np.ones(256 * _PIECE, dtype=np.uint8)
     target = np.zeros_like(source)
     rounds = max(1, pieces // 256)
@@ -65,7 +65,7 @@ def copy(pieces: int) -> Figures:
 
 
 def page_cache(bench: Bench, pieces: int) -> Figures:
-    """GB/s out of memory that is in no cache into the page cache of a new file, on the brokers' disk."""
+    """Return the GB/s from uncached memory to the page cache of a new file, on the brokers' disk."""
     source = memoryview(b"\1" * (256 * _PIECE))
     with tempfile.TemporaryFile(dir=bench.scratch()) as file:
         began = time.perf_counter()
@@ -76,7 +76,7 @@ def page_cache(bench: Bench, pieces: int) -> Figures:
 
 
 def checksum(pieces: int) -> Figures:
-    """GB/s of CRC-32C over what is in the cache."""
+    """Return the GB/s of CRC-32C over cached data."""
     piece = bytes(_PIECE)
     began = time.perf_counter()
     for _ in range(pieces):
@@ -85,14 +85,14 @@ def checksum(pieces: int) -> Figures:
 
 
 def writing(bench: Bench, pieces: list[Any], volume: int) -> Figures:
-    """GB/s that reach the disks' page caches: every byte is written three times."""
+    """Return the GB/s that reach the page caches: every byte is written three times."""
     with bench.topic(bench.ours, partitions=PARTITIONS) as topic:
         return {"gb": 3 * volume / write_tables(bench.ours.bootstrap, topic, pieces) / 1e9}
 
 
 @contextmanager
 def open_kafka(bench: Bench, count: int) -> Iterator[list[Contestant]]:
-    """What its fastest client for Python reaches; nobody where there is no Kafka."""
+    """Open the contestants of Kafka's fastest client for Python. Without Kafka there are none."""
     if bench.kafka is None:
         yield []
         return
@@ -126,7 +126,7 @@ def open_limits(bench: Bench) -> Iterator[list[Contestant]]:
         def gb(read: Any) -> Figures:
             return {"gb": read(bench, topic, count, _SIZE)["rate"] * _SIZE / 1e9}
 
-        # The machine's own as well: beside the same processes as what is compared with them.
+        # The machine's own limits run as contestants too, so that the same processes exist meanwhile.
         yield [
             Contestant("loopback", functools.partial(loopback, pieces), bench.ours),
             Contestant("copy", functools.partial(copy, pieces), bench.ours),

@@ -1,4 +1,4 @@
-"""Writing from Python: whole tables, and record by record. Six partitions, acks=all."""
+"""Writes from Python: whole tables, and record by record. Six partitions, acks=all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TABLES = {100: 2_000_000, 1000: 500_000}
 
 
 def write_tables(bootstrap: str, topic: str, pieces: Sequence[Any]) -> float:
-    """Seconds until all rows are acknowledged."""
+    """Write the tables. Return the seconds until all rows are acknowledged."""
     with Producer(bootstrap) as producer:
         began = time.perf_counter()
         for piece in pieces:
@@ -41,7 +41,7 @@ def send_each(bootstrap: str, topic: str, values: Sequence[bytes]) -> float:
 def one_write(
     bench: Bench, side: Side, work: Callable[[str, str, Any], float], data: Any, *, count: int, size: int
 ) -> Figures:
-    """One run into a topic of its own, which is then read and compared."""
+    """Write to a new topic, then read and compare the values."""
     with bench.topic(side, partitions=PARTITIONS) as topic:
         with CpuTime(side.pids()) as cpu:
             took = work(side.bootstrap, topic, data)

@@ -1,7 +1,8 @@
-"""A broker that comes back: after SIGKILL with all it had, and with nothing. Half a GB in six partitions.
+"""The return of a broker after SIGKILL, with all of its data and with none: half a GB in six partitions.
 
-From the start of its process until it is in sync everywhere, while nobody writes. The others have taken it out of the
-in-sync sets before it starts: how long that takes is ``bench/failover``'s question.
+The time begins with the start of the process and ends when it is in sync for all partitions; no client writes
+meanwhile. Leaders have removed it from the in-sync sets before it starts: ``bench/failover`` measures how long that
+takes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TIMEOUT_S = 120.0
 
 
 def restart_ours(side: Sparklog, topic: str, *, empty: bool) -> float:
-    """Seconds."""
+    """Return the duration in seconds."""
     broker_id = max(side.cluster.slots)
     if empty:
         side.cluster.stop_broker(broker_id)
@@ -44,7 +45,7 @@ def _in_sync(side: Sparklog, topic: str, replicas: int) -> bool:
 
 
 def restart_kafka(side: Kafka, topic: str, *, empty: bool) -> float:
-    """Seconds."""
+    """Return the duration in seconds."""
     node = BROKERS[-1]
     if empty:
         side.cluster.stop_broker(node)

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 PARTITIONS = 6
 _RECORDS = {100: 5_000_000, 1000: 1_000_000}
-#: What Kafka's connector is given by those who know it.
+#: The settings that experienced users give to Kafka's connector.
 TUNED = {"kafka.linger.ms": "5", "kafka.batch.size": "262144"}
 _NOTHING: Mapping[str, str] = {}
-#: Spark ends Python workers when none of them has been used for a minute, and looks for that every ten seconds. Source:
+#: Spark ends Python workers when none of them has been used for a minute, and checks that every ten seconds. Source:
 #: org.apache.spark.api.python.PythonWorkerFactory.
 _WORKERS_END_AFTER_S = 75.0
 
 
 def frame(bench: Bench, count: int, size: int) -> DataFrame:
-    """The numbered values, made by Spark."""
+    """Return the numbered values, created by Spark."""
     numbers = bench.spark.range(count, numPartitions=4)
     filler = FILLER.decode() * (size - DIGITS)
     return numbers.selectExpr(f"cast(concat(lpad(cast(id as string), {DIGITS}, '0'), '{filler}') as binary) as value")
@@ -58,7 +58,7 @@ def write(data: DataFrame, side: Side, topic: str, options: Mapping[str, str] = 
 
 
 def sides(bench: Bench) -> Iterator[Side]:
-    """Ours, and Kafka where Spark can reach it."""
+    """Yield sparklog, and Kafka if Spark has its connector."""
     yield bench.ours
     if bench.kafka is not None and bench.connector:
         yield bench.kafka
@@ -68,26 +68,31 @@ def sides(bench: Bench) -> Iterator[Side]:
 
 
 class Writes:
-    """Of one DataFrame, each into a topic of its own: Spark keeps Kafka's producers, which stall when theirs is made
-    anew. Owner: the main thread."""
+    """Writes of one DataFrame, each to a new topic.
+
+    Spark caches Kafka's producers, which stall when their topic is recreated. Owner: the main thread.
+    """
 
     def __init__(self, bench: Bench, *, size: int) -> None:
         self._bench = bench
         self._size = size
         self._count = bench.count(_RECORDS[size], 20_000)
         self._data = frame(bench, self._count, size)
-        #: When the session's Python workers were used last, in seconds of the monotonic clock.
+        #: The time of the last use of the session's Python workers, in seconds of the monotonic clock.
         self._used_at = time.monotonic()
 
     def one(self, side: Side, options: Mapping[str, str] = _NOTHING) -> Figures:
-        """Once more where Kafka's producer gives a batch up that stands still for two minutes, as happens right behind
-        a pause of its brokers; what such a run would be worth is not counted."""
+        """Run one write. If Kafka's producer gives up, run it again.
+
+        Kafka's producer gives up a batch that was stalled for two minutes, which happens directly after a pause of its
+        brokers. The failed run is not counted.
+        """
         try:
             return self._once(side, options)
         except Py4JJavaError as error:
             if side is self._bench.ours or "org.apache.kafka.common.errors.TimeoutException" not in str(error):
                 raise
-            self._bench.say(f"  {side.name} gave a write up, and is asked once more")
+            self._bench.say(f"  {side.name} gave up a write, which is repeated")
             return self._once(side, options)
 
     def _once(self, side: Side, options: Mapping[str, str]) -> Figures:
@@ -99,7 +104,7 @@ class Writes:
         return {"rate": self._count / took}
 
     def pause(self) -> None:
-        """Until Spark has ended its Python workers. Kafka's turns are most of it."""
+        """Wait until Spark has ended its Python workers. Kafka's turns are most of this time."""
         time.sleep(max(0.0, self._used_at + _WORKERS_END_AFTER_S - time.monotonic()))
 
 
@@ -143,7 +148,7 @@ def streamed(bench: Bench, data: DataFrame, name: str, count: int) -> Figures:
 
 
 def filled(bench: Bench, side: Side, data: DataFrame, ends: ExitStack) -> str:
-    """A topic with ``data``, of which Spark has seen every byte come back. Raises Lost."""
+    """Create a topic with ``data``, and check that Spark reads every byte of it. Raises Lost."""
     topic = ends.enter_context(bench.topic(side, partitions=PARTITIONS))
     write(data, side, topic, TUNED if side.name == "kafka" else _NOTHING)
     sums = ("count(1)", "sum(crc32(value))")

@@ -1,9 +1,9 @@
-"""What one more group at the end of a topic costs the brokers: 1 kB records flow at 100 MB/s, 1 or 3 groups follow.
+"""The cost of one more group at the end of a topic for the brokers: 1 kB records flow at 100 MB/s, 1 or 3 groups
+follow.
 
-Writer and readers are processes of their own. The stream never stops: two of the three groups come and go in turns,
-each time as new ones, and what counts is the processor time that the brokers take for each byte
-written while all is calm. Hence the difference is taken within one run, seconds apart, and what changes on the machine
-in the course of minutes meets both numbers of groups.
+Writer and readers are separate processes. The stream never stops. Two of the three groups join and leave in turns, each
+time as new ones. The figure is the brokers' processor time for each written byte between these changes. The difference
+is therefore taken within one run, seconds apart, so slow changes of the machine's load affect both numbers of groups.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sparklog import Consumer, Producer
 _SIZE = 1000
 _STEP = 2_000
 _MORE = 2
-#: Where only the programs are tried: MB/s, and turns of so many seconds.
+#: For a quick run: MB/s, the number of turns, and the seconds of a turn.
 _QUICK = (10, 2, 0.3)
 _TURNS, _TURN_S = 12, 3.0
-#: MB/s; on two cores Kafka and its client cannot do as much. What is compared is the cost of a byte.
+#: MB/s. On two cores Kafka and its client cannot reach sparklog's rate. The row compares the cost of a byte.
 _MB_S = {"sparklog": 100, "kafka": 40}
 _CALM_S = 0.5
 _COMMIT_MS = 1000
@@ -39,19 +39,19 @@ _spawn = mp.get_context("spawn")
 
 
 class Board:
-    """What the processes of a run tell each other. Counts are of records."""
+    """Shared state of the processes of a run. Counts are numbers of records."""
 
     def __init__(self) -> None:
         self.wanted: Any = _spawn.Value("i", 0)
         self.ended: Any = _spawn.Event()
         self.written: Any = _spawn.Value("q", 0)
         self.read: Any = [_spawn.Value("q", 0) for _ in range(1 + _MORE)]
-        #: For which turn each reader is ready.
+        #: The turn that each reader is ready for.
         self.ready: Any = [_spawn.Value("i", -1) for _ in range(1 + _MORE)]
 
 
 class Spent(NamedTuple):
-    """Of one turn: processor time of all brokers, and what was written meanwhile."""
+    """The result of one turn: the processor time of all brokers, and the records written meanwhile."""
 
     cpu_s: float
     records: int
@@ -72,7 +72,7 @@ def one_run(bench: Bench, side: Side, *, groups: bool) -> Figures:
         wait_for(lambda: board.ready[0].value == 0, _SILENT_S, "the first reader")
         writer = _start(ends, _flow, (place, board, rate))
         wait_for(lambda: board.read[0].value > 0, _SILENT_S, "the first record")
-        # A turn in which somebody was too busy to follow, for the machine's other programs perhaps, is done again.
+        # A turn in which a reader was too busy to follow, perhaps because of other programs, is repeated.
         for turn in range(1, 2 * turns + 1):
             more = min(found, key=lambda number: len(found[number]))
             spent = _turn(side, board, turn, more, turn_s)
@@ -100,9 +100,9 @@ def one_run(bench: Bench, side: Side, *, groups: bool) -> Figures:
 
 
 def _turn(side: Side, board: Board, turn: int, more: int, turn_s: float) -> Spent | None:
-    """None: not everybody has read what was written."""
+    """Run one turn. Return None if a reader has not read all written records."""
     board.wanted.value = turn if more else -turn
-    wait_for(lambda: all(one.value == turn for one in board.ready[1:]), _SILENT_S, "readers to come or go")
+    wait_for(lambda: all(one.value == turn for one in board.ready[1:]), _SILENT_S, "readers to join or leave")
     time.sleep(_CALM_S)
     read = [one.value for one in board.read]
     before = board.written.value
@@ -128,11 +128,11 @@ def _end(process: Any) -> None:
     process.join(_SILENT_S)
 
 
-# --- in processes of their own ---
+# --- separate processes ---
 
 
 def _flow(place: Place, board: Board, mb_per_s: float) -> None:
-    """Write at a steady pace until told to end; what is counted is acknowledged in the end, or the process fails."""
+    """Write at a steady rate until the end is requested. The process fails if a counted record is not acknowledged."""
     pause_s = _STEP * _SIZE / (mb_per_s * 1e6)
     due = time.monotonic()
     with ExitStack() as ends:
@@ -173,7 +173,7 @@ def _writer(place: Place, ends: ExitStack) -> Callable[[], object]:
 
 
 def _follow(place: Place, board: Board, number: int, groups: bool) -> None:
-    """Reader 0 follows all the time; the others while ``wanted`` is positive, each turn as a new group."""
+    """Follow the stream: reader 0 always, the others while ``wanted`` is positive, in each turn as a new group."""
     turn = 0
     while not board.ended.is_set() or number == 0:
         wanted = board.wanted.value
@@ -197,7 +197,7 @@ def _follow_once(place: Place, board: Board, number: int, turn: int, groups: boo
 
 
 def _reader(place: Place, group: str | None, ends: ExitStack) -> Callable[[], int]:
-    """Returns when it reads at the end."""
+    """Return when the reader is at the end of the topic."""
     if place.side == "kafka":
         from bench.kafka_clients import confluent_consumer
 

@@ -1,4 +1,5 @@
-"""Columns instead of blobs: a query over the flights, and reading some columns of a wide table. Through Spark."""
+"""Typed columns instead of binary values: a query over the flights, and reads of some columns of a wide table.
+Through Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _COPIES = 20
 _ASKED = ("carrier", "dep_delay")
 
-#: So many that reading the narrowest column of them takes longer than planning and starting tasks does.
+#: A number at which reading the narrowest column takes longer than planning and starting the tasks.
 _WIDE_ROWS = 2_000_000
 _WIDE_COLUMNS = 20
 _TEXT_BYTES = 105
@@ -57,7 +58,7 @@ def one_question(bench: Bench, side: Side, topic: str, fields: Any, expected: di
 
 
 def flights_in_spark(bench: Bench, copies: int) -> DataFrame:
-    """All of them, so many times."""
+    """Return all flights, ``copies`` times."""
     path = bench.scratch() / "flights.parquet"
     table = load_flights()
     pq.write_table(table, path, row_group_size=table.num_rows // 8)
@@ -89,7 +90,7 @@ def open_flights(bench: Bench) -> Iterator[list[Contestant]]:
 
 
 def wide_table(rows: int) -> pa.Table:
-    """One column of integers and 19 of text, 2 kB a row."""
+    """Return a table with one column of integers and 19 of text, 2 kB a row."""
     text = np.random.default_rng(1).integers(ord("a"), ord("z"), rows * _TEXT_BYTES, dtype=np.uint8)
     offsets = np.arange(0, rows * _TEXT_BYTES + 1, _TEXT_BYTES, dtype=np.int32)  # up to 20 million rows
     column = pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(text))
@@ -107,7 +108,7 @@ def one_projection(bench: Bench, topic: str, rows: int, columns: int, reads: str
 def open_projection(bench: Bench, *, reads: str) -> Iterator[list[Contestant]]:
     rows = bench.count(_WIDE_ROWS, 2_000)
     table = wide_table(rows)
-    # One replica: 4 GB are read, and none of it more than once at a time.
+    # One replica: 4 GB are read, each byte at most once at a time.
     with bench.topic(bench.ours, partitions=PARTITIONS, replication_factor=1, schema=table.schema) as topic:
         with Producer(bench.ours.bootstrap) as producer:
             producer.write(topic, table)

@@ -1,4 +1,4 @@
-"""A bench that is told to end leaves nothing behind, however often it is told."""
+"""Tests that an interrupted bench leaves no process, however often it is interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.waiting import wait_until
 
-#: Four programs stand in for Kafka's: each takes connections, and when it is told to end waits until it may.
+#: Four programs stand in for Kafka's: each accepts connections, and after SIGTERM waits for permission to exit.
 _JAVA = """\
 #!{python} -S
 import os, pathlib, signal, socket, sys, time
@@ -34,7 +34,7 @@ listening = socket.create_server((host, int(port)))
 while True:
     listening.accept()[0].close()
 """
-#: The command, whose first row finds such a cluster and then takes for ever.
+#: The command. Its first row finds such a cluster and then takes forever.
 _COMMAND = """\
 import pathlib, sys, time
 from bench import kafka, run, sides
@@ -52,7 +52,7 @@ run.main(["--quick", "--kafka", "no", "--rows", "send"])
 
 @pytest.fixture
 def kafka(tmp_path: Path) -> Iterator[Path]:
-    """Where the cluster lies. Whatever is left of it is ended."""
+    """Yield the directory of the cluster. Its remaining processes are killed at the end."""
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(_JAVA.format(python=sys.executable))
@@ -77,7 +77,7 @@ def _lives(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_bench_told_to_end_twice_leaves_no_process(kafka: Path, number: signal.Signals) -> None:
+def test_a_bench_interrupted_twice_leaves_no_process(kafka: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _COMMAND, str(kafka)],
         cwd=ROOT,
@@ -91,8 +91,8 @@ def test_a_bench_told_to_end_twice_leaves_no_process(kafka: Path, number: signal
         assert len(pids) == 4
         assert all(map(_lives, pids))
         bench.send_signal(number)
-        wait_until(lambda: len(list(kafka.glob("*.told"))) == 3, what="the brokers to be told")
-        bench.send_signal(number)  # as the program ``timeout`` does, and people who are impatient
+        wait_until(lambda: len(list(kafka.glob("*.told"))) == 3, what="the brokers to receive SIGTERM")
+        bench.send_signal(number)  # as the program ``timeout`` does, and impatient users
         (kafka / "go").touch()
         assert bench.wait(60) == 128 + number
     assert not any(map(_lives, pids))

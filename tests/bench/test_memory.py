@@ -1,4 +1,4 @@
-"""What a bench fills memory with before a run."""
+"""Tests of the memory filler that runs before a bench."""
 
 from __future__ import annotations
 

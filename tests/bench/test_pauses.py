@@ -1,4 +1,4 @@
-"""While one system is measured the other stands still: who is paused when, and in which rows."""
+"""Tests that one system is paused while the other is measured, and in which rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 
 class Paused:
-    """In a system's place."""
+    """A stand-in for a system."""
 
     def __init__(self) -> None:
         self.stands_still = False
@@ -61,7 +61,8 @@ def test_the_rows_that_pause_no_side_match_the_page() -> None:
 
 
 def _pausing_nobody() -> Iterator[Row]:
-    """Rows of modules with a contestant that is given no side: told from their text, as opening them takes both."""
+    """Return the rows of modules with a contestant without a side. The test reads their source, because opening them
+    takes both systems."""
     for path in sorted((ROOT / "bench" / "rows").glob("[!_]*.py")):
         module = importlib.import_module(f"bench.rows.{path.stem}")
         if any(map(_is_without_side, ast.walk(ast.parse(path.read_text())))):

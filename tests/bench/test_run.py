@@ -1,4 +1,4 @@
-"""``bench/run --quick``: that every row still works, not how fast."""
+"""Tests of ``bench/run --quick``: every row works, at any speed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.extended]
 
-#: It takes a minute on a machine with nothing else to do.
+#: It takes a minute on an otherwise idle machine.
 _TIMEOUT_S = 280
 
 
@@ -69,7 +69,7 @@ def test_compressed_data_is_read_back_or_reported_lost(bench: Bench) -> None:
 
 def test_a_paused_side_resumes_and_is_whole_for_its_turn(bench: Bench) -> None:
     class Other:
-        """Kafka's place in what ``Bench`` does."""
+        """A stand-in for Kafka in ``Bench``."""
 
         paused = False
 
@@ -81,7 +81,7 @@ def test_a_paused_side_resumes_and_is_whole_for_its_turn(bench: Bench) -> None:
 
     ours, other = bench.ours, Other()
     bench.started.append(other)  # type: ignore[arg-type]
-    sessions_s = 6.0  # brokers' sessions with ZooKeeper, by default
+    sessions_s = 6.0  # the brokers' default session timeout in ZooKeeper
     try:
         with bench.topic(ours, partitions=6) as topic:
             write_tables(ours.bootstrap, topic, tables(1000, 100))

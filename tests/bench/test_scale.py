@@ -1,4 +1,4 @@
-"""``bench/scale``: that it works, what it says of goals, and the controller's core at a size that runs quickly."""
+"""Tests of ``bench/scale``: it works, it reports missed goals, and the controller's core runs at a small size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_missed_goal_is_reported() -> None:
     results = {5_000: {"created_s": 4.5, "idle_percent": 2.0}, 100: {"created_s": 9.0}}
     assert scale_table.missed(results) == ["5,000 partitions: created and in sync: 4.5, at most 4"]
     assert "4.5 (missed)" in scale_table.text(results)
-    assert "9 (missed)" not in scale_table.text(results), "there is no goal for so few"
+    assert "9 (missed)" not in scale_table.text(results), "there is no goal for that few partitions"
 
 
 def test_results_are_kept_and_drawn(tmp_path: Path) -> None:
@@ -42,14 +42,14 @@ def test_results_are_kept_and_drawn(tmp_path: Path) -> None:
     assert scale_table.load(tmp_path / "new" / "results.json") == results
     assert scale_table.load(tmp_path / "none.json") == {}
     picture = ET.fromstring(svg(results))
-    assert sum(element.tag.endswith("circle") for element in picture.iter()) == 6, "what is 0 has no logarithm"
+    assert sum(element.tag.endswith("circle") for element in picture.iter()) == 6, "0 has no logarithm"
 
 
 def test_a_dead_broker_costs_only_what_it_hosts() -> None:
     cost = scale_core.measure(brokers=20, partitions=4_000)
     assert (cost.elected, cost.shrunk) == (200, 600)
-    assert cost.requests == 200 / 50, "fifty at a time"
-    assert cost.round_trips == 2, "two at a time"
+    assert cost.requests == 200 / 50, "fifty writes at a time"
+    assert cost.round_trips == 2, "two requests at a time"
     assert 200 * 150 < cost.request_bytes < 200 * 250
     assert cost.updates >= 2 * 19
     assert cost.update_bytes > 19 * (cost.elected + cost.shrunk) * 50

@@ -1,4 +1,4 @@
-"""The bench's own arithmetic: medians, ratios, goals, what counts as lost, and how it is shown."""
+"""Tests of the bench's arithmetic: medians, ratios, goals, losses, and the printed table."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_the_quietest_rounds_count_and_the_least_quiet_is_shown() -> None:
     assert line.others == 0.4
 
 
-def test_the_shortest_time_is_best_and_a_goal_an_upper_bound() -> None:
+def test_the_shortest_time_wins_and_a_goal_is_an_upper_bound() -> None:
     line = only(row(lower=True, goal=0.5), {"ours": [6], "a": [20], "b": [10]})
     assert (line.theirs, line.against, line.ratio, line.met) == (10, "b", 0.6, False)
 
 
-def test_without_others_our_figure_stands_and_the_ratio_is_missing() -> None:
+def test_without_a_rival_the_figure_stands_without_a_ratio() -> None:
     line = only(row(), {"ours": [10]})
     assert (line.ours, line.theirs, line.ratio, line.met) == (10, None, None, None)
     assert "missing" in report.text([line])
@@ -114,4 +114,4 @@ def test_the_picture_has_a_bar_for_each_ratio() -> None:
     bars = picture.findall(".//{*}rect")
     assert [bar.get("class") for bar in bars] == ["good", "short", "good"]
     widths = [float(bar.get("width", "0")) for bar in bars]
-    assert widths[1] < widths[0] < widths[2] < 600  # half as good, three times, far beyond the scale
+    assert widths[1] < widths[0] < widths[2] < 600  # half as good, three times as good, far beyond the scale
