@@ -288,7 +288,7 @@ class Bench:
     def give_machine_to(self, side: Side | None) -> None:
         """Pause the other side, or with None neither side.
 
-        A paused side resumes first. If it is not in sync in time, the error says so, and the next caller that needs it
+        A paused side resumes first. If it is not in sync in time, the call raises, and the next caller that needs it
         waits again.
         """
         other = None if side is None else next((found for found in self.started if found is not side), None)
