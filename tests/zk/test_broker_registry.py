@@ -49,7 +49,7 @@ def test_each_registration_has_a_higher_incarnation(connect: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_broker_replaces_its_own_old_registration(connect: str) -> None:
+def test_broker_re_registers_over_its_own_old_ephemeral_node(connect: str) -> None:
     """The process was killed and returns before ZooKeeper has noticed. It does not wait for the session timeout."""
 
     async def scenario() -> None:

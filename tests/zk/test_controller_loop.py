@@ -239,7 +239,7 @@ def test_a_controlled_stop_and_a_deletion_reach_all_brokers(connect: str) -> Non
     run_with_three(connect, scenario)
 
 
-def test_a_controller_is_elected_again_after_its_session_expired(connect: str) -> None:
+def test_controller_never_regained_after_session_expiry(connect: str) -> None:
     """It gets a new epoch, and a broker has failed in between."""
 
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
