@@ -1,1 +1,1 @@
-"""Tests; they mirror sparklog/."""
+"""Tests, in packages that mirror sparklog/."""

@@ -1,4 +1,4 @@
-"""What all tests share: every process a test starts runs the working tree, with this Python."""
+"""Common settings of all tests: every process that a test starts runs the working tree, with this Python."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from xdist.workermanage import WorkerController
 from sparklog.record import header
 from tests import spark_classes
 
-#: Not resolved: where these tests are linked to from beside another package, that is what runs.
+#: Not resolved: if another package links to these tests, that package runs.
 ROOT = Path(__file__).absolute().parent.parent
 
-# Not an editable install: pyspark finds the data source by listing modules, and lists those of PYTHONPATH.
+# This is not an editable install: pyspark finds the data source by listing the modules of PYTHONPATH.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(ROOT))]
 )
@@ -31,13 +31,13 @@ os.environ.update(spark_classes.environment())
 if os.environ.get("SPARKLOG_TESTED") == "compiled":
     assert str(header.__file__).startswith(str(ROOT)) and not header.__file__.endswith(".py"), header.__file__
 else:
-    # A shell that keeps no bytecode would have each of the hundreds of processes compile all that it imports.
+    # If the shell disables bytecode, each of hundreds of processes would compile all modules that it imports.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# A shell that is no terminal's has what it starts in the background ignore Ctrl-C, and with it all that tests start.
+# A shell without a terminal lets its background processes ignore Ctrl-C, and so would all processes of the tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# A developer's own Spark, and defaults meant for one shell, must not decide what a test sees.
+# A developer's own Spark and the defaults of a shell must not affect a test.
 for name in ("SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"):
     os.environ.pop(name, None)
 # Spark's Kafka connector, for the comparison with it: only a JVM that starts with its jars finds it.
@@ -45,13 +45,14 @@ if _kafka_jars := os.environ.get("SPARKLOG_KAFKA_JARS"):
     _names = ",".join(sorted(str(path) for path in Path(_kafka_jars, "spark").glob("*.jar")))
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {_names} pyspark-shell"
 
-# Properties are checked without a time limit for each example: the machine is busy with other tests.
+# Hypothesis has no time limit for an example: the machine is busy with other tests.
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
 
-#: What runs in one process when tests run in several: who shares a Spark session, or ports that a job takes unasked.
-#: Any other file is a group of its own. In this order, as long ones that begin last are waited for. Each more process
-#: with a session and Delta costs 35 s of processor time before its first test, so one process has all tests of Delta.
+#: The groups of tests that run in one process, because they share a Spark session or the default ports of a job. Any
+#: other file is a separate group. The order is that of their starts: long groups come first, because the run waits for
+#: the last one. Each additional process with a session and Delta costs 35 s of processor time before its first test, so
+#: one process has all tests of Delta.
 GROUPS = {
     "simulation/test_seeds.py": "seeds",
     "simulation/test_mutants.py": "mutants",
@@ -70,20 +71,22 @@ GROUPS = {
 }
 
 
-#: Marks by which ``tests/run`` chooses; each stands in the text of the files that have it.
+#: Marks by which ``tests/run`` selects tests. The text of a file contains each of its tests' marks.
 _STAGES = ("integration", "alone", "extended", "long")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files without the mark that is asked for are not imported: each of the processes of a stage would do so, for
-    seconds, to find nothing in four of five."""
+    """Skip files without the selected mark, before their import.
+
+    Each process of a stage would otherwise import all files, for seconds, and find no test in four of five.
+    """
     if collection_path.suffix != ".py" or collection_path.name == "conftest.py":
         return None
     return True if not may_have(config.option.markexpr, collection_path.read_text()) else None
 
 
 def may_have(expression: str, text: str) -> bool:
-    """Whether a file of this text may have tests for ``-m expression``; a "no" is certain."""
+    """Return whether a file with this text may have tests for ``-m expression``. False is certain."""
     if " or " in expression or "(" in expression:
         return True
     terms = expression.split(" and ")
@@ -106,11 +109,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class _Groups(LoadScopeScheduling):  # type: ignore[misc]
-    """Hands out whole groups. xdist's own marks for that are lost on this pytest.
+    """A scheduler that gives whole groups to processes. xdist's own marks for that do not work with this pytest.
 
-    A process that comes from a group gets the first one of the same directory, if there is one left: what that
-    directory's tests share (a Spark session with all that its JVM has loaded and compiled, a cluster) is there already,
-    and would else be started in every process."""
+    After a group, a process gets the first remaining group of the same directory: it already has the common fixtures of
+    that directory's tests (a Spark session with loaded and compiled classes, a cluster), which every process would
+    otherwise create.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return _group(nodeid)
@@ -134,7 +138,7 @@ def _text(path: Path) -> str:
 
 
 def _directory(tests: Iterable[str]) -> str:
-    """Of a group's first test."""
+    """Return the directory of a group's first test."""
     return next(iter(tests)).rpartition("::")[0].rpartition("/")[0]
 
 

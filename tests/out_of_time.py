@@ -1,12 +1,11 @@
-"""A second attempt, alone, for tests of real processes that only ran out of time: ``-p tests.out_of_time``.
+"""A second attempt, alone, for tests of real processes that only timed out: ``-p tests.out_of_time``.
 
-How long a session, a JVM or an election takes on a machine that others use as well is not in a test's hands. So when
-every failure of a run is a wait that came to its end, those tests are kept for ``--again``, and pass or fail for good
-there. Whatever else fails (a record lost, doubled, out of order, a wrong answer) fails the run at once, and with it all
-of it: a wait next to it may be its consequence.
+A test does not control how long a session, a JVM or an election takes on a shared machine. If every failure of a run is
+a timeout, ``--again`` runs these tests a second time, and their result is final. Any other failure (a lost, duplicate
+or reordered record, a wrong result) fails the whole run immediately: a timeout beside it may be its consequence.
 
-A run with ``--again`` appends the tests that it tries to the file that ``SPARKLOG_SECOND_ATTEMPTS`` names, if it names
-one: ``tests/run`` prints them at its end.
+A run with ``--again`` appends the tests that it repeats to the file in ``SPARKLOG_SECOND_ATTEMPTS``, if that is set:
+``tests/run`` prints them at its end.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-#: More than so many have another cause.
+#: A larger number of timeouts has another cause.
 AT_MOST = 3
 #: The environment variable that names the file of second attempts.
 SECOND_ATTEMPTS = "SPARKLOG_SECOND_ATTEMPTS"
@@ -29,12 +28,12 @@ _RAN_OUT = re.compile(
 
 
 def ran_out(message: str) -> bool:
-    """Whether the first line of an exception says that a wait came to its end."""
+    """Return whether the first line of an exception reports a timeout."""
     return bool(_RAN_OUT.match(message.partition("\n")[0]))
 
 
 class OutOfTime:
-    """Failures of one run, those of workers included. Owner: the process that reports."""
+    """The failures of one run, including those of its workers. Owner: the process that reports."""
 
     def __init__(self) -> None:
         self._waits: list[str] = []

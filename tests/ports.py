@@ -1,4 +1,5 @@
-"""The ports of clusters in tests that must know theirs: one hundred for each, as several of them run at one time."""
+"""The ports of clusters in tests with fixed ports: each has a block of one hundred, because several run at the same
+time."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ import enum
 
 @enum.unique
 class FirstPort(enum.IntEnum):
-    """Where a cluster begins to look for free ports.
+    """The first port of a cluster's block.
 
-    Below the ports that Linux gives to connections (32,768 to 60,999, `ip_local_port_range`) and above those that
-    `tests/cluster/supervised_cluster.py` picks from (20,000 to 29,000): nobody else's, so the first ones are free.
+    The blocks are below the ports that Linux gives to connections (32,768 to 60,999, `ip_local_port_range`) and above
+    those that `tests/cluster/supervised_cluster.py` chooses from (20,000 to 29,000), so no other process uses them.
     """
 
     DELTA_PAGE = 29_392

@@ -1,16 +1,16 @@
-"""Spark's classes, read and verified once for all JVMs of a test run: ``python -m tests.spark_classes``.
+"""An archive of Spark's classes for all JVMs of a test run: ``python -m tests.spark_classes``.
 
-Half of the processor time of a JVM that starts Spark for a few small queries goes into loading some ten thousand
-classes. Java can keep them as it has them in memory, in an archive that other JVMs map. ``tests/run`` makes one;
-``tests/conftest.py`` names it to every Spark that a test starts, in a folder of settings: the project's own and those
-of a test run. Without an archive tests run as well, and so does a JVM that finds it made by another Java or of other
-jars: it loads the classes itself.
+Half of the processor time of a JVM that starts Spark for a few small queries is the loading of about ten thousand
+classes. Java can store loaded classes in an archive that other JVMs map. ``tests/run`` creates one, and
+``tests/conftest.py`` gives every Spark of a test a folder of settings with it: the project's own settings and those of
+a test run. Tests run without an archive as well. A JVM with another Java or other jars ignores the archive and loads
+the classes itself.
 
-The JVM that makes it also has Ivy fetch Delta's jars, alone: two Sparks of a test run that fetch them for the first
-time, at the same time, take half-written files out of each other's hands.
+The JVM that creates it also lets Ivy fetch Delta's jars, alone: two Sparks that fetch them for the first time, at the
+same time, break each other's half-written files.
 
-An archive holds classes of the front of the class path, up to the first folder that is not empty. Spark has its
-configuration folder there, so its jars are named once more, in front.
+An archive contains classes from the start of the class path, up to the first folder that is not empty. Spark puts its
+configuration folder there, so its jars are named again before it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pathlib import Path
 from sparklog.delta.session import PACKAGE
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Nothing in it is kept by version control.
+#: A folder that version control ignores.
 DIRECTORY = ROOT / ".spark-classes"
 ARCHIVE = DIRECTORY / "classes.jsa"
-#: The Java and the jars that the archive was made with and of.
+#: The Java and the jars that the archive was created with.
 MADE_OF = DIRECTORY / "made-of"
-#: Of JVMs that live for seconds: one compiler, and room for what it compiles.
+#: For JVMs that live for seconds: one compiler, and space for compiled code.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-#: Spark gives a Python process ten seconds to come up, which is little on a machine that is busy with other tests.
+#: Spark gives a Python process ten seconds to start, which is not always enough beside other tests.
 _PATIENT = "\nspark.python.authenticate.socketTimeout 60s\n"
 
 
@@ -43,7 +43,7 @@ def spark_jars() -> str:
 
 
 def environment(conf: Path = ROOT / "conf") -> dict[str, str]:
-    """What Sparks of this run start with: the folder of their settings, and how their JVMs start."""
+    """Return the environment of this run's Sparks: the folder of their settings, and the options of their JVMs."""
     if not MADE_OF.exists() or MADE_OF.read_text() != _made_of():
         return {"SPARK_CONF_DIR": str(_with(_PATIENT, conf))}
     options = f"{QUICK_JVM} -XX:SharedArchiveFile={ARCHIVE}"
@@ -53,7 +53,7 @@ def environment(conf: Path = ROOT / "conf") -> dict[str, str]:
     )
     return {
         "SPARK_CONF_DIR": str(_with(_PATIENT + settings, conf)),
-        # Of the JVM that only finds out the command line, and of standalone Masters and Workers.
+        # For the JVM that only computes the command line, and for standalone Masters and Workers.
         "SPARK_LAUNCHER_OPTS": QUICK_JVM,
         "SPARK_DAEMON_JAVA_OPTS": options,
         "SPARK_DAEMON_CLASSPATH": spark_jars(),
@@ -61,7 +61,8 @@ def environment(conf: Path = ROOT / "conf") -> dict[str, str]:
 
 
 def _with(settings: str, conf: Path) -> Path:
-    """A folder of the same files, of which Spark's defaults say more. Several processes may make it at a time."""
+    """Create a folder with the project's settings, and with more in Spark's defaults. Several processes may create
+    it at the same time."""
     target = DIRECTORY / "conf"
     target.mkdir(parents=True, exist_ok=True)
     for file in conf.iterdir():
@@ -75,7 +76,7 @@ def _with(settings: str, conf: Path) -> Path:
 
 
 def _made_of() -> str:
-    """Which Java it is of, and which jars: it takes no others, nor those that are newer."""
+    """Return the identity of the Java and the jars. An archive is valid only for these, and not for newer files."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
     found = [java.resolve(), *sorted(Path(spark_jars()).parent.glob("*.jar"))]
@@ -83,8 +84,8 @@ def _made_of() -> str:
 
 
 def make() -> None:
-    """Unless it is there."""
-    # A developer's own Spark is not what tests start.
+    """Create the archive, unless it exists."""
+    # A developer's own Spark is not the one that the tests start.
     for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
         os.environ.pop(name, None)
     made_of = _made_of()
@@ -95,12 +96,12 @@ def make() -> None:
     ARCHIVE.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         _use_spark(Path(scratch))
-    if ARCHIVE.exists():  # else this Java cannot, and tests go without
+    if ARCHIVE.exists():  # this Java cannot create an archive, and the tests run without
         MADE_OF.write_text(made_of)
 
 
 def _use_spark(scratch: Path) -> None:
-    """Have a JVM load what tests need, and keep it when it ends."""
+    """Let a JVM load the classes that tests need, and store them at its exit."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

@@ -65,7 +65,7 @@ class Run:
         return passed
 
     def beside(self, name: str, command: Sequence[str]) -> Callable[[], bool]:
-        """Start a command. The result waits for its end, prints what it said, and returns whether it passed."""
+        """Start a command. Calling the result waits for its end, prints its output, and returns whether it passed."""
         began = time.monotonic()
         running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -78,7 +78,7 @@ class Run:
         return passed
 
     def tests(self, stage: Stage) -> bool:
-        """Run a stage's tests, and once more those of them that only ran out of time."""
+        """Run a stage's tests, and again those that only timed out."""
         command = [sys.executable, "-m", "pytest", "-q", "-m", stage.marks, "--durations=10", "--durations-min=5"]
         if not stage.processes:
             return self.step(stage.name, command)
@@ -100,7 +100,7 @@ class Run:
         tried = self._attempts.read_text()
         if tried:
             line = "!" * 100
-            _say(f"\n{line}\nRAN OUT OF TIME, and tried once more, alone. Twice for one test is a bug:\n{tried}{line}")
+            _say(f"\n{line}\nRAN OUT OF TIME, and repeated alone. A test that does so twice has a bug:\n{tried}{line}")
 
     def _passes(self, command: Sequence[str]) -> bool:
         _say(f"\n== {' '.join(command)}")

@@ -1,4 +1,4 @@
-"""Addresses as they are shown: what is printed can be typed again, IPv6 hosts as well."""
+"""Tests of printed addresses: a user can type them again, including IPv6 hosts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_a_connection_error_names_the_address_as_typed() -> None:
     assert "[::1]:1" in in_process("topics", "list", "--bootstrap", "[::1]:1").err
 
 
-def test_no_module_puts_host_and_port_together_by_hand() -> None:
+def test_no_module_joins_host_and_port_by_hand() -> None:
     by_hand = re.compile(r"host\}:\{")
     found = [path for path in ROOT.glob("sparklog/**/*.py") if by_hand.search(path.read_text())]
-    # Addresses of tests' own, on IPv4.
+    # These are the tests' own addresses, on IPv4.
     assert [str(path) for path in found if "testing" not in path.parts] == [str(ROOT / "sparklog" / "model.py")]

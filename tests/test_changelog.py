@@ -27,7 +27,7 @@ def test_every_bullet_is_under_a_heading_of_its_release() -> None:
         assert found == [each for each in KINDS if each in found], f"{release_name}: headings {found}"
 
 
-def test_no_bullet_is_there_twice() -> None:
+def test_no_bullet_is_duplicated() -> None:
     bullets = re.findall(r"(?ms)^- (.+?)(?=^- |^#|\Z)", CHANGELOG.read_text("utf-8"))
     assert len(bullets) > 100
     assert sorted(bullets) == sorted(set(bullets))

@@ -1,4 +1,4 @@
-"""Settings: defaults are within their own bounds, and what is wrong is named with what would be right."""
+"""Tests of settings: defaults are within their bounds, and an error names the wrong and the right value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS = [(key, setting) for key, setting in TABLES if type(setting.default) is
 
 
 def resolved(key: str, value: str) -> object:
-    """The value of ``key`` when it is set to ``value``."""
+    """Return the value of ``key`` after it was set to ``value``."""
     if key in TOPIC_SETTINGS:
         return getattr(topic_config({key: value}), TOPIC_SETTINGS[key].field)
     return getattr(broker_config({key: value}), BROKER_SETTINGS[key].field)
@@ -54,7 +54,8 @@ def test_bounds_are_inclusive_and_named(key: str, setting: Setting) -> None:
 
 
 def test_the_defaults_promise_durability() -> None:
-    """Nothing is committed by one broker alone, nobody leads without the records, and nothing moves unasked."""
+    """No record is committed by one broker alone, no replica leads without the records, and no leadership moves
+    without a request."""
     topic, broker = topic_config({}), broker_config({})
     assert (topic.min_insync_replicas, topic.unclean_leader_election) == (2, False)
     assert (topic.replica_lag_time_max_ms, topic.replica_lag_max_messages) == (10_000, 0)
@@ -63,7 +64,7 @@ def test_the_defaults_promise_durability() -> None:
     assert broker.preferred_leader_rebalance
 
 
-def test_units_stand_in_the_names_of_numbers() -> None:
+def test_names_of_numbers_end_with_their_unit() -> None:
     for key, setting in NUMBERS:
         if key.endswith((".ms", ".bytes")):
             assert setting.field.endswith(key.rpartition(".")[2]), key
@@ -80,13 +81,13 @@ def test_units_stand_in_the_names_of_numbers() -> None:
         ("message.timestamp.type", "createtime", "expected one of CreateTime, LogAppendTime"),
     ],
 )
-def test_values_of_the_wrong_kind(key: str, value: str, reason: str) -> None:
+def test_values_of_the_wrong_type_are_refused(key: str, value: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         topic_config({key: value})
     assert reason in str(caught.value)
 
 
-def test_unknown_keys_name_the_nearest() -> None:
+def test_an_unknown_key_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'retention\.msec'; did you mean 'retention\.ms'\?"):
         topic_config({"retention.msec": "1"})
     with pytest.raises(ConfigError, match=r"unknown setting 'zzz'$"):
@@ -95,7 +96,7 @@ def test_unknown_keys_name_the_nearest() -> None:
         topic_config({"num.partitions": "1"})
 
 
-def test_a_topics_own_settings_precede_the_brokers() -> None:
+def test_a_topics_settings_take_precedence_over_the_brokers() -> None:
     defaults = {"segment.bytes": "4096", "flush.ms": "10"}
     config = topic_config({"segment.bytes": "8192"}, defaults)
     assert (config.segment_bytes, config.flush_ms, config.retention_bytes) == (8192, 10, -1)
@@ -111,7 +112,7 @@ def test_topic_keys_among_a_brokers_become_topic_defaults() -> None:
         broker_config({"segment.bytes": "1"})
 
 
-def test_settings_are_frozen_and_travel() -> None:
+def test_settings_are_frozen_and_can_be_pickled() -> None:
     config = broker_config({"segment.bytes": "4096"})
     with pytest.raises(AttributeError):
         config.num_partitions = 5  # type: ignore[misc]

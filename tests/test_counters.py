@@ -1,4 +1,4 @@
-"""Every counter of brokers and controllers has a sentence in a table, and every sentence has its counter."""
+"""Tests that every counter of brokers and controllers has a sentence in a table, and every sentence a counter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z_]+(\.[a-z_]+)*")
 
 
 def counted(*packages: str) -> Iterator[str]:
-    """Yield each name that is counted, as a pattern: what an f-string puts in stands as ``[a-z_]+``.
+    """Yield each counted name as a pattern, with ``[a-z_]+`` for the inserted parts of an f-string.
 
     Names are the keys of ``counters`` and the first arguments of ``Report``.
     """
@@ -52,7 +52,7 @@ def test_every_counter_has_a_sentence_and_every_sentence_a_counter(
 ) -> None:
     found = set(counted(*packages))
     without = {pattern for pattern in found if not any(re.fullmatch(pattern, name) for name in table)}
-    # Present values that DescribeBroker adds.
+    # Current values that DescribeBroker adds.
     added = {"requests.queued.bytes", "requests.queued.bytes.max", "producer.ids"}
     unused = {name for name in table if not any(re.fullmatch(pattern, name) for pattern in found)} - added
     assert (without, unused) == (set(), set())

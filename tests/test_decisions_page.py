@@ -1,4 +1,4 @@
-"""docs/adr/README.md lists every decision record with its title."""
+"""Tests that docs/adr/README.md lists every decision record with its title."""
 
 from __future__ import annotations
 

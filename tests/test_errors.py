@@ -1,4 +1,4 @@
-"""The error table: complete, Kafka's codes where Kafka has the error, and errors that survive pickling."""
+"""Tests of the error table: it is complete, has Kafka's codes for Kafka's errors, and its errors survive pickling."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ KAFKA = {
     "UNKNOWN_TOPIC_ID": (100, True),
     "INCONSISTENT_TOPIC_ID": (103, True),
 }
-#: Where sparklog decides otherwise: bytes are checked end to end, so the same bytes would be as corrupt again; a broker
-#: that is away may come back at its old address.
+#: sparklog differs here: bytes are checked end to end, so the same bytes would be as corrupt again. An unreachable
+#: broker may return at its old address.
 RETRIED_OTHERWISE = {"CORRUPT_MESSAGE", "BROKER_NOT_AVAILABLE"}
 
 ERRORS = [
@@ -100,7 +100,7 @@ def test_every_code_has_a_trait_and_a_sentence() -> None:
     assert all(sentences) and len(set(sentences)) == len(sentences)
 
 
-def test_codes_and_retries_are_kafkas() -> None:
+def test_codes_and_retries_equal_kafkas() -> None:
     own = {code.name for code in ErrorCode if code.value >= 1000}
     assert {code.name for code in ErrorCode} - own == set(KAFKA)
     for name, (code, retriable) in KAFKA.items():

@@ -1,4 +1,4 @@
-"""Text that others chose, as it is shown."""
+"""Tests of the display of text from other users."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ package. [architecture.md](architecture.md) says how the parts work together."""
 
 
 def packages() -> Iterator[tuple[Path, list[Path]]]:
-    """Each directory of the package with its modules, ``__init__`` left out where it holds nothing to read."""
+    """Yield each directory of the package with its modules, without an empty ``__init__``."""
     for directory in sorted({path.parent for path in (ROOT / "sparklog").rglob("*.py")}):
         modules = [
             path
@@ -29,7 +29,7 @@ def packages() -> Iterator[tuple[Path, list[Path]]]:
 
 
 def first_sentence(path: Path) -> str:
-    """What the module's docstring begins with, up to the first full stop or colon that ends a clause."""
+    """Return the start of the module's docstring, up to the first full stop or colon that ends a clause."""
     text = " ".join((ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split("\n\n")[0].split())
     sentence = re.split(r"(?<=[^.])\.(?:\s|$)", text)[0]
     return sentence.replace("``", "`").replace("|", "\\|")

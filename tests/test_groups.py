@@ -1,4 +1,5 @@
-"""Which process gets which group of tests: those of a directory follow each other where its session already runs."""
+"""Tests of the assignment of test groups to processes: a process with a session gets the other groups of that
+directory."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ ORDER = ["delta/test_long", "spark/test_long", "zk/test_a", "delta/test_b", "del
 
 
 class Process:
-    """What the scheduler sees of one: the tests that it was sent, in order."""
+    """A worker as the scheduler sees it: the tests that it received, in order."""
 
     shutting_down = False
 
@@ -39,7 +40,7 @@ def test_a_process_finishes_one_session_before_it_begins_another() -> None:
     groups.schedule()
     done = [0, 0]
     while not groups.tests_finished:
-        for number, process in enumerate(two):  # each is as fast as the other
+        for number, process in enumerate(two):  # all processes have the same speed
             if done[number] < len(process.sent):
                 groups.mark_test_complete(process, tests.index(process.sent[done[number]]))
                 done[number] += 1
@@ -48,4 +49,4 @@ def test_a_process_finishes_one_session_before_it_begins_another() -> None:
         ["delta/test_long", "delta/test_b", "delta/test_c"],
         ["spark/test_long", "spark/test_d", "zk/test_a"],
     ]
-    assert sorted(two[0].sent + two[1].sent) == sorted(tests), "each once"
+    assert sorted(two[0].sent + two[1].sent) == sorted(tests), "each test must run once"

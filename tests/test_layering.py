@@ -1,7 +1,7 @@
-"""Imports go down only, and the pure packages reach for no clock, loop, thread, socket, file or log.
+"""Tests that imports only go down, and that the pure packages use no clock, loop, thread, socket, file or log.
 
-The layers are those of docs/architecture.md. Imports inside functions and under TYPE_CHECKING count as well: what a
-module knows of is what matters, not when it is loaded.
+The layers are those of docs/architecture.md. Imports inside functions and under TYPE_CHECKING count as well: a
+dependency is one at any time of its import.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "sparklog"
 
-#: From the top down; packages of one layer do not import each other.
+#: The layers from top to bottom. Packages of one layer do not import each other.
 LAYERS = (
     ("demo", "testing"),
     ("cli",),
-    # Above spark: LocalCluster gives its session a source that knows the cluster's brokers.
+    # Above spark: LocalCluster gives its session a source with the cluster's addresses.
     ("cluster",),
     ("console", "spark"),
     # Below spark, whose source plans reads of history with it.
@@ -28,29 +28,30 @@ LAYERS = (
     ("storage", "replica", "controller", "coordinator", "zk", "net"),
     ("record", "protocol"),
 )
-#: Below all packages, in this order: each may import those before it.
+#: Below all packages, in this order: each module may import those before it.
 FOUNDATION = ("escaping", "errors", "extras", "model", "config")
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 PURE = {"record", "protocol", "replica", "controller", "coordinator", *FOUNDATION}
 IMPURE_MODULES = {"asyncio", "threading", "socket", "time", "random", "os", "logging"}
-#: What anyone may ask of the package itself.
+#: The names of the package itself that any module may import.
 ABOUT_THE_PACKAGE = {"sparklog.__version__", "sparklog.__file__"}
-#: Libraries that only one package may know.
+#: Libraries that only one package may import.
 ONLY_IN = {"kazoo": "zk", "uvloop": "net"}
 
 
 def imported(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Full names of all modules that ``source``, the text of ``module``, imports from or reaches through sparklog."""
+    """Return the full names of all modules that ``source``, the text of ``module``, imports or reaches through
+    sparklog."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name != "sparklog")
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sparklog":
-            # After ``import sparklog``, which alone gives no more than the version and the place of the package.
+            # After ``import sparklog`` alone, only the version and the path of the package are known.
             yield f"sparklog.{node.attr}"
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(node, module.split("."), is_package)
-            # ``from sparklog import x`` and ``from sparklog.record import x`` may name a module as well.
+            # ``from sparklog import x`` and ``from sparklog.record import x`` may import a module as well.
             yield from (f"{base}.{alias.name}" for alias in node.names) if base == "sparklog" else (base,)
 
 
@@ -62,12 +63,12 @@ def _absolute(node: ast.ImportFrom, module: list[str], is_package: bool) -> str:
 
 
 def part_of(module: str) -> str:
-    """The package or foundation module that ``module`` of sparklog belongs to; "" for sparklog itself."""
+    """Return the package or foundation module that ``module`` belongs to, or "" for sparklog itself."""
     return module.split(".")[1] if "." in module else ""
 
 
 def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """What ``module`` imports and must not."""
+    """Return the forbidden imports of ``module``."""
     importer = part_of(module)
     found = []
     for target in imported(source, module, is_package=is_package):
@@ -83,7 +84,7 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
 
 
 def may_import(importer: str, target: str) -> bool:
-    """Whether code of ``importer`` may know ``target``; the package itself, "", shows what is public."""
+    """Return whether code of ``importer`` may import ``target``. The package itself, "", shows what is public."""
     if importer == "":
         return target != "testing"
     if importer == target:
@@ -117,7 +118,8 @@ def test_imports_go_down_only_and_pure_packages_stay_pure() -> None:
 
 
 def known_modules(source: str, module: str, names: set[str], *, is_package: bool) -> set[str]:
-    """The modules of sparklog that ``source``, the text of ``module``, imports anywhere, also for types alone."""
+    """Return the modules of sparklog that ``source``, the text of ``module``, imports anywhere, including for types
+    alone."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -129,7 +131,7 @@ def known_modules(source: str, module: str, names: set[str], *, is_package: bool
 
 
 def circles(imports: dict[str, set[str]]) -> list[set[str]]:
-    """Sets of modules that reach each other by imports."""
+    """Return the sets of modules that reach each other by imports."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -148,14 +150,14 @@ def circles(imports: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_imports_have_no_circle() -> None:
     checked = modules()
     names = {module for _, module in checked}
     imports = {
         module: known_modules(path.read_text("utf-8"), module, names, is_package=path.name == "__init__.py")
         for path, module in checked
     }
-    # What ``import sparklog`` offers for type checkers is no dependency of its own.
+    # The names that ``import sparklog`` offers to type checkers are not a dependency of the package.
     imports["sparklog"] = set()
     assert not [sorted(circle) for circle in circles(imports)]
 
@@ -195,7 +197,7 @@ def test_every_package_has_its_layer() -> None:
         ("from sparklog import Producer", "sparklog.broker.lifecycle.process"),
     ],
 )
-def test_the_check_sees(source: str, module: str) -> None:
+def test_the_check_finds_forbidden_imports(source: str, module: str) -> None:
     assert violations(source, module)
 
 
@@ -213,7 +215,7 @@ def test_the_check_sees(source: str, module: str) -> None:
         ("from sparklog import __version__", "sparklog.cli.main"),
     ],
 )
-def test_the_check_lets_pass(source: str, module: str) -> None:
+def test_the_check_accepts_allowed_imports(source: str, module: str) -> None:
     assert violations(source, module) == []
 
 

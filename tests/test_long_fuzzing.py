@@ -1,7 +1,7 @@
-"""The tests of properties on thousands of random inputs each: their own runs take about a hundred.
+"""Tests of properties with thousands of random inputs each: their usual runs have about a hundred.
 
-Hypothesis decodes each input from random bytes. An input that breaks a property is printed, and
-``test_name.hypothesis.fuzz_one_input(bytes.fromhex(...))`` plays it again.
+Hypothesis decodes each input from random bytes. The test prints an input that breaks a property, and
+``test_name.hypothesis.fuzz_one_input(bytes.fromhex(...))`` replays it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tests.conftest import ROOT
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3 * 3600)]
 
 ROUNDS = 10_000
-#: Lengths of inputs in bytes: small examples, and those in which lists fill up.
+#: Lengths of inputs in bytes: small examples, and those with long lists.
 LENGTHS = (64, 512, 4096)
 
 
-#: Their properties need fixtures.
+#: Modules whose properties need fixtures.
 _EXCEPT = {"tests.cli.test_round_trips"}
 
 
 def _modules() -> list[str]:
-    """Return the names of all modules of tests that state properties."""
+    """Return the names of all test modules with properties."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     stating = [path.relative_to(ROOT).with_suffix("") for path in files if "\n@given(" in path.read_text()]
     return [name for path in stating if (name := ".".join(path.parts)) not in _EXCEPT]

@@ -1,4 +1,4 @@
-"""The nouns: names of topics, and values that compare, hash, pickle and cross the wire."""
+"""Tests of the model: names of topics, and values that compare, hash, pickle and are sent over the wire."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ VALUES = [
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "...", "_schemas"])
-def test_topic_names(name: str) -> None:
+def test_valid_topic_names_are_accepted(name: str) -> None:
     assert check_topic_name(name) is None
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "x" * 250, "a b", "a/b", "ä", "a\n", "topic\0", "../escape", "a:b", "a" * 5000]
 )
-def test_invalid_topic_names(name: str) -> None:
+def test_invalid_topic_names_are_refused(name: str) -> None:
     reason = check_topic_name(name)
     assert reason is not None
     assert f"({len(name)} characters)" in reason and len(reason) < 300
@@ -83,18 +83,18 @@ def test_values_are_frozen_and_hashable(value: Any) -> None:
     assert len({value, pickle.loads(pickle.dumps(value))}) == 1
 
 
-def test_a_partition_reads_as_its_directory() -> None:
+def test_a_partition_is_printed_as_its_directory() -> None:
     assert str(TopicPartition("my-topic", 12)) == "my-topic-12"
 
 
-def test_a_topic_record() -> None:
+def test_a_topic_record_derives_its_properties() -> None:
     assert RECORD.latest_schema == TopicSchema(1, b"new")
     assert RECORD.replication_factor == 3
     assert TopicRecord("t", "id", (), (TopicSchema(0, b""),)).replication_factor == 0
     assert TopicRecord("t", "id", (), ()).config is not TopicRecord("u", "id", (), ()).config
 
 
-def test_no_leader_is_no_broker_id() -> None:
+def test_no_leader_is_not_a_broker_id() -> None:
     assert NO_LEADER < 0
 
 

@@ -1,4 +1,4 @@
-"""Which failures get a second attempt, seen from runs of pytest in runs of pytest."""
+"""Tests of the failures that get a second attempt, in nested runs of pytest."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def run(pytester: pytest.Pytester, *arguments: str) -> int:
 @pytest.fixture(autouse=True)
 def in_this_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
-    monkeypatch.delenv(SECOND_ATTEMPTS, raising=False)  # the report of the run that runs these tests
+    monkeypatch.delenv(SECOND_ATTEMPTS, raising=False)  # the report of the outer run
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_wait_that_timed_out_is_tried_again(pytester: pytest.Pytester, workers: str) -> None:
+def test_a_timeout_is_retried(pytester: pytest.Pytester, workers: str) -> None:
     pytester.makepyfile(test_a=WAITS, test_b="def test_fine(): pass")
     assert run(pytester, "-n", workers) == 1
     assert run(pytester, "--again") == 0
@@ -59,13 +59,13 @@ def test_a_test_that_fails_again_has_failed(pytester: pytest.Pytester) -> None:
     assert run(pytester, "--again") == 1
 
 
-def test_a_wrong_result_is_not_tried_again(pytester: pytest.Pytester) -> None:
+def test_a_wrong_result_is_not_retried(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_a=WAITS, test_b=LOSES)
     assert run(pytester) == 1
     assert run(pytester, "--again") == 1
 
 
-def test_many_waits_have_another_cause(pytester: pytest.Pytester) -> None:
+def test_many_timeouts_have_another_cause(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(**{f"test_{name}": WAITS.replace("seen", f"seen_{name}") for name in "abcd"})
     assert run(pytester) == 1
     assert run(pytester, "--again") == 1

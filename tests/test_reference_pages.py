@@ -1,6 +1,7 @@
-"""The pages of docs/reference are made from the code's own tables and docstrings.
+"""Tests that the pages of docs/reference equal the code's tables and docstrings.
 
-``python -m tests.test_reference_pages`` writes them. They are in the repository because a forge shows them as they are.
+``python -m tests.test_reference_pages`` writes them. They are in the repository because a forge shows them without a
+build.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def table(head: str, rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def with_unit(setting: Setting) -> str:
-    """Return a setting's default as the cluster writes it, and in a larger unit where that is a whole number."""
+    """Return a setting's default as the cluster prints it, in a larger unit if that gives a whole number."""
     text = default_text(setting)
     kind = next((kind for kind in _UNITS if setting.field.endswith(kind)), None)
     if kind is None or not isinstance(setting.default, int):

@@ -1,5 +1,8 @@
-"""docs/replication.md says what the code does: the role diagram is drawn from the replica core's own table, and every
-test and module that it or docs/testing.md names exists. ``python -m tests.test_replication_page`` draws the diagram."""
+"""Tests that docs/replication.md agrees with the code.
+
+The role diagram is drawn from the replica core's table. Every test and module that the page or docs/testing.md names
+exists. ``python -m tests.test_replication_page`` draws the diagram.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def diagram() -> str:
 
 @cache
 def test_names() -> dict[str, set[str]]:
-    """Every test function by name, with the files that have one."""
+    """Return the files of every test function, by its name."""
     found: dict[str, set[str]] = {}
     for path in (ROOT / "tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -1,4 +1,4 @@
-"""Which tests a stage of ``tests/run`` runs, which files it does not even import, and what ends a run."""
+"""Tests of the stages of ``tests/run``: the tests of each, the files that it does not import, and the end of a run."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_a_step_ends_at_its_first_failure(attempts: Path, capfd: pytest.CaptureF
     assert not run.step("bad", FAILS, PASSES)
     run.report(passed=False)
     said = capfd.readouterr().out
-    assert said.count("fine") == 2, "one command, and its output"
+    assert said.count("fine") == 2, "one command must run, with its output"
     assert "== good 0 s, bad 0 s FAILED\n== FAILED in 0 s" in said
 
 
 def test_a_failure_beside_the_first_stage_ends_the_run(
     attempts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Types are wrong: the first stage ends, and no other begins."""
+    """The types are wrong: the first stage ends, and no other begins."""
     ran: list[str] = []
 
     class Checks(Run):

@@ -1,7 +1,8 @@
-"""Clients and the command line need no Spark, and what needs it raises one sentence that names the extra.
+"""Tests that clients and the command line need no Spark, and that everything else raises one sentence with the extra's
+name.
 
-Processes of these tests cannot import Spark, nor what is installed only with it. ``packaging/test_light_client.py``
-installs the package without them.
+Processes of these tests can import neither Spark nor the packages that are installed only with it.
+``packaging/test_light_client.py`` installs the package without them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-#: Python imports a module of this name before anything else.
+#: Python imports a module with this name first.
 SITECUSTOMIZE = """
 import sys
 
@@ -35,7 +36,7 @@ class WithoutSpark:
 
 sys.meta_path[:] = [WithoutSpark(finder) for finder in sys.meta_path]
 """
-#: Packages that hold nothing of Spark's.
+#: Packages that contain no code for Spark.
 LIGHT = (
     "broker",
     "cli",
@@ -53,7 +54,7 @@ ADVICE = "needs Spark, which is not installed: run pip install 'sparklog[spark]'
 
 
 class WithoutSpark:
-    """Runs Python where Spark cannot be imported."""
+    """Run Python code that cannot import Spark."""
 
     def __init__(self, directory: Path) -> None:
         (directory / "sitecustomize.py").write_text(SITECUSTOMIZE)

@@ -1,4 +1,4 @@
-"""Waiting in tests for what happens elsewhere, in another thread or process."""
+"""A wait for an event in another thread or process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_until(condition: Callable[[], bool], what: str = "what was waited for", *, timeout_s: float = 60.0) -> None:
-    """Return when ``condition`` holds; the test fails when it does not within ``timeout_s``."""
+    """Return when ``condition`` holds. The test fails if it does not within ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"

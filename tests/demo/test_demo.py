@@ -1,4 +1,4 @@
-"""The demonstration as a user starts it: two kills in the middle of a write, and every row comes out."""
+"""A test that runs the demonstration as a user does: two kills during a write, and every row is read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_all_rows_survive_a_killed_executor_and_a_killed_leader(tmp_path: Path) 
             code = job.wait(360)
         finally:
             if job.poll() is None:
-                os.killpg(job.pid, signal.SIGTERM)  # the job stops its cluster, then itself
+                os.killpg(job.pid, signal.SIGTERM)  # the job stops its cluster and then exits
                 job.wait(60)
     text = output.read_text()
     assert code == 0, text

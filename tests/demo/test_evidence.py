@@ -1,4 +1,4 @@
-"""The demonstration's comparison has to see what is missing, what is changed and what is there twice."""
+"""Tests of the demonstration's comparison: it finds missing, changed and duplicate rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_duplicates_are_counted_but_are_no_difference() -> None:
     assert duplicates == Duplicates(rows=4, slices=2)
 
 
-def test_a_lost_row_shows_even_if_another_is_there_twice() -> None:
+def test_a_lost_row_is_found_even_if_another_one_is_duplicated() -> None:
     story, _ = compared(SOURCE.take([0, 1, 2, 3, 4, 5, 6, 7, 8, 8]))
     assert different(story) >= {"rows", "rows lost", "rows of each of 2 carriers", "sum of delay"}
     assert not story.all_equal
@@ -55,7 +55,7 @@ def test_a_lost_row_shows_even_if_another_is_there_twice() -> None:
 
 
 @pytest.mark.parametrize(("column", "value"), [("carrier", "UA"), ("delay", 3)])
-def test_a_changed_value_shows(column: str, value: object) -> None:
+def test_a_changed_value_is_found(column: str, value: object) -> None:
     values = SOURCE.column(column).to_pylist()
     values[2] = value
     story, _ = compared(SOURCE.set_column(SOURCE.schema.get_field_index(column), column, [values]))

@@ -1,4 +1,4 @@
-"""The pipeline as a user starts it."""
+"""Tests of the pipeline as a user starts it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @contextmanager
 def running(tmp_path: Path, *, flights: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """The job, and the file that it prints to; ended at the end."""
+    """Start the job with an output file. It is ended with the test."""
     output = tmp_path / "output"
     with output.open("wb") as sink:
         job = subprocess.Popen(
@@ -36,7 +36,7 @@ def running(tmp_path: Path, *, flights: str) -> Iterator[tuple[subprocess.Popen[
             stdout=sink,
             stderr=subprocess.STDOUT,
             cwd=tmp_path,
-            # What is shown does not hang on executors of their own, which take the most of its time to start.
+            # The pages do not depend on separate executors, which need most of its time to start.
             env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master local[4] pyspark-shell"},
             start_new_session=True,
         )
@@ -44,7 +44,7 @@ def running(tmp_path: Path, *, flights: str) -> Iterator[tuple[subprocess.Popen[
             yield job, output
         finally:
             if job.poll() is None:
-                os.killpg(job.pid, signal.SIGTERM)  # the job stops its cluster, then itself
+                os.killpg(job.pid, signal.SIGTERM)  # the job stops its cluster and then exits
                 try:
                     job.wait(60)
                 except subprocess.TimeoutExpired:
@@ -55,7 +55,7 @@ def running(tmp_path: Path, *, flights: str) -> Iterator[tuple[subprocess.Popen[
 @pytest.mark.integration
 @pytest.mark.extended
 @pytest.mark.timeout(300)
-def test_every_step_holds_what_a_batch_job_computes(tmp_path: Path) -> None:
+def test_every_step_equals_a_batch_computation(tmp_path: Path) -> None:
     with running(tmp_path, flights="25000") as (job, output):
         code = job.wait(280)
     text = output.read_text()
@@ -69,22 +69,22 @@ def test_every_step_holds_what_a_batch_job_computes(tmp_path: Path) -> None:
 @pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_sigterm_stops_the_cluster_while_a_query_runs(tmp_path: Path) -> None:
-    """It comes while the JVM is asked for something: nothing may wait for that, and nothing may stay."""
+    """The signal comes during a request to the JVM: no part may wait for it, and no process may remain."""
     with running(tmp_path, flights="336776") as (job, output):
         wait_until(lambda: "cluster ready" in output.read_text() or job.poll() is not None, timeout_s=120)
-        time.sleep(4)  # into the first of its queries; any moment has to do
+        time.sleep(4)  # during the first of its queries: any moment must work
         assert job.poll() is None, output.read_text()
         for _ in range(2):  # as `timeout` does
             job.terminate()
         code = job.wait(60)
     text = output.read_text()
     assert code == 128 + signal.SIGTERM, text
-    assert not list((tmp_path / "data" / "spark").glob("*")), "Spark's files are left"
+    assert not list((tmp_path / "data" / "spark").glob("*")), "Spark's files must be removed"
     wait_until(lambda: not processes_of(str(tmp_path)), timeout_s=30)
 
 
 def processes_of(name: str) -> list[str]:
-    """Command lines of processes that name it."""
+    """Return the command lines of the processes that contain it."""
     found = []
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

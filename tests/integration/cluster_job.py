@@ -1,4 +1,4 @@
-"""``jobs/cluster.py`` as a process of its own, started, watched and ended by tests."""
+"""``jobs/cluster.py`` as a separate process that tests start, watch and end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READY_S = 150.0
 
 
 class ClusterJob:
-    """One run of the cluster job. ``brokers`` and ``executors`` are what it has started, as the kernel sees it."""
+    """One run of the cluster job. ``brokers`` and ``executors`` are its processes, as the kernel lists them."""
 
     def __init__(self, data_dir: Path, *arguments: str, submit: Sequence[str] = ()) -> None:
         self.data_dir = data_dir
@@ -48,7 +48,7 @@ class ClusterJob:
         return "\n".join(self.lines)
 
     def wait_for(self, pattern: str, *, timeout_s: float = READY_S) -> re.Match[str]:
-        """The first match of ``pattern`` in the output."""
+        """Wait for ``pattern`` in the output, and return the first match."""
         deadline = time.monotonic() + timeout_s
         while (found := re.search(pattern, self.output)) is None:
             ended = self.process.poll() is not None and not self._reader.is_alive()
@@ -58,15 +58,15 @@ class ClusterJob:
         return found
 
     def ready(self) -> str:
-        """Wait for the ready block; the bootstrap servers it names."""
+        """Wait for the ready block, and return its bootstrap servers."""
         return self.wait_for(r"bootstrap servers  (\S+)").group(1)
 
     def generations(self) -> list[str]:
-        """What has been reported of each generation, oldest first: ``0 adopted, 1 started, ...``."""
+        """Return the reports of all generations, oldest first: ``0 adopted, 1 started, ...``."""
         return re.findall(r"generation \d+: brokers (.*)", self.output)
 
     def wait_for_generation(self, number: int, *, timeout_s: float = 60.0) -> str:
-        """The report that follows ``number`` others."""
+        """Wait for the report after the first ``number`` ones, and return it."""
         deadline = time.monotonic() + timeout_s
         while len(found := self.generations()) <= number:
             assert time.monotonic() < deadline, f"no generation after {number} within {timeout_s} s:\n{self.output}"
@@ -82,7 +82,7 @@ class ClusterJob:
         return found
 
     def java_processes(self, name: str) -> list[ProcessIdentity]:
-        """Java processes of this cluster whose main class ends with ``name``."""
+        """Return the Java processes of this cluster whose main class ends with ``name``."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -99,15 +99,16 @@ class ClusterJob:
         return self.java_processes("CoarseGrainedExecutorBackend")
 
     def executor_of(self, slot: str) -> ProcessIdentity:
-        """The JVM whose barrier task has started the broker of ``slot``: an executor without a task is no loss."""
+        """Return the JVM whose barrier task has started the broker of ``slot``. The loss of an executor without a
+        task proves nothing."""
         (broker,) = identify_all([self.brokers()[slot]])
-        return parent(parent(parent(broker)))  # the task's Python worker, and the daemon that forks those
+        return parent(parent(parent(broker)))  # the task's Python worker, and the daemon that forks workers
 
     def zookeepers(self) -> list[ProcessIdentity]:
         return self.java_processes("QuorumPeerMain")
 
     def stop(self, number: signal.Signals = signal.SIGINT, *, timeout_s: float = 60.0) -> float:
-        """Ask for an ordered stop; the seconds it took until the process was gone."""
+        """Request an ordered stop, and return the seconds until the process has exited."""
         began = time.monotonic()
         self.process.send_signal(number)
         self.process.wait(timeout_s)
@@ -115,17 +116,17 @@ class ClusterJob:
         return time.monotonic() - began
 
     def kill(self) -> None:
-        """SIGKILL to the driver, and wait until its executors have noticed."""
+        """Send SIGKILL to the driver, and wait until its executors have exited."""
         self.process.kill()
         self.process.wait()
         self._close()
         deadline = time.monotonic() + 60
         while self.executors():
-            assert time.monotonic() < deadline, "executors outlive their driver"
+            assert time.monotonic() < deadline, "executors are still running after their driver's death"
             time.sleep(0.1)
 
     def destroy(self) -> None:
-        """End whatever is left, by exact process."""
+        """End the remaining processes, each by its identity."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -142,9 +143,9 @@ class ClusterJob:
 
 
 def identify_all(pids: Iterable[int]) -> list[ProcessIdentity]:
-    """The processes of ``pids``, all of which run."""
+    """Return the processes of ``pids``. All of them must run."""
     found = [identify(pid) for pid in pids]
-    assert all(process is not None for process in found), f"{pids}: not all run"
+    assert all(process is not None for process in found), f"{pids}: some have exited"
     return [process for process in found if process is not None]
 
 

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _rpc(jvm: Any, secret: str) -> Any:
-    """As Spark's own clients make it."""
+    """Create a client as Spark itself does."""
     conf = jvm.org.apache.spark.SparkConf(False)
     if secret:
         conf.set("spark.authenticate", "true").set("spark.authenticate.secret", secret)

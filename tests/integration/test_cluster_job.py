@@ -1,4 +1,4 @@
-"""The cluster job on real executors: start, lost executors, lost drivers, stops."""
+"""Tests of the cluster job on real executors: start, lost executors, lost drivers, stops."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.ports import FirstPort
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-#: On a quiet machine it is three seconds; the project promises ten.
+#: It takes three seconds on a quiet machine, and the project promises ten.
 STOP_S = 10.0
 
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[list[ClusterJob]]:
-    """Jobs started by a test, ended with all they started."""
+    """Yield a function that starts jobs. All their processes are ended at the end."""
     started: list[ClusterJob] = []
     try:
         yield started
@@ -33,7 +33,7 @@ def jobs(tmp_path: Path) -> Iterator[list[ClusterJob]]:
 
 
 def values(bootstrap: str, topic: str, count: int) -> list[int]:
-    """The first ``count`` records of a topic, in order of offset."""
+    """Return the first ``count`` records of a topic, in offset order."""
     found: list[int] = []
     deadline = time.monotonic() + 60
     with sparklog.Consumer(bootstrap, topic, start="earliest") as consumer:
@@ -56,7 +56,7 @@ def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: l
     with sparklog.Admin(bootstrap) as admin:
         admin.create_topic("events", partitions=1, replication_factor=3)
 
-    # An executor dies: the barrier job fails as a whole, the brokers do not notice, the next generation adopts them.
+    # An executor dies: the barrier job fails as a whole, the brokers continue, and the next generation adopts them.
     writer = Writer(bootstrap, "events")
     assert len(first.executors()) == 3
     send_signal(first.executor_of("slot-0"), signal.SIGKILL)
@@ -65,15 +65,15 @@ def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: l
     assert writer.slowest_s < 5
     assert first.brokers() == pids
 
-    # The driver dies: its executors go, the brokers and ZooKeeper serve on without anyone.
+    # The driver dies: its executors exit, and the brokers and ZooKeeper continue without a driver.
     first.kill()
     assert first.brokers() == pids
     alone = Writer(bootstrap, "events")
-    alone.wait_for(20)  # what is written meanwhile, is written without a driver
+    alone.wait_for(20)  # the clients write these records without a driver
     written = writer.acknowledged + alone.end()
     assert alone.acknowledged > 0
 
-    # The next driver adopts what runs, and is the only one.
+    # The next driver adopts the running processes, and is the only driver.
     second = start()
     assert second.ready() == bootstrap
     assert second.wait_for(r"\(3 of 3 brokers were already running\)")
@@ -83,15 +83,16 @@ def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: l
     assert "another driver runs this cluster" in refused.output
     assert second.brokers() == pids
 
-    # Ctrl-C ends all of it.
+    # Ctrl-C ends all processes.
     assert second.stop(signal.SIGINT) < STOP_S + 5
     assert second.process.returncode == 0
     assert float(second.wait_for(r"stopped in ([\d.]+) s", timeout_s=1).group(1)) < STOP_S
     assert (second.brokers(), second.executors(), second.zookeepers()) == ({}, [], [])
-    assert second.java_processes("SparkSubmit") == [], "the driver's JVM"
+    assert second.java_processes("SparkSubmit") == [], "the driver's JVM must not be an executor"
     assert not list((tmp_path / "spark").iterdir())
 
-    # What was acknowledged is there after a start on the same data, in order, once; without executors this time.
+    # After a start on the same data, all acknowledged records exist, in order and once. This time there are no
+    # executors.
     third = start("--master", "local[2]")
     assert third.ready() == bootstrap
     expected = [*range(writer.acknowledged), *range(alone.acknowledged)]

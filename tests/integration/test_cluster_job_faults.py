@@ -1,5 +1,7 @@
-"""The cluster job while its parts are paused, killed and told to end, alone and in pairs: one life of it, under traffic
-whose every record is accounted for at the end."""
+"""A test of the cluster job while its parts are paused, killed and stopped, alone and in pairs.
+
+One cluster lives through all of it with traffic, and every record is accounted for at the end.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(600)]
 
-#: No write may take so long, however busy the machine is, where nobody's session ends.
+#: The longest write, on any machine, if no session expires.
 SESSION_S = 5.0
-#: Every session that this cuts off has expired.
+#: Every session that is disconnected for this time has expired.
 PAUSE_S = 1.5 * SESSION_S
 
 
@@ -38,7 +40,7 @@ def job(tmp_path: Path) -> Iterator[ClusterJob]:
 
 @contextlib.contextmanager
 def paused(*processes: ProcessIdentity) -> Iterator[None]:
-    """Between SIGSTOP and SIGCONT."""
+    """Pause a process with SIGSTOP for the ``with`` block, and resume it with SIGCONT."""
     try:
         for process in processes:
             assert send_signal(process, signal.SIGSTOP)
@@ -49,7 +51,7 @@ def paused(*processes: ProcessIdentity) -> Iterator[None]:
 
 
 class Faults:
-    """What is done to ``job``, with ``traffic`` on its topic."""
+    """The faults of ``job``, with ``traffic`` on its topic."""
 
     def __init__(self, job: ClusterJob) -> None:
         self.job = job
@@ -70,12 +72,12 @@ class Faults:
         return found
 
     def is_whole(self) -> bool:
-        """Every replica in sync: what f=1 asks for before the next broker goes."""
+        """Wait until every replica is in sync, as f=1 requires before the next broker may fail."""
         return all(sorted(part.isr) == [0, 1, 2] for part in self.admin.describe_topic("events").partitions)
 
     def healed(self, *, within_s: float = 0.0) -> None:
-        """Traffic goes on, replicas are in sync, a topic can be made: so leaders, brokers and controller are at work.
-        ``within_s``: no write may have taken longer."""
+        """Check that traffic continues, replicas are in sync and a topic can be created: leaders, brokers and
+        controller work. ``within_s`` is the longest allowed write."""
         self.traffic.goes_on()
         slowest_s = self.traffic.slowest_s()
         assert not within_s or slowest_s < within_s, f"a write took {slowest_s:.1f} s"
@@ -84,7 +86,7 @@ class Faults:
         self.admin.create_topic(f"made-{self._topics}", partitions=1, replication_factor=3)
 
     def back(self, slot: str, lost: ProcessIdentity) -> None:
-        """Return when ``slot`` has a broker again."""
+        """Wait until ``slot`` has a broker again."""
         wait_until(lambda: self.job.brokers().get(slot, lost.pid) != lost.pid, f"new broker in {slot}")
 
 
@@ -104,7 +106,8 @@ def test_paused_killed_and_stopped_processes_lose_nothing(job: ClusterJob) -> No
 
 
 def _paused_executors_and_barrier_task(faults: Faults) -> None:
-    """Nobody notices; and a supervisor that has slept through its session still supervises."""
+    """Pause a supervisor. No other part notices, and a supervisor whose session has expired meanwhile still
+    supervises."""
     broker = faults.broker("slot-0")
     with paused(*faults.job.executors(), parent(broker)):
         time.sleep(PAUSE_S)
@@ -115,7 +118,8 @@ def _paused_executors_and_barrier_task(faults: Faults) -> None:
 
 
 def _paused_driver(faults: Faults) -> None:
-    """And a broker killed meanwhile: it has no successor until the driver is awake, and then a controller again."""
+    """Pause the driver, which hosts the controller, and kill a broker meanwhile. Its partitions get no new leader
+    before the driver resumes."""
     (driver,) = identify_all([faults.job.process.pid])
     broker = faults.broker("slot-1")
     with paused(driver):
@@ -138,7 +142,7 @@ def _paused_zookeeper(faults: Faults) -> None:
 
 
 def _killed_zookeeper(faults: Faults) -> None:
-    """With a broker: it is started again when ZooKeeper is back, which the driver sees to."""
+    """Kill ZooKeeper and a broker. The driver restarts ZooKeeper, and then the broker is restarted."""
     server, broker = faults.zookeeper(), faults.broker("slot-2")
     send_signal(server, signal.SIGKILL)
     send_signal(broker, signal.SIGKILL)
@@ -158,7 +162,7 @@ def _ended_zookeeper_and_executor(faults: Faults) -> None:
 
 
 def _killed_jvm_of_the_driver(faults: Faults) -> None:
-    """Without Spark the driver can do no more, says so, and lets the brokers run on."""
+    """Stop Spark. The driver reports that it can do no more, and lets the brokers run."""
     job, brokers = faults.job, faults.job.brokers()
     (jvm,) = job.java_processes("SparkSubmit")
     send_signal(jvm, signal.SIGKILL)

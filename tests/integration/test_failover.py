@@ -1,6 +1,6 @@
-"""Partitions go on taking writes when a broker, the controller or ZooKeeper goes away.
+"""Tests that partitions continue to accept writes when a broker, the controller or ZooKeeper fails.
 
-These are the measurements of ``bench/failover`` on a dozen partitions, with room for a busy machine.
+These are the measurements of ``bench/failover`` on a dozen partitions, with margins for a busy machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 PARTITIONS = 12
 SESSION_S = 4.0
-#: Well below the session time-out: who heals by that alone is found out.
+#: Well below the session timeout: a recovery that only the session's end causes is detected.
 LONGEST_GAP_MS = 2500.0
 OPTIONS = Options(session_s=SESSION_S, zk_outage_s=SESSION_S + 1.0, settle_s=0.3)
 
@@ -39,7 +39,7 @@ def stage() -> Iterator[Stage]:
 
 
 def play(stage: Stage, case: str) -> Report:
-    """One case; the cluster is whole before and after it."""
+    """Measure one case. The cluster is healthy before and after it."""
     stage.cluster.start_controller()
     stage.cluster.start_brokers()
     scene = Scene(stage.cluster, "t", PARTITIONS, stage.stream)
@@ -55,7 +55,7 @@ def test_clients_survive_the_failure_of_a_broker(stage: Stage, case: str) -> Non
     assert max(report.gaps_ms) < LONGEST_GAP_MS, report
 
 
-def test_zookeeper_is_away_for_longer_than_sessions_last(stage: Stage) -> None:
+def test_zookeeper_is_away_for_longer_than_a_session_timeout(stage: Stage) -> None:
     report = play(stage, "zk-paused")
     assert (report.failed, report.fetch_failures) == (0, 0), report.first_failure
     assert max(report.gaps_ms) < LONGEST_GAP_MS, report

@@ -1,14 +1,15 @@
-"""Real processes under real faults: every pairing of fault and role that one broken broker at a time allows.
+"""Tests of real processes under real faults: every pairing of fault and role that is possible with one broken broker at
+a time.
 
-One cluster lives through all of it while clients write and read; the last test judges their history. What a fault
-does to single partitions and connections is tested in ``tests/broker``; here it is that nothing is lost, repeated,
-reordered or shown too early, whatever comes in a row.
+One cluster lives through all of them while clients write and read, and the last test judges their history.
+``tests/broker`` tests the effects of a fault on single partitions and connections. Here no record may be lost,
+repeated, reordered or shown too early, for any sequence of faults.
 
-Alone: SIGKILL, SIGSTOP for longer than the session, SIGTERM, each of leader, follower, controller, ZooKeeper. Two at a
-time (``PAIRS``): with f=1 a broker, a controller process and ZooKeeper may be broken together, two brokers may not.
-Each way of breaking a broker meets a broken controller or ZooKeeper, each of their faults meets a broken broker, the
-leader's death meets all of ZooKeeper's, and controller and ZooKeeper break together. These belong to the second tier
-of tests, and the rest of all 45 pairings to the third.
+Alone: SIGKILL, SIGSTOP for longer than the session, and SIGTERM, each of leader, follower, controller and ZooKeeper.
+Two at a time (``PAIRS``): with f=1 a broker, a controller process and ZooKeeper may be broken together, but not two
+brokers. Each fault of a broker meets a broken controller or ZooKeeper, each of their faults meets a broken broker, the
+leader's death meets all of ZooKeeper's faults, and controller and ZooKeeper break together. These belong to the second
+tier of tests, and the rest of all 45 pairings to the third.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Hurt:
         return partition.leader if role == "leader" else next(r for r in partition.replicas if r != partition.leader)
 
     def survive(self, fault: Fault, *, beyond_s: float = 0.0) -> None:
-        """Break, see every writer go on, keep it broken for at least ``beyond_s``, heal, see all replicas in sync."""
+        """Inject a fault, check that every writer continues, keep the fault for at least ``beyond_s``, repair it,
+        and wait until all replicas are in sync."""
         self.history.write(FaultNote(text=fault.text))
         began = time.monotonic()
         with fault.broken():
@@ -101,7 +103,7 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hurt]:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("method", ["kill", "pause", "stop"])
 def test_writes_continue_through_a_fault(hurt: Hurt, method: Method, role: str) -> None:
-    """SIGKILL found out by the session's end, SIGSTOP for longer than the session, SIGTERM."""
+    """The faults are SIGKILL, noticed at the session's end; SIGSTOP for longer than the session; and SIGTERM."""
     hurt.survive(hurt.fault(method, role), beyond_s=1.4 * SESSION_S if method == "pause" else 0.0)
 
 
@@ -144,14 +146,14 @@ EVERY_PAIR = [
 def test_writes_continue_after_two_faults_at_once(
     hurt: Hurt, method: Method, role: Role, other_method: Method, other_role: Role
 ) -> None:
-    """The second heals first: then writes go on, with the first still broken."""
+    """The second fault is repaired first: then writes continue, while the first one remains."""
     first, second = hurt.fault(method, role), hurt.fault(other_method, other_role)
     hurt.history.write(FaultNote(text=f"{first.text}, and {second.text}"))
     with first.broken():
         began = time.monotonic()
         with second.broken():
             if other_role != "zookeeper":
-                hurt.workload.wait_progress(PATIENCE_S)  # the other controller moves what has to be moved
+                hurt.workload.wait_progress(PATIENCE_S)  # the other controller moves the leaderships
             if "pause" in {method, other_method}:
                 time.sleep(max(0.0, began + 1.4 * SESSION_S - time.monotonic()))
         hurt.workload.wait_progress(PATIENCE_S)
@@ -161,8 +163,8 @@ def test_writes_continue_after_two_faults_at_once(
 @pytest.mark.extended
 @pytest.mark.parametrize("role", ["leader", "controller"])
 @pytest.mark.parametrize("method", ["stop", "crash"])
-def test_five_bounces_in_a_row_of_the(hurt: Hurt, method: Method, role: str) -> None:
-    """Clean and hard, each of whoever leads by then. Source: Kafka's replication_test.py."""
+def test_five_restarts_in_a_row_of_the(hurt: Hurt, method: Method, role: str) -> None:
+    """Clean and hard restarts, each of the present leader. Source: Kafka's replication_test.py."""
     for _ in range(5):
         fault = hurt.fault(method, role)
         hurt.history.write(FaultNote(text=fault.text))
@@ -183,18 +185,18 @@ def test_a_leader_reachable_only_by_clients_commits_nothing(hurt: Hurt) -> None:
     with cluster.connect(old, timeout_s=PATIENCE_S) as connection:
         with fault.broken():
             before = _leader_end(cluster, old)
-            # Straight to the old leader, as a client does that has not heard of another one.
+            # The client writes directly to the old leader, as a client that does not know the new one.
             refused = produce(connection, "leader-only", encoded(1, "alone-"), acks=-1, timeout_ms=1500)
-            assert refused.code != ErrorCode.NONE, "acknowledged by a leader that reaches no follower"
+            assert refused.code != ErrorCode.NONE, "a leader that reaches no follower must not acknowledge"
             wait_until(lambda: metadata_of(cluster, TOPIC)[0].leader_epoch > epoch, PATIENCE_S, "a new leader")
             hurt.workload.wait_progress(PATIENCE_S)
-            assert _leader_end(cluster, old) == before, "a deposed leader moved its high watermark"
+            assert _leader_end(cluster, old) == before, "a deposed leader advanced its high watermark"
             _read_on_from_beyond_its_log(cluster, old)
         hurt.heal()
 
 
 def _read_on_from_beyond_its_log(cluster: ProcessCluster, deposed: int) -> None:
-    """A new client whose first contact is this broker, with offsets that only a later leader's log has."""
+    """Start a consumer whose first contact is this broker, with offsets that only a later leader's log has."""
     own_end = next(r.log_end_offset for r in cluster.describe(deposed).replicas if (r.topic, r.partition) == (TOPIC, 0))
     wait_until(lambda: high_watermarks(cluster, TOPIC)[0] > own_end, PATIENCE_S, "a log that is longer")
     start = {TopicPartition(TOPIC, 0): own_end + 1}
@@ -205,19 +207,19 @@ def _read_on_from_beyond_its_log(cluster: ProcessCluster, deposed: int) -> None:
 
 
 def _leader_end(cluster: ProcessCluster, broker_id: int) -> int:
-    """The high watermark of the first partition as this broker sees it."""
+    """Return the high watermark of the first partition on this broker."""
     found = cluster.describe(broker_id).replicas
     return next(r.high_watermark for r in found if (r.topic, r.partition) == (TOPIC, 0))
 
 
 def test_no_promise_was_broken(hurt: Hurt) -> None:
-    """Judges what the tests before it have left."""
+    """Judge the history of the tests above."""
     _judge(hurt)
 
 
 @pytest.mark.long
 def test_no_pair_of_faults_broke_a_promise(hurt: Hurt) -> None:
-    """Judges the history of the pairs of the third tier."""
+    """Judge the history of the pairs of the third tier."""
     _judge(hurt)
 
 
@@ -227,6 +229,6 @@ def _judge(hurt: Hurt) -> None:
     assert not report.violations, "\n".join(report.lines())
     assert report.counts["replicas compared"] == 15
     assert report.counts["batches acknowledged"] > 100 and report.counts["records read"] > 500
-    assert not report.counts.get("batches unknown"), "a fault of one broker is no reason to give a write up"
+    assert not report.counts.get("batches unknown"), "a fault of one broker must not make a producer give up a write"
     assert not report.counts.get("consumer failures")
     assert sum(high_watermarks(hurt.cluster, TOPIC).values()) > 500

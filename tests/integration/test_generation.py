@@ -1,4 +1,4 @@
-"""One generation with real brokers and a real ZooKeeper, without Spark: start, adoption, the ordered stop."""
+"""Tests of one generation with a real ZooKeeper and brokers, without Spark: start, adoption, the ordered stop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.ports import FirstPort
 
 pytestmark = pytest.mark.integration
 
-#: Longer than anything is waited for here: what becomes known of a broker's end, becomes known without its session's.
+#: Longer than any wait here: the end of a broker becomes known before its session expires.
 SESSION_S = 120
 PATIENCE_S = 60.0
 
@@ -98,20 +98,22 @@ def test_brokers_live_through_generations_and_end_in_order(host: Host) -> None:
         own = Path("/proc/self/ns/pid").stat().st_ino
         assert [(broker.pid, broker.pid_namespace) for broker in live] == [(pid, own) for pid in pids]
 
-        # The next generation may be there before the last has ended: it waits for the claims, and adopts.
+        # The next generation may start before the last one has ended: it waits for the claims, and adopts.
         second = host.submit(2)
         await host.say(1, Phase.REGROUP)
-        assert await asyncio.wait_for(first, PATIENCE_S) == "regroup"  # before the node of directives says another
+        # before the node of directives contains another one
+        assert await asyncio.wait_for(first, PATIENCE_S) == "regroup"
         await host.say(2, Phase.RUN)
         report = await host.reported(2, second)
         assert [(broker.pid, broker.adopted) for broker in report.brokers] == [(pid, True) for pid in pids]
 
-        # One that was told nothing, or did not see it in time, makes room when the next one is announced.
+        # A generation that received no directive, or received it too late, releases its slots when the next one is
+        # announced.
         third, report = await host.begin(3)
         assert await asyncio.wait_for(second, PATIENCE_S) == "superseded"
         assert [(broker.pid, broker.adopted) for broker in report.brokers] == [(pid, True) for pid in pids]
 
-        # The death of a process is told to ZooKeeper, long before its session would end.
+        # ZooKeeper learns of the death of a process long before its session would expire.
         process = identify(pids[1])
         assert process is not None
         send_signal(process, signal.SIGKILL)
@@ -149,8 +151,8 @@ def test_a_second_driver_is_refused_while_the_first_lives(host: Host) -> None:
 
 @pytest.mark.parametrize("gone", [ZkNoNode("/driver"), ZkUnreachable("no answer", True)])
 def test_a_driver_registers_again_over_an_unreadable_node(host: Host, gone: ZkError) -> None:
-    """After an expiry the node of the session before may still stand, and go between the refusal and the look at it;
-    or ZooKeeper goes."""
+    """After an expiry the node of the last session may still exist, and disappear between the refusal and the read
+    of it; or ZooKeeper stops."""
     registration = host.registration
 
     async def taken_again() -> None:
@@ -167,7 +169,7 @@ def test_a_driver_registers_again_over_an_unreadable_node(host: Host, gone: ZkEr
             return answer
 
         session.get = get  # type: ignore[method-assign]
-        await registration._reclaim()  # its own node stands: refused, and not to be read once
+        await registration._reclaim()  # its own node exists: the claim is refused, and one read fails
         assert looks == [paths.DRIVER]
         assert (await session.get(paths.DRIVER)).ephemeral_owner == session.session_id
         await session.delete(paths.DRIVER_EPOCH)

@@ -1,5 +1,7 @@
-"""Stops that leave brokers running say so and keep their ZooKeeper, with real brokers and without Spark: the driver
-stops them itself, or a generation of one task does."""
+"""Tests of stops that leave brokers running: they report it and keep ZooKeeper.
+
+The brokers are real, and there is no Spark: the driver stops the brokers itself, or a generation of one task does.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ PATIENCE_S = 60.0
 
 
 class Drivers:
-    """One driver after the other over a data directory, each with a generation that has no Spark."""
+    """Successive drivers of a data directory, each with a generation without Spark."""
 
     def __init__(self, data_dir: Path) -> None:
         self.options = ClusterOptions(data_dir=data_dir, brokers=2, port=FirstPort.INCOMPLETE_STOPS)
@@ -62,7 +64,7 @@ class Drivers:
         return msgspec.structs.replace(spec, brokers=brokers, brokers_per_task=brokers, generation=generation)
 
     async def run(self, driver: ClusterDriver, course: Phase, *, generation: int = 1, brokers: int = 2) -> str:
-        """A generation that forms and is then told ``course``; how it ended."""
+        """Start a generation, give it the directive ``course``, and return its end."""
         registration, spec = driver.registration, self.spec(driver, generation=generation, brokers=brokers)
         await asyncio.to_thread(registration.direct, Directive(registration.epoch, generation, Phase.RUN))
         task = asyncio.create_task(supervise(spec, task=0, gather=alone))
@@ -96,7 +98,7 @@ def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drivers
 
 
 def held(driver: ClusterDriver, slot: str) -> Claim:
-    """The claim of a supervisor that should have ended long ago and hangs."""
+    """Hold the claim of a supervisor that should have ended long ago and hangs."""
     claim = claim_directory([driver.data_dir / slot], cluster_id=driver.registration.cluster_id)
     assert claim is not None
     return claim
@@ -142,14 +144,14 @@ def test_a_smaller_cluster_stops_brokers_an_earlier_one_left(drivers: Drivers) -
     assert driver._generations is not None
     driver._generations.generation = 2
     driver._generations._spec = drivers.spec(driver, brokers=0)
-    assert driver.stop() == "", "however few it was to have"
+    assert driver.stop() == "", "even if the new cluster is smaller"
     assert drivers.running == []
 
 
 @pytest.mark.parametrize("where", ["elsewhere", "in another container", "in an earlier release's container", "here"])
 def test_brokers_of_other_hosts_cannot_be_stopped_from_here(drivers: Drivers, where: str) -> None:
-    """One of this host that is dead, and only registered still, is not among them. Of another container's nobody here
-    can tell."""
+    """A dead broker of this host that is only still registered does not count. A broker of another container cannot
+    be examined here."""
     driver = drivers.take()
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -209,7 +211,7 @@ def test_a_stop_without_zookeeper_cannot_confirm_the_end(drivers: Drivers) -> No
 
 
 def test_a_driver_stops_brokers_even_inside_a_running_loop(drivers: Drivers) -> None:
-    """As in a notebook."""
+    """A notebook has a running event loop."""
     driver = drivers.take()
 
     async def cell() -> str:
@@ -231,19 +233,19 @@ def test_an_incomplete_stop_is_reported_until_its_brokers_are_unknown(
             left = await asyncio.to_thread(driver.stop)
             assert left.startswith("brokers that the driver could not stop keep running: 7: ")
             assert await asyncio.to_thread(driver.stop) == left
-            assert driver.stop() == left, "in a loop that runs"
+            assert driver.stop() == left, "the loop must still run"
         assert await asyncio.to_thread(driver.stop) == ""
 
     asyncio.run(story())
     server.stop()
-    assert driver.stop() == "", "with nobody left to ask"
+    assert driver.stop() == "", "no broker is left to ask"
 
 
 @pytest.mark.parametrize("is_failing", [False, True])
 def test_a_local_cluster_that_cannot_stop_keeps_its_directory(
     drivers: Drivers, is_failing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Unless an error ends it that this one would hide."""
+    """Unless the block raises another error, which this one would hide."""
     cluster = LocalCluster(cast(Any, None), brokers=2)
     drivers.options = cluster._driver._options = msgspec.structs.replace(
         cluster._driver._options, port=FirstPort.INCOMPLETE_STOPS
@@ -264,5 +266,5 @@ def test_a_local_cluster_that_cannot_stop_keeps_its_directory(
     second = drivers.take()
     assert second.stop() == ""
     cluster.stop()
-    assert cluster.data_dir.is_dir(), "somebody has started it again there"
+    assert cluster.data_dir.is_dir(), "the broker was started again there"
     shutil.rmtree(cluster.data_dir)

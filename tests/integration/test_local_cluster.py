@@ -1,4 +1,4 @@
-"""LocalCluster in a session of the user's: one barrier task supervises all brokers, and jobs run beside it."""
+"""Tests of LocalCluster in a user's session: one barrier task supervises all brokers, and jobs run beside it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkSession]:
-    monkeypatch.delenv("PYSPARK_PYTHON")  # as few who try it first have set it
+    monkeypatch.delenv("PYSPARK_PYTHON")  # the setting that few users of a first trial have
     spark = (
         SparkSession.builder.master(request.param)
         .appName("LocalCluster tests")
         .config("spark.ui.enabled", "false")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # quick to start
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # a quick start
         .getOrCreate()
     )
     try:
@@ -44,7 +44,7 @@ def test_a_cluster_in_a_session_serves_its_jobs(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path, port=FirstPort.LOCAL_CLUSTER) as cluster:
-        assert "can run programs as the user of this process" in caplog.text, "the session does not authenticate"
+        assert "can run programs as the user of this process" in caplog.text, "the session must not use authentication"
         assert session.sparkContext.pythonExec == sys.executable
         assert len(cluster.bootstrap.split(",")) == 3
         pids = cluster.broker_pids()
@@ -52,12 +52,12 @@ def test_a_cluster_in_a_session_serves_its_jobs(
         with cluster.admin() as admin:
             admin.create_topic("letters", partitions=2, replication_factor=3)
         rows = session.range(1000).selectExpr("cast(id as string) as key", "cast(id * 2 as string) as value")
-        # Nobody names bootstrap servers here: the session knows its cluster.
+        # No bootstrap servers are given here: the session knows its cluster.
         rows.write.format("sparklog").option("topic", "letters").mode("append").save()
         read = session.read.format("sparklog").option("subscribe", "letters").load()
         assert read.count() == 1000
 
-        # The same for a session that only names the brokers.
+        # The same for a session that only has the brokers' addresses.
         session.sparkContext.pythonExec = "a Python without sparklog"
         sparklog.configure(session, bootstrap=cluster.bootstrap)
         assert session.sparkContext.pythonExec == sys.executable
@@ -65,7 +65,7 @@ def test_a_cluster_in_a_session_serves_its_jobs(
         monkeypatch.setenv("PYSPARK_PYTHON", "the user's")
         session.sparkContext.pythonExec = "the user's"
         sparklog.configure(session, bootstrap=cluster.bootstrap)
-        assert session.sparkContext.pythonExec == "the user's", "what is named stays"
+        assert session.sparkContext.pythonExec == "the user's", "a given value must stay"
         monkeypatch.delenv("PYSPARK_PYTHON")
         sparklog.configure(session, bootstrap=cluster.bootstrap)
 
@@ -73,13 +73,13 @@ def test_a_cluster_in_a_session_serves_its_jobs(
         assert killed == pids[1]
         deadline = time.monotonic() + 60
         while cluster.broker_pids().get(1, killed) == killed:
-            assert time.monotonic() < deadline, "the killed broker did not come back"
+            assert time.monotonic() < deadline, "the killed broker was not restarted"
             time.sleep(0.1)
         assert {broker: pid for broker, pid in cluster.broker_pids().items() if broker != 1} == {0: pids[0], 2: pids[2]}
         read = session.read.format("sparklog").option("subscribe", "letters").load()
         assert read.selectExpr("sum(cast(cast(value as string) as long))").first()[0] == 999 * 1000  # type: ignore[index]
     assert cluster.broker_pids() == {}
-    assert session.range(3).count() == 3  # the session goes on
+    assert session.range(3).count() == 3  # the session continues
 
     lacking = tmp_path / "python3"
     lacking.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')  # without installed packages
@@ -116,7 +116,7 @@ def test_a_stop_names_the_brokers_it_could_not_reach(session: SparkSession, tmp_
                 ClusterError, match=r"brokers still run on hosts where Spark placed no task: 7: start the clust"
             ):
                 await asyncio.to_thread(cluster.stop)
-            assert [live.broker_id for live in await store.live_brokers()] == [7], "and its ZooKeeper"
+            assert [live.broker_id for live in await store.live_brokers()] == [7], "ZooKeeper must still run as well"
 
     try:
         cluster.start()

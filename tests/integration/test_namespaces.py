@@ -1,4 +1,5 @@
-"""A leader that the kernel's own network has cut off, where the machine permits namespaces; else proxies must do."""
+"""A test of a leader that the kernel's network has cut off, if the machine permits namespaces. Otherwise proxies cut
+it off."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def test_a_network_cut_is_silent_and_one_way(network: NamespaceNetwork) -> None:
     with bound(A) as a, bound(B) as b:
 
         def heard(sender: socket.socket, receiver: socket.socket) -> bool:
-            """Whether what was sent arrives: on this network at once, so that none need be waited for."""
+            """Return whether a sent packet arrives. On this network it does so immediately, so the test need not
+            wait."""
             sender.sendto(b"hello", receiver.getsockname())
             receiver.settimeout(0.2)
             try:
@@ -74,7 +76,7 @@ def test_a_leader_reachable_only_by_clients_commits_nothing(network: NamespaceNe
                 network.cut(broker_party(old), party)
             with cluster.connect(old, timeout_s=PATIENCE_S) as connection:
                 refused = produce(connection, "t", encoded(1, "alone-"), acks=-1, timeout_ms=1500)
-                assert refused.code != ErrorCode.NONE, "acknowledged by a leader that reaches no follower"
+                assert refused.code != ErrorCode.NONE, "a leader that reaches no follower must not acknowledge"
             wait_until(lambda: partition(cluster, "t").leader_epoch > epoch, PATIENCE_S, "a new leader")
             for number in range(5, 10):
                 assert writer.write(encoded(1)) == number

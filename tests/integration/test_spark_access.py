@@ -1,4 +1,4 @@
-"""The default start of a cluster offers nothing to other hosts, and nothing of Spark to other users of this machine."""
+"""Tests that a cluster with default settings offers nothing to other hosts, and nothing of Spark to other users."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WITHOUT_STATES = ("udp", "udp6", "raw", "raw6")
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterJob]:
-    """The cluster as it is started without arguments, but for its ports and its directory."""
+    """Start a cluster without arguments, except for its ports and its directory."""
     web = f"--conf spark.ui.port={FirstPort.SPARK_ACCESS + 50}"
     started = ClusterJob(tmp_path_factory.mktemp("data"), "--port", str(FirstPort.SPARK_ACCESS), submit=[web])
     try:
@@ -40,7 +40,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterJob]:
 
 
 def processes(job: ClusterJob) -> list[int]:
-    """The driver and all that descends from it: JVMs, executors, Python workers, brokers, ZooKeeper."""
+    """Return the driver and all its descendants: JVMs, executors, Python workers, brokers, ZooKeeper."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -55,11 +55,11 @@ def processes(job: ClusterJob) -> list[int]:
 
 
 def listening(pid: int) -> set[tuple[str, int]]:
-    """Addresses and ports at which a process takes connections or datagrams from the network, which is that of the
-    tests."""
+    """Return the addresses at which a process accepts connections or datagrams from the network, which is that of
+    the tests."""
     own = set()
     for file in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # it is closed meanwhile
+        with suppress(FileNotFoundError):  # the socket is closed meanwhile
             own.add(str(file.readlink()))
     found = set()
     for family in ("tcp", "tcp6", *_WITHOUT_STATES):
@@ -73,7 +73,7 @@ def listening(pid: int) -> set[tuple[str, int]]:
 
 
 def _address(text: str) -> str:
-    """From the kernel's hexadecimal words of four bytes, in the order of this machine."""
+    """Decode the kernel's hexadecimal words of four bytes, in the byte order of this machine."""
     words = [bytes.fromhex(text[start : start + 8]) for start in range(0, len(text), 8)]
     packed = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
     address = ipaddress.ip_address(packed)
@@ -85,7 +85,7 @@ def test_every_listening_socket_is_on_loopback_or_unix(job: ClusterJob) -> None:
     found = {pid: listening(pid) for pid in processes(job)}
     ports = {port for addresses in found.values() for _, port in addresses}
     (zookeeper,) = job.zookeepers()
-    assert found[zookeeper.pid], "the processes are not those of the cluster"
+    assert found[zookeeper.pid], "the found processes must be those of the cluster"
     assert ports >= {FirstPort.SPARK_ACCESS, FirstPort.SPARK_ACCESS + 1, FirstPort.SPARK_ACCESS + 2}
     assert all(found[executor.pid] for executor in job.executors())
     assert {address for addresses in found.values() for address, _ in addresses} == {"127.0.0.1"}
@@ -110,15 +110,15 @@ def test_the_secret_is_in_no_command_line_and_no_file(job: ClusterJob) -> None:
     assert files
     found = []
     for path in files:
-        with suppress(FileNotFoundError):  # it goes meanwhile
+        with suppress(FileNotFoundError):  # the process ends meanwhile
             found += [path] if secret in path.read_bytes() else []
     assert found == []
     assert secret.decode() not in job.output
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_of_this_machine_cannot_use_sparks_ports(job: ClusterJob) -> None:
-    """The same client is accepted with the secret: that it is refused has no other reason."""
+    """The same client is accepted with the secret, so the refusal has no other reason."""
     secret = secret_of(job)
     executor = job.executors()[0]
     words = Path(f"/proc/{executor.pid}/cmdline").read_text().split("\0")
@@ -156,7 +156,7 @@ def test_a_session_open_to_others_is_reported(settings: dict[str, str], expected
 
 
 def secret_of(job: ClusterJob) -> str:
-    """As executors have it in their environment, which only their user and root can read."""
+    """Return the secret from the environment of an executor, which only its user and root can read."""
     environment = Path(f"/proc/{job.executors()[0].pid}/environ").read_bytes().split(b"\0")
     (secret,) = [words.partition(b"=")[2].decode() for words in environment if words.startswith(b"_SPARK_AUTH_SECRET=")]
     assert len(secret) == 64
@@ -164,7 +164,7 @@ def secret_of(job: ClusterJob) -> str:
 
 
 def run_as_another(*arguments: str, told: str = "") -> subprocess.CompletedProcess[str]:
-    """Run this Python as a user who has nothing here, without what the tests set for Spark."""
+    """Run this Python as a user without any files, without the settings of the tests for Spark."""
     environment = {**os.environ, "TMPDIR": "/tmp", "HOME": "/tmp", "SPARK_CONF_DIR": "/nonexistent"}
     return subprocess.run(
         [sys.executable, "-B", *arguments],

@@ -1,4 +1,4 @@
-"""The cluster job on a standalone Spark cluster: a Worker lost, a Master lost, a driver lost, and nothing else."""
+"""A test of the cluster job on a standalone Spark cluster: a Worker, a Master and a driver are lost, and no record."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.ports import FirstPort
 
 pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(600)]
 
-#: No write may take so long, however busy the machine is, where nobody's session ends.
+#: The longest write, on any machine, if no session expires.
 SESSION_S = 5.0
 ALL_ADOPTED = "0 adopted, 1 adopted, 2 adopted"
 
 
 class Standalone:
-    """A standalone cluster and the drivers submitted to it."""
+    """A standalone cluster and the drivers that are submitted to it."""
 
     def __init__(self, directory: Path) -> None:
         self.spark = StandaloneSpark(directory / "spark", workers=3)
@@ -68,14 +68,15 @@ def test_workers_master_and_driver_are_lost_in_turn(standalone: Standalone) -> N
     traffic.goes_on()
     traffic.slowest_s()
 
-    # A Worker and its executor: the other executors' tasks adopt all brokers.
+    # A Worker and its executor are lost: the other executors' tasks adopt all brokers.
     spark.kill_worker(0)
     assert driver.wait_for_generation(1) == ALL_ADOPTED
     traffic.goes_on()
     assert traffic.slowest_s() < SESSION_S
     assert driver.brokers() == pids
 
-    # The Master: brokers serve on. Started again it knows its Workers; it may replace executors that it hears of late.
+    # The Master is lost: brokers continue. The restarted Master knows its Workers. It may replace executors of which it
+    # learns late.
     spark.kill_master()
     traffic.goes_on()
     spark.start_master()
@@ -85,7 +86,8 @@ def test_workers_master_and_driver_are_lost_in_turn(standalone: Standalone) -> N
     assert traffic.slowest_s() < SESSION_S
     assert driver.brokers() == pids
 
-    # A host as a whole, as far as there can be one here: Worker, executor and a broker. Another executor starts it.
+    # A whole host is lost, as far as one machine permits: Worker, executor and a broker. Another executor starts the
+    # broker.
     known = len(driver.generations())
     (lost,) = identify_all([pids["slot-1"]])
     spark.kill_worker(1)
@@ -96,7 +98,7 @@ def test_workers_master_and_driver_are_lost_in_turn(standalone: Standalone) -> N
     assert (now["slot-0"], now["slot-2"]) == (pids["slot-0"], pids["slot-2"])
     assert now["slot-1"] != pids["slot-1"]
 
-    # The driver and its ZooKeeper: the application and its executors go, the brokers serve on without anyone. The next
+    # The driver and its ZooKeeper are lost: the application and its executors exit, and the brokers continue. The next
     # driver starts ZooKeeper on its data and adopts them.
     (zookeeper,) = driver.zookeepers()
     driver.process.kill()

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, typed as it stands there: shell and Python, on the cluster that its first commands start."""
+"""A test that types docs/tutorial.md: shell and Python, on the cluster that its first commands start."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.ports import FirstPort
 pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(600)]
 
 PAGE = ROOT / "docs" / "tutorial.md"
-#: What the page's commands print, in this order; other lines may be between them.
+#: Lines that the page's commands print, in this order. Other lines may come between them.
 PRINTED = [
     f"127.0.0.1:{FirstPort.TUTORIAL + 2}",  # three brokers
-    "RecordMetadata(topic='events', partition=",  # where a record is
+    "RecordMetadata(topic='events', partition=",  # the offset of a record
     "|book|  7500|22497.0|",  # a batch
     "|      c0| 59.0|",  # a stream
     "10000",  # a group
     "2001",  # no record is lost with a broker
-    "under replicated   0",  # the broker is back
+    "under replicated   0",  # the broker has returned
     "stopped in ",
 ]
 
 
 def in_shell(commands: str) -> str:
-    """Run the commands as one shell does that stops at the first failure, and return what they print."""
+    """Run the commands in one shell that stops at the first failure, and return the output."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands], capture_output=True, text=True, timeout=300, check=False
     )
@@ -50,12 +50,12 @@ def test_every_command_of_the_tutorial_runs(
     Path("bin/sparklog").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sparklog.cli.main "$@"\n')
     Path("bin/sparklog").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}")
-    # The environment is there, and other tests may use the usual port.
+    # The environment exists, and other tests may use the default port.
     text = PAGE.read_text("utf-8").replace("./spark-submit.sh --setup\n. .venv/bin/activate\n", "true\n")
     text = text.replace("127.0.0.1:9092", f"127.0.0.1:{FirstPort.TUTORIAL}")
     text = text.replace("cluster start --data-dir", f"cluster start --port {FirstPort.TUTORIAL} --data-dir")
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == text.count("```") // 2, "a block that nothing runs"
+    assert len(blocks) == text.count("```") // 2, "the page has a code block that the test does not run"
     printed: list[str] = []
     python: dict[str, Any] = {"__name__": "__main__"}
     try:
@@ -72,4 +72,4 @@ def test_every_command_of_the_tutorial_runs(
             subprocess.run(["sparklog", "cluster", "stop", "--data-dir", "tutorial", "--yes"], check=False)
     lines = iter(printed)
     for wanted in PRINTED:
-        assert any(wanted in line for line in lines), f"{wanted!r} is not in {printed} after what precedes it"
+        assert any(wanted in line for line in lines), f"{wanted!r} is not in {printed} after the lines before it"

@@ -1,4 +1,5 @@
-"""ZooKeeper is put back from an older copy under a cluster that has gone on: real ZooKeeper, brokers and clients."""
+"""Tests of a ZooKeeper that is restored from an older copy under a cluster that has continued: all components are
+real."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
 
 
 def copy_zookeeper(cluster: ProcessCluster) -> Path:
-    """Copy ZooKeeper's data while it stands still."""
+    """Copy ZooKeeper's data while it is stopped."""
     copy = cluster.base_dir / "zookeeper-copy"
     cluster.signal_zookeeper(signal.SIGSTOP)
     try:
@@ -49,7 +50,7 @@ def stop_all(cluster: ProcessCluster) -> None:
 
 
 def put_back(cluster: ProcessCluster, copy: Path) -> None:
-    """Put the copy in the place of ZooKeeper's data, with nothing running, and start the cluster again."""
+    """Restore ZooKeeper's data from the copy while nothing runs, and start the cluster again."""
     stop_all(cluster)
     data = cluster.base_dir / "zookeeper" / "data"
     shutil.rmtree(data)
@@ -60,7 +61,7 @@ def put_back(cluster: ProcessCluster, copy: Path) -> None:
 
 
 def write(cluster: ProcessCluster, topic: str, *values: bytes) -> None:
-    """Write the values, each acknowledged by all, with a producer of its own."""
+    """Write the values with a new producer, each acknowledged by all replicas."""
     with Producer(cluster.bootstrap, acks="all", linger_ms=0) as producer:
         for value in values:
             producer.write(topic, pa.table({"value": [value]}), partition=0).result()
@@ -85,7 +86,7 @@ def read_values(bootstrap: str, topic: str) -> list[bytes]:
 
 
 def wait_for_set_aside(cluster: ProcessCluster, broker_id: int, count: int) -> None:
-    """Wait until the broker keeps this number of set-aside logs."""
+    """Wait until the broker has this number of logs set aside."""
     wait_until(
         lambda: cluster.describe(broker_id).counters.get("set.aside.logs") == count,
         PATIENCE_S,
@@ -119,7 +120,7 @@ def test_logs_of_a_topic_unknown_to_the_copy_are_kept(cluster: ProcessCluster) -
 
 
 def counters(cluster: ProcessCluster) -> dict[str, int]:
-    """Return what must never go back: by name, for each broker and for the partition ``t-0``."""
+    """Return the numbers that must never decrease: by name, for each broker and for the partition ``t-0``."""
 
     async def read(store: ClusterStore) -> dict[str, int]:
         epoch = codecs.decode("", (await store.session.get(paths.CONTROLLER_EPOCH)).data, codecs.CounterNode).value

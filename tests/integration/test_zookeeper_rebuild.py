@@ -1,4 +1,5 @@
-"""ZooKeeper's data is lost for good, and made again from the brokers' directories: real ZooKeeper and brokers."""
+"""Tests of a ZooKeeper whose data is lost permanently and rebuilt from the brokers' directories, with real
+components."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SETTINGS = {"zookeeper.session.timeout.ms": "2000", "log.checkpoint.interval.ms"
 
 
 def read_values(bootstrap: str, topic: str, partitions: int) -> list[list[object]]:
-    """Read each partition from its beginning to its present end: all values of its first or second column."""
+    """Read each partition from its beginning to its present end. Return the values of its first or second column."""
     column = "number" if topic == "typed" else "value"
     found: list[list[object]] = []
     for number in range(partitions):
@@ -36,7 +37,7 @@ def read_values(bootstrap: str, topic: str, partitions: int) -> list[list[object
 
 
 def lose_zookeeper(cluster: ProcessCluster) -> None:
-    """Stop all of it and delete ZooKeeper's data; an empty ZooKeeper serves afterwards."""
+    """Stop all processes, delete ZooKeeper's data, and start an empty ZooKeeper."""
     cluster.stop_brokers()
     cluster.stop_controller()
     cluster.signal_zookeeper(signal.SIGTERM)
@@ -59,7 +60,7 @@ def test_a_cluster_without_its_zookeeper_is_rebuilt_completely(tmp_path: Path) -
             admin.create_topic("empty", partitions=4, replication_factor=3)
             admin.wait_until_in_sync(["default", "typed", "empty"])
             before = {topic.name: topic for topic in admin.describe_topics(["default", "typed", "empty"])}
-        for broker_id in (0, 1):  # leader epochs grow
+        for broker_id in (0, 1):  # leader epochs increase
             cluster.restart(broker_id)
         with Producer(cluster.bootstrap, acks="all", linger_ms=0) as producer:
             for number in range(3):

@@ -1,7 +1,7 @@
-"""Writing and reading that goes on all the time while a test breaks things, and the proof that it went well.
+"""Continuous writes and reads while a test injects faults, and the proof that no record was lost or changed.
 
-One writer a partition, each with a producer of its own: numbered records one after the other with acks=all, so one
-stalled partition holds up no other. One consumer reads all of it from the beginning as it comes.
+Each partition has one writer with its own producer, which sends numbered records one after the other with acks=all, so
+a stalled partition delays no other. One consumer reads all records from the beginning.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import time
 
 import sparklog
 
-#: Longer than any fault a test may cause, or it could not be told from one that never heals.
+#: Longer than any fault of a test. A longer outage counts as permanent.
 HEALED_S = 60.0
 
 
 class Writer:
-    """Life cycle: made running; ``end``. ``acknowledged`` records are numbered from 0."""
+    """A writer of one partition.
+
+    It runs from its creation until ``end``. ``acknowledged`` records are numbered from 0.
+    """
 
     def __init__(self, bootstrap: str, topic: str, partition: int = 0, *, pause_s: float = 0.01) -> None:
         self._address = bootstrap
@@ -45,7 +48,7 @@ class Writer:
             self.error = error
 
     def wait_for(self, count: int) -> None:
-        """Raises AssertionError when ``count`` records are not acknowledged in time."""
+        """Wait for ``count`` acknowledged records. Raises AssertionError if they do not come in time."""
         deadline = time.monotonic() + HEALED_S
         while self.acknowledged < count:
             assert self.error is None, self.error
@@ -60,7 +63,8 @@ class Writer:
 
 
 class Traffic:
-    """Writers to all partitions of a topic, and a reader of it. Made running; ``end`` checks what came of it."""
+    """Writers to all partitions of a topic, and a reader. They run from their creation, and ``end`` checks the
+    records."""
 
     def __init__(self, bootstrap: str, topic: str, *, partitions: int) -> None:
         self.writers = [Writer(bootstrap, topic, partition) for partition in range(partitions)]
@@ -87,7 +91,7 @@ class Traffic:
         return all(len(self._read[k]) >= writer.acknowledged for k, writer in enumerate(self.writers))
 
     def goes_on(self, records: int = 10) -> None:
-        """Return when every partition has taken ``records`` more, and the reader has seen them."""
+        """Return when every partition has accepted ``records`` more, and the reader has read them."""
         self._raise()
         wanted = [writer.acknowledged + records for writer in self.writers]
         for writer, count in zip(self.writers, wanted, strict=True):
@@ -95,19 +99,19 @@ class Traffic:
         deadline = time.monotonic() + HEALED_S
         while any(len(self._read[k]) < count for k, count in enumerate(wanted)):
             self._raise()
-            assert time.monotonic() < deadline, "the reader stands still"
+            assert time.monotonic() < deadline, "the reader does not advance"
             time.sleep(0.01)
 
     def slowest_s(self) -> float:
-        """The longest that any write has taken since the last call of this; the clock starts anew."""
+        """Return the duration of the longest write since the last call, and restart the measurement."""
         slowest = max(writer.slowest_s for writer in self.writers)
         for writer in self.writers:
             writer.slowest_s = 0.0
         return slowest
 
     def end(self) -> int:
-        """Stop; check that each partition holds exactly what was acknowledged, once and in order, as the reader saw
-        it all along. The number of records."""
+        """Stop, and check that each partition has exactly the acknowledged records, once and in order, and that the
+        reader saw them so. Return the number of records."""
         counts = [writer.end() for writer in self.writers]
         self._ended.set()
         self._reader.join(HEALED_S)

@@ -1,4 +1,5 @@
-"""A replica core on a modelled log: events go in, log orders are carried out, every effect comes back."""
+"""A replica core with a modelled log: the world sends events, performs the log's orders, and returns each effect's
+result."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _E = TypeVar("_E")
 
 
 def log_of(*epochs: int, start: int = 0) -> SimLog:
-    """A log with one record of each given leader epoch, in order, from ``start`` on; equal epochs: equal records."""
+    """Return a log with one record of each given leader epoch, in order, from ``start`` on. Equal epochs have equal
+    records."""
     log = SimLog(start)
     for epoch in epochs:
         log.append(f"e{epoch}", 1, leader_epoch=epoch, now_ms=0)
@@ -41,7 +43,7 @@ def one(effects: list[fx.Effect], kind: type[_E]) -> _E:
 
 
 class Stage:
-    """One replica of broker 1 and its log. ``send`` returns the effects of the event and of all it led to."""
+    """One replica of broker 1 and its log. ``send`` returns the effects of the event and of all events that follow."""
 
     def __init__(
         self, log: SimLog | None = None, *, high_watermark: int = 0, settings: ReplicaSettings = SETTINGS
@@ -52,7 +54,7 @@ class Stage:
         self._tickets = 0
 
     def send(self, event: ev.Event, *, copies: SimLog | None = None) -> list[fx.Effect]:
-        """``copies``: the leader's log, for answers that bring batches."""
+        """Create the replica. ``copies`` is the leader's log, for responses with batches."""
         seen: list[fx.Effect] = []
         queue = deque([event])
         while queue:
@@ -79,14 +81,14 @@ class Stage:
         return []
 
     def wait(self, ms: int) -> list[fx.Effect]:
-        """Let time pass, with a tick where the core asked for one."""
+        """Advance the time, with a tick where the core has requested one."""
         end_ms = self.now_ms + ms
         seen: list[fx.Effect] = []
         while (deadline_ms := self.replica.deadline_ms) <= end_ms:
             self.now_ms = max(self.now_ms, deadline_ms)
             before = len(seen)
             seen += self.send(ev.Ticked())
-            assert self.replica.deadline_ms != deadline_ms or len(seen) > before, "a tick that changes nothing"
+            assert self.replica.deadline_ms != deadline_ms or len(seen) > before, "a tick must change something"
         self.now_ms = end_ms
         return seen
 
@@ -96,7 +98,7 @@ class Stage:
         return self.send(decided(1, epoch, version, isr, **changes))
 
     def produce(self, acks: int = -1, *, timeout_ms: int = 30_000) -> tuple[int, list[fx.Effect]]:
-        """The ticket and what happened."""
+        """Return the ticket and its outcome."""
         self._tickets += 1
         return self._tickets, self.send(ev.ProduceArrived(self._tickets, acks, self.now_ms + timeout_ms))
 
@@ -109,7 +111,7 @@ class Stage:
         epoch: int | None = None,
         incarnation: int = 0,
     ) -> list[fx.Effect]:
-        """A follower's fetch; by default it agrees with this log in all but length."""
+        """Send a follower's fetch. By default the follower's log equals this one, except in length."""
         if last_epoch is None:
             batches = self.log.read(0, 10**6)
             below = [b.header.leader_epoch for b in batches if b.header.next_offset <= offset]
@@ -118,11 +120,11 @@ class Stage:
         return self.send(ev.FollowerFetched(follower, incarnation or LIVE[follower], leader_epoch, offset, last_epoch))
 
     def written(self, order: fx.WriteIsr) -> list[fx.Effect]:
-        """ZooKeeper carried the write out."""
+        """Report that ZooKeeper performed the write."""
         return self.send(ev.IsrWritten(order.isr, order.expected_version + 1))
 
     def answer(self, leader: SimLog, *, epoch: int | None = None, **changes: Any) -> list[fx.Effect]:
-        """The leader's answer to a fetch from this log's present end."""
+        """Send the leader's response to a fetch from this log's present end."""
         batches = leader.read(self.log.log_end_offset, 100)
         fields: dict[str, Any] = {
             "leader_epoch": self.replica.leader_epoch if epoch is None else epoch,

@@ -1,4 +1,4 @@
-"""Incremental fetch sessions: what is named, what is due, how both ends find each other again."""
+"""Tests of incremental fetch sessions: named partitions, due partitions, and recovery after a lost request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def named(partitions: Iterable[FetchPartition]) -> list[int]:
 
 
 def opened(cache: SessionCache, *partitions: int) -> tuple[SessionBuilder, int]:
-    """A fetcher in session, to which everything was said once; and the session's id."""
+    """Return a fetcher in a session to which everything was sent once, and the session's id."""
     builder = SessionBuilder()
     for partition in partitions:
         builder.want(wanted(partition))
@@ -41,7 +41,7 @@ def opened(cache: SessionCache, *partitions: int) -> tuple[SessionBuilder, int]:
     return builder, reply.session_id
 
 
-def test_the_first_request_names_all_partitions_and_the_next_the_changed() -> None:
+def test_the_first_request_names_all_partitions_and_later_ones_changes() -> None:
     cache = SessionCache(slots=4, first_id=70)
     builder, session_id = opened(cache, 0, 1, 2)
     assert session_id == 70
@@ -57,7 +57,7 @@ def test_the_first_request_names_all_partitions_and_the_next_the_changed() -> No
 
 
 def test_a_due_partition_leaves_no_gap_to_scan() -> None:
-    """An emptied table keeps its gaps, and every request of an idle session would go through thousands of them."""
+    """Otherwise the table would keep its gaps, and every request of an idle session would scan thousands of them."""
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, *range(5000))
     context = cache.begin(fetch(builder.next_request()), 0)
@@ -82,7 +82,7 @@ def test_an_idle_partition_is_neither_read_nor_named() -> None:
 
 
 def test_records_stay_due_until_the_fetcher_has_moved() -> None:
-    """It may not have used the answer."""
+    """The fetcher may not have used the response."""
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, 0, 1)
     cache.wake(("t", 0))
@@ -97,7 +97,7 @@ def test_records_stay_due_until_the_fetcher_has_moved() -> None:
     assert context.due() == {}
 
 
-def test_another_leader_epoch_or_topic_gets_everything_again() -> None:
+def test_another_leader_epoch_or_topic_gets_a_full_response() -> None:
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, 0)
     builder.want(wanted(0, epoch=2))
@@ -105,7 +105,7 @@ def test_another_leader_epoch_or_topic_gets_everything_again() -> None:
     assert context.reply([result(0)]).partitions == (result(0),)
 
 
-def test_a_repeated_or_lost_request_is_noticed() -> None:
+def test_a_repeated_or_lost_request_is_recognized() -> None:
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, 0)
     request = builder.next_request()
@@ -139,7 +139,7 @@ def test_a_new_session_replaces_the_fetchers_old_one() -> None:
     assert (again.session_id, again.session_epoch) == (session_id, FULL)
 
 
-def test_a_fetcher_registered_again_drops_its_earlier_sessions() -> None:
+def test_a_reregistered_fetcher_drops_its_earlier_sessions() -> None:
     cache = SessionCache(slots=4)
     builder, session_id = opened(cache, 0)
     builder.lost()
@@ -147,7 +147,7 @@ def test_a_fetcher_registered_again_drops_its_earlier_sessions() -> None:
     assert context.session is not None and context.session.session_id != session_id
     assert len(cache) == 1
     cache.begin(fetch(SessionRequest(context.session.session_id, FULL, (), ()), incarnation=1), 0)
-    assert list(cache.wake(("t", 0))) == [context.session], "who was before ends nothing of who came after"
+    assert list(cache.wake(("t", 0))) == [context.session], "an earlier incarnation must not end a later one's session"
 
 
 def test_no_other_fetcher_can_close_a_session_by_its_number() -> None:
@@ -169,7 +169,7 @@ def test_a_session_ends_with_its_last_connection() -> None:
     cache.begin(fetch(other.next_request(), replica=3), 0, connection="first")
     cache.connection_lost("first")
     (session,) = cache.wake(("t", 0))
-    assert session.replica_id == 2, "it has gone on elsewhere"
+    assert session.replica_id == 2, "the fetcher has continued on another connection"
     cache.connection_lost("first")
     cache.connection_lost("second")
     assert len(cache) == 0
@@ -197,7 +197,7 @@ def test_slots_go_to_followers_before_consumers() -> None:
     assert len(cache) == 1
 
 
-def test_a_fetcher_without_a_slot_continues_to_name_all_partitions() -> None:
+def test_a_fetcher_without_a_slot_keeps_naming_all_partitions() -> None:
     builder = SessionBuilder()
     builder.want(wanted(0))
     builder.next_request()
@@ -213,7 +213,7 @@ def test_an_unused_response_can_be_requested_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_both_ends_agree_whatever_is_wanted_forgotten_and_lost(seed: int) -> None:
+def test_both_ends_agree_for_any_wanted_dropped_and_lost_partitions(seed: int) -> None:
     chance = random.Random(seed)
     cache = SessionCache(slots=2, keep_ms=1)
     builder = SessionBuilder()
@@ -243,7 +243,7 @@ def test_both_ends_agree_whatever_is_wanted_forgotten_and_lost(seed: int) -> Non
             builder.on_response(reply)
 
 
-def test_partitions_of_all_sessions_are_bounded_and_followers_come_first() -> None:
+def test_partitions_of_all_sessions_are_bounded() -> None:
     cache = SessionCache(slots=10, max_partitions=5)
 
     def begin(replica: int, partitions: range, session_id: int = 0, session_epoch: int = FULL) -> int:
@@ -254,15 +254,15 @@ def test_partitions_of_all_sessions_are_bounded_and_followers_come_first() -> No
 
     consumer = begin(CONSUMER, range(3))
     assert consumer
-    assert begin(CONSUMER, range(3)) == 0, "served, but not remembered"
+    assert begin(CONSUMER, range(3)) == 0, "the response must come, without a session"
     with pytest.raises(BrokerError) as caught:
         begin(CONSUMER, range(3, 6), consumer, 1)
     assert caught.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED and "at most 5" in caught.value.detail
     assert len(cache) == 0
     first, second = begin(CONSUMER, range(2)), begin(CONSUMER, range(2, 4))
-    assert begin(2, range(3)), "the oldest consumer's session made room"
+    assert begin(2, range(3)), "the oldest consumer's session must make room"
     assert len(cache) == 2
     with pytest.raises(BrokerError) as caught:
         begin(CONSUMER, range(1), first, 1)
     assert caught.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    assert begin(CONSUMER, range(2, 4), second, 1) == second, "positions that move add nothing"
+    assert begin(CONSUMER, range(2, 4), second, 1) == second, "changed positions must not add partitions"

@@ -1,4 +1,4 @@
-"""A follower: answers, truncation, its high watermark."""
+"""Tests of a follower: responses, truncation, its high watermark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_follower_appends_before_it_adopts_the_leaders_high_watermark() -> Non
     assert stage.answer(log_of(1, 1, 1), high_watermark=7) == [fx.AppendAsFollower(), fx.HighWatermarkMoved(3)]
 
 
-def test_a_new_leaders_lower_high_watermark_takes_nothing_back() -> None:
+def test_a_new_leaders_lower_high_watermark_does_not_lower_ours() -> None:
     stage = following(log_of(1, 1, 1), high_watermark=3)
     assert stage.answer(log_of(1, 1, 1), high_watermark=1) == []
     assert stage.replica.high_watermark == 3
@@ -48,10 +48,10 @@ def test_truncate_before_raising_the_high_watermark() -> None:
 @pytest.mark.parametrize(
     ("epochs", "diverging", "end"),
     [
-        ((1, 1, 2, 2), (1, 2), 2),  # the leader's end of an epoch both know
+        ((1, 1, 2, 2), (1, 2), 2),  # the leader's end of an epoch that both know
         ((1, 1, 1, 1), (1, 2), 2),  # the leader left that epoch earlier
-        ((1, 1, 4, 4), (3, 9), 2),  # an epoch we never had: ours of the largest below
-        ((1, 1), (-1, 0), 0),  # nothing in common
+        ((1, 1, 4, 4), (3, 9), 2),  # an unknown epoch: the answer is the largest smaller one
+        ((1, 1), (-1, 0), 0),  # no common epoch
     ],
 )
 def test_a_follower_truncates_where_the_histories_diverge(
@@ -62,7 +62,7 @@ def test_a_follower_truncates_where_the_histories_diverge(
 
 
 def test_histories_converge_in_as_many_responses_as_epochs_differ() -> None:
-    """Source: KIP-279, the fast leader changes that one comparison alone does not mend."""
+    """Source: KIP-279. It covers fast leader changes, which a single comparison does not repair."""
     leader_log = log_of(1, 1, 4, 4, 6, 6)
     leader = Stage(leader_log)
     leader.lead(epoch=9, isr=(1,), min_isr=1)
@@ -78,8 +78,8 @@ def test_histories_converge_in_as_many_responses_as_epochs_differ() -> None:
 
 @pytest.mark.parametrize("log_start", [2, 3, 4])
 @pytest.mark.parametrize("leaders", [(1, 4, 4, 4, 4), (4, 4, 4, 4, 4)])
-def test_histories_that_part_below_the_log_start_converge(log_start: int, leaders: tuple[int, ...]) -> None:
-    """Records were deleted, which an unclean leader never had, up to inside the first segment."""
+def test_histories_that_diverge_below_the_log_start_converge(log_start: int, leaders: tuple[int, ...]) -> None:
+    """Records that an unclean leader never had were deleted, up to an offset inside the first segment."""
     leader_log = log_of(*leaders)
     leader = Stage(leader_log)
     leader.lead(epoch=9, isr=(1,), min_isr=1)
@@ -95,8 +95,8 @@ def test_histories_that_part_below_the_log_start_converge(log_start: int, leader
 
 
 @pytest.mark.parametrize("leader", [1, 3])
-def test_a_cancelled_truncation_below_the_log_start_keeps_the_high_watermark(leader: int) -> None:
-    """It was lowered to where the histories part, and whoever led next showed a log that begins above its end."""
+def test_a_cancelled_truncation_below_the_log_start_keeps_the_mark(leader: int) -> None:
+    """The high watermark was lowered to the divergence point, and the next leader's log begins above its end."""
     stage = following(log_of(1, 1, 1, 1), high_watermark=4)
     stage.log.log_start_offset = 3
     answer = ev.LeaderAnswered(9, 4, ErrorCode.NONE, 0, 0, 5, (1, 1), 0, 1)
@@ -107,7 +107,7 @@ def test_a_cancelled_truncation_below_the_log_start_keeps_the_high_watermark(lea
 
 
 def test_an_unclean_elections_truncation_lowers_the_mark_first() -> None:
-    """No reader may be shown what is about to go."""
+    """No reader may see records that are about to be truncated."""
     stage = following(log_of(1, 1, 1), high_watermark=3)
     assert stage.answer(SimLog(), diverging=(1, 1)) == [fx.HighWatermarkMoved(1), fx.TruncateLog(1)]
 
@@ -128,13 +128,13 @@ def test_an_out_of_range_follower_restarts_at_the_leaders_first_offset() -> None
         {"code": ErrorCode.NOT_LEADER_OR_FOLLOWER},
     ],
 )
-def test_responses_without_news(change: dict[str, Any]) -> None:
+def test_responses_without_changes_have_no_effect(change: dict[str, Any]) -> None:
     stage = following(log_of(1))
     assert stage.answer(log_of(1, 1), high_watermark=1, **change) == []
 
 
 def test_a_repeated_response_does_not_truncate_newer_records() -> None:
-    """The log ends where it did when it diverged, but with the leader's records. Found by seed 1103."""
+    """The log ends where it diverged, but with the leader's records. Found by seed 1103."""
     stage = following(log_of(1, 2, 2))
     leader = log_of(1, 4, 4)
     old: dict[str, Any] = {"diverging": (1, 1), "batch_count": 0, "fetch_offset": 3, "last_epoch": 2}
@@ -144,7 +144,7 @@ def test_a_repeated_response_does_not_truncate_newer_records() -> None:
     assert stage.answer(leader, **old) == []
 
 
-def test_records_of_the_present_epoch_are_never_cut() -> None:
+def test_records_of_the_present_epoch_are_never_truncated() -> None:
     stage = following(log_of(1, 9))
     assert stage.answer(SimLog(), diverging=(1, 1), batch_count=0) == []
 
@@ -157,7 +157,7 @@ def test_responses_during_a_truncation_are_ignored() -> None:
 
 
 def test_a_follower_fetches_again_after_a_failed_truncation() -> None:
-    """It waited for room for as long as its leader led, and heard nothing of it."""
+    """Otherwise it would wait for space as long as its leader leads, and receive no records."""
     stage = following(log_of(1, 2), high_watermark=2)
     parted = ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 2)
     assert stage.replica.step(parted, 0) == [fx.HighWatermarkMoved(1), fx.TruncateLog(1)]
@@ -173,15 +173,15 @@ def test_a_follower_fetches_again_after_a_failed_truncation() -> None:
 
 @pytest.mark.parametrize("batches", [0, 1])
 def test_a_follower_that_cannot_truncate_restarts_at_the_leaders_start(batches: int) -> None:
-    """A leader whose log begins at our end has nothing to compare, and would give us what follows on a tail that it
-    never had."""
+    """A leader whose log begins at our end has no record to compare. It would send later records on top of a tail
+    that it never had."""
     stage = following(log_of(1, 1), high_watermark=1)
     assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 1), 0) == [fx.TruncateLog(1)]
     assert stage.replica.step(ev.TruncationFailed(), 0) == [fx.StartFetching(2, 9)]
     assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 2, 5, None, batches, 1), 0) == [fx.RestartLog(2)]
 
 
-def test_a_late_truncation_equals_any_other() -> None:
+def test_a_late_truncation_equals_an_early_one() -> None:
     stage = following(log_of(1, 1), high_watermark=1)
     parted = ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 1)
     stage.replica.step(parted, 0)
@@ -191,14 +191,14 @@ def test_a_late_truncation_equals_any_other() -> None:
     assert stage.answer(log_of(1, 9), high_watermark=2) == [fx.AppendAsFollower(), fx.HighWatermarkMoved(2)]
 
 
-def test_a_failed_truncation_does_not_concern_a_leader() -> None:
+def test_a_failed_truncation_does_not_affect_a_leader() -> None:
     stage = following(log_of(1, 2))
     assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 2), 0) == [fx.TruncateLog(1)]
     stage.send(decided(1, 10, 2))
     assert stage.send(ev.TruncationFailed()) == []
 
 
-def test_a_failed_append_leaves_the_follower_where_it_was() -> None:
+def test_a_failed_append_leaves_the_follower_at_its_end() -> None:
     stage = following(log_of(1))
     answer = ev.LeaderAnswered(9, 1, 0, 2, 0, 2, None, 1, 2)
     assert stage.replica.step(answer, 0) == [fx.AppendAsFollower()]
@@ -218,8 +218,8 @@ def test_an_isr_change_alone_does_not_restart_the_fetch() -> None:
     assert stage.replica.isr == (2, 3)
 
 
-def test_an_offset_beyond_a_followers_knowledge_is_not_out_of_range() -> None:
-    """The leader may have shown it already."""
+def test_an_unknown_committed_offset_is_not_out_of_range() -> None:
+    """The leader may have shown the offset already."""
     stage = following(log_of(1, 1), high_watermark=1)
     assert stage.replica.check_offset(2) == ErrorCode.OFFSET_NOT_AVAILABLE
     assert stage.replica.check_offset(70) == ErrorCode.OFFSET_NOT_AVAILABLE
@@ -227,7 +227,7 @@ def test_an_offset_beyond_a_followers_knowledge_is_not_out_of_range() -> None:
 
 
 def committed_log(*, high_watermark: int, lossy_epoch: int = NO_LOSS, epochs: tuple[int, ...] = (1, 1, 2, 2)) -> Stage:
-    """Return a follower of broker 2 in epoch 3 that knows the first records to be committed."""
+    """Return a follower of broker 2 in epoch 3 that knows that the first records are committed."""
     stage = Stage(log_of(*epochs), high_watermark=high_watermark)
     state = LeaderAndIsr(2, 3, (1, 2, 3), 1, lossy_epoch=lossy_epoch)
     stage.send(ev.Decided(state, 1, REPLICAS, LIVE, 2))
@@ -245,7 +245,7 @@ def diverging(
 
 
 def test_committed_records_are_not_truncated_for_a_leader_without_them() -> None:
-    """It is said once, whatever the leader answers, and the log and its mark stay."""
+    """The follower reports it once, for any response of the leader, and keeps its log and high watermark."""
     stage = committed_log(high_watermark=3)
     assert diverging(stage, 1, 2) == [fx.RefuseCut(2, 3, 2, 3)]
     assert stage.replica.refuses_cut
@@ -266,8 +266,8 @@ def test_uncommitted_records_are_truncated_as_usual() -> None:
 
 
 @pytest.mark.parametrize("lossy_epoch", [3, UNKNOWN_LOSS])
-def test_records_of_before_a_lossy_election_are_cut(lossy_epoch: int) -> None:
-    """The election gave them up. An earlier release does not tell of such elections."""
+def test_records_from_before_a_lossy_election_are_truncated(lossy_epoch: int) -> None:
+    """The election lost them. An earlier release does not report such elections."""
     stage = committed_log(high_watermark=3, lossy_epoch=lossy_epoch)
     assert only(diverging(stage, 1, 2), fx.TruncateLog) == [fx.TruncateLog(2)]
 
@@ -284,14 +284,14 @@ def test_records_below_the_leaders_log_start_are_dropped() -> None:
     ]
 
 
-def test_a_log_start_below_the_high_watermark_excuses_no_leader() -> None:
+def test_a_log_start_below_the_high_watermark_is_no_excuse() -> None:
     stage = committed_log(high_watermark=3)
     assert only(diverging(stage, 0, 1, log_start=1, code=ErrorCode.OFFSET_OUT_OF_RANGE), fx.RestartLog) == []
     assert stage.replica.refuses_cut
 
 
 def test_an_outdated_log_is_copied_again_completely() -> None:
-    """Its leader has what follows, so it has what is here, or has let go of it."""
+    """Its leader has later records, so it has this log's records or has deleted them."""
     stage = committed_log(high_watermark=3)
     again = diverging(stage, 0, 0, code=ErrorCode.OFFSET_OUT_OF_RANGE, outdated=True)
     assert only(again, fx.RestartLog) == [fx.RestartLog(0)]

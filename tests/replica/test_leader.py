@@ -1,4 +1,4 @@
-"""A leader: produce, high watermark, followers' fetches, the in-sync set."""
+"""Tests of a leader: produces, the high watermark, followers' fetches, the in-sync set."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_acks_all_waits_for_every_member() -> None:
 
 
 @pytest.mark.parametrize("acks", [0, 1])
-def test_acks_1_and_0_wait_for_the_leaders_log_only(acks: int) -> None:
+def test_acks_1_and_0_wait_only_for_the_leaders_log(acks: int) -> None:
     stage = Stage()
     stage.lead()
     ticket, effects = stage.produce(acks)
@@ -65,7 +65,7 @@ def test_min_isr_counts_up_to_the_replication_factor() -> None:
 
 
 def test_the_high_watermark_stays_while_the_isr_is_too_small() -> None:
-    """An addition in flight holds the mark back, and does not yet count for the minimum."""
+    """An addition in flight holds the mark back, and does not count for the minimum yet."""
     stage = Stage()
     stage.lead(isr=(1,))
     stage.produce(1)
@@ -75,7 +75,7 @@ def test_the_high_watermark_stays_while_the_isr_is_too_small() -> None:
     assert effects == [fx.IsrChanged((1, 2)), fx.HighWatermarkMoved(1)]
 
 
-def test_a_produce_that_is_not_committed_in_time() -> None:
+def test_a_produce_not_committed_in_time_times_out() -> None:
     stage = Stage()
     stage.lead()
     ticket, _ = stage.produce(timeout_ms=300)
@@ -85,8 +85,8 @@ def test_a_produce_that_is_not_committed_in_time() -> None:
     assert stage.replica.waiting == 0
 
 
-def test_a_produce_whose_isr_shrank_during_it() -> None:
-    """It stays in the log, and is answered so only when its time is up: the follower may be back before."""
+def test_a_produce_times_out_if_the_isr_shrinks_during_it() -> None:
+    """The records stay in the log, and the error comes only at the timeout: the follower may return earlier."""
     stage = Stage()
     stage.lead()
     stage.produce(timeout_ms=500)
@@ -108,7 +108,7 @@ def test_a_duplicate_gets_the_offsets_of_the_first_append() -> None:
     assert stage.send(ev.LeaderAppended(91, 0, 1)) == [fx.AnswerProduce(91, ErrorCode.NONE, 0)]
 
 
-def test_a_failed_append_is_forgotten() -> None:
+def test_a_failed_append_is_dropped() -> None:
     stage = Stage()
     stage.lead()
     stage.replica.step(ev.ProduceArrived(5, -1, 99_999), stage.now_ms)
@@ -185,7 +185,7 @@ def test_a_fetch_of_a_newer_incarnation_fences_the_older_one() -> None:
 @pytest.mark.parametrize(
     ("offset", "last_epoch", "point"),
     [(5, 1, (1, 2)), (3, 2, (1, 2)), (2, 1, None), (5, 3, None), (9, 3, (3, 5)), (9, 8, (3, 5)), (1, 0, (-1, 0)),
-     # An epoch this log never had, at an offset that it has: the records differ all the same. Source: KIP-279.
+     # An epoch that this log never had, at an offset that it has: the records differ nevertheless. Source: KIP-279.
      (2, 2, (1, 2)), (5, 4, (3, 5))],
 )  # fmt: skip
 def test_divergence_is_found_by_epoch(offset: int, last_epoch: int, point: tuple[int, int] | None) -> None:
@@ -196,8 +196,8 @@ def test_divergence_is_found_by_epoch(offset: int, last_epoch: int, point: tuple
 
 
 def test_a_follower_caught_up_to_the_log_start_continues() -> None:
-    """Records were deleted up to the start of an epoch, and of a segment: a member of the in-sync set that is there
-    must not throw its log away. Were it to lead next its offsets would begin anew."""
+    """Records were deleted up to the start of an epoch and of a segment. A member of the ISR at that offset must
+    keep its log: if it led next with an empty one, its offsets would start again."""
     stage = Stage(log_of(5, 5, start=4))
     stage.lead(epoch=5)
     assert stage.fetch(2, 4, last_epoch=3)[-1] == fx.ServeFetch(4)
@@ -206,7 +206,8 @@ def test_a_follower_caught_up_to_the_log_start_continues() -> None:
 
 
 def test_an_empty_log_begins_where_the_leaders_first_segment_does() -> None:
-    """Not in the middle of it, where a replica may have been cut to nothing: its file would lack what is before."""
+    """The log does not begin within that segment, where a replica may have been truncated: its file would lack the
+    earlier records."""
     stage = Stage(log_of(1, 1, 3, start=4))
     stage.lead(epoch=9)
     assert stage.fetch(2, 4, last_epoch=-1) == [fx.ServeFetch(4)]
@@ -240,7 +241,7 @@ def test_a_follower_under_steady_load_counts_as_caught_up() -> None:
         assert only(stage.wait(100), fx.WriteIsr) == []
 
 
-def test_a_removal_takes_effect_only_once_it_is_written() -> None:
+def test_a_removal_takes_effect_only_after_its_write() -> None:
     stage = Stage()
     stage.lead()
     stage.produce(1)
@@ -265,8 +266,8 @@ def test_an_addition_in_flight_holds_the_high_watermark() -> None:
     assert one(stage.fetch(3, 1), fx.AnswerProduce).ticket == ticket
 
 
-def test_a_refused_addition_is_tried_again_later() -> None:
-    """Not at once: ZooKeeper would be asked in a loop until this broker hears of the new incarnation."""
+def test_a_refused_addition_is_retried_later() -> None:
+    """An immediate retry would ask ZooKeeper in a loop until this broker learns of the new incarnation."""
     stage = Stage()
     stage.lead(isr=(1, 2))
     stage.fetch(2, 0)
@@ -278,8 +279,8 @@ def test_a_refused_addition_is_tried_again_later() -> None:
     assert one(stage.wait(200), fx.WriteIsr).added == ((3, 13),)
 
 
-def test_a_follower_returns_at_the_epochs_start_not_the_high_watermark() -> None:
-    """Offsets 1 and 2 may have been committed by the last leader, though this one's mark lags behind."""
+def test_a_follower_returns_at_the_epochs_start() -> None:
+    """The last leader may have committed offsets 1 and 2, although this one's high watermark is lower."""
     stage = Stage(log_of(1, 1, 1), high_watermark=1)
     stage.lead(epoch=2, isr=(1, 2))
     assert only(stage.fetch(3, 2), fx.WriteIsr) == []
@@ -287,7 +288,7 @@ def test_a_follower_returns_at_the_epochs_start_not_the_high_watermark() -> None
 
 
 def test_a_follower_returns_only_with_all_committed_records() -> None:
-    """It has passed the epoch's start, but not what was committed since."""
+    """The follower has passed the epoch's start, but not the records committed since."""
     stage = Stage()
     stage.lead(isr=(1, 2))
     for end in (1, 2):
@@ -310,7 +311,7 @@ def test_a_returning_follower_gets_a_fresh_lag_clock() -> None:
     assert only(stage.wait(999), fx.WriteIsr) == []
 
 
-def test_a_follower_removed_for_silence_does_not_return_on_old_knowledge() -> None:
+def test_a_silent_removed_follower_does_not_return_on_old_knowledge() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2), replicas=(1, 2))
     stage.fetch(2, 0)
@@ -323,7 +324,7 @@ def test_a_follower_removed_for_silence_does_not_return_on_old_knowledge() -> No
 
 
 def test_a_follower_that_cannot_truncate_is_not_in_sync() -> None:
-    """It has no room to cut its log. What it fetches from is no part of this one."""
+    """It has no space for the truncation, and the records before its fetch position are not part of this log."""
     stage = Stage(log_of(1, 1, 1))
     stage.lead(epoch=9)
     ticket, _ = stage.produce()
@@ -332,7 +333,9 @@ def test_a_follower_that_cannot_truncate_is_not_in_sync() -> None:
         seen = stage.fetch(3, 4)
         assert stage.fetch(2, 5, last_epoch=2) == [fx.AnswerDiverging(1, 3)]
         seen += stage.wait(100)
-        assert not only(seen, fx.AnswerProduce) and not only(seen, fx.HighWatermarkMoved), "it holds that not"
+        assert not only(seen, fx.AnswerProduce) and not only(seen, fx.HighWatermarkMoved), (
+            "the follower does not have that record"
+        )
         orders += only(seen, fx.WriteIsr)
     assert [order.isr for order in orders[:1]] == [(1, 3)]
     effects = stage.written(orders[0])
@@ -351,7 +354,7 @@ def test_a_lost_connection_shrinks_early_unless_the_follower_is_back() -> None:
     assert one(stage.wait(1), fx.WriteIsr).isr == (1, 3)
 
 
-def test_a_limit_on_lag_in_records() -> None:
+def test_the_lag_in_records_may_have_a_limit() -> None:
     stage = Stage(settings=ReplicaSettings(lag_time_max_ms=60_000, lag_max_messages=2))
     stage.lead(isr=(1, 2), replicas=(1, 2))
     stage.fetch(2, 0)
@@ -366,7 +369,7 @@ def test_a_limit_on_lag_in_records() -> None:
     assert one(stage.fetch(2, 1), fx.WriteIsr).isr == (1, 2)
 
 
-def test_one_isr_change_at_a_time_and_removals_first() -> None:
+def test_one_isr_change_is_in_flight_and_removals_come_first() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2))
     first = one(stage.fetch(3, 0), fx.WriteIsr)
@@ -375,13 +378,13 @@ def test_one_isr_change_at_a_time_and_removals_first() -> None:
     assert (second.isr, second.expected_version) == ((1, 3), 2)
 
 
-def test_an_older_broker_table_without_this_broker_proves_no_death() -> None:
+def test_an_older_broker_table_without_a_broker_proves_no_death() -> None:
     stage = Stage()
     assert only(stage.lead(incarnations={}), fx.WriteIsr) == []
     assert only(stage.send(ev.BrokersChanged({9: 1})), fx.WriteIsr) == []
 
 
-def test_a_newer_decision_found_by_a_refused_write_is_followed() -> None:
+def test_a_newer_decision_is_followed_after_a_refused_write() -> None:
     stage = Stage()
     stage.lead()
     ticket, _ = stage.produce()
@@ -391,7 +394,7 @@ def test_a_newer_decision_found_by_a_refused_write_is_followed() -> None:
     assert effects[1:] == [fx.StartFetching(2, 2), fx.RoleChanged("follower", 2)]
 
 
-def test_a_decision_may_show_our_own_write_before_its_response() -> None:
+def test_a_decision_may_contain_our_write_before_its_response() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2))
     order = one(stage.fetch(3, 0), fx.WriteIsr)
@@ -427,14 +430,14 @@ def test_a_lagging_high_watermark_shows_until_the_epochs_start() -> None:
     assert stage.replica.check_offset(2) is None
 
 
-def test_an_idle_leader_still_removes_a_follower_that_stops_fetching() -> None:
-    """Ten thousand idle partitions are not to be looked at, and none is to be forgotten."""
+def test_an_idle_leader_removes_a_follower_that_stops_fetching() -> None:
+    """Ten thousand idle partitions must not be scanned, and none may be missed."""
     stage = Stage()
     stage.lead()
     for follower in (2, 3):
         stage.fetch(follower, 0)
     stage.wait(2000)
-    assert stage.replica.deadline_ms == NEVER, "all have everything"
+    assert stage.replica.deadline_ms == NEVER, "all replicas have all records"
     stage.wait(100_000)
     stage.produce()
     assert stage.replica.deadline_ms == stage.now_ms + 1000
@@ -462,7 +465,7 @@ def test_the_end_of_an_unused_connection_wakes_no_replica() -> None:
     assert stage.replica.deadline_ms == NEVER
 
 
-def test_a_shorter_lag_time_counts_from_the_next_tick_on() -> None:
+def test_a_shorter_lag_time_applies_from_the_next_tick_on() -> None:
     stage = Stage(settings=ReplicaSettings(lag_time_max_ms=60_000))
     stage.lead()
     for follower in (2, 3):
@@ -471,12 +474,12 @@ def test_a_shorter_lag_time_counts_from_the_next_tick_on() -> None:
     stage.fetch(2, 1)
     assert stage.wait(2000) == []
     stage.replica.settings = ReplicaSettings(lag_time_max_ms=1000)
-    assert stage.send(decided(1, 1, 1)) == [], "told again, for the topic's settings"
+    assert stage.send(decided(1, 1, 1)) == [], "sent again, because of the topic's settings"
     assert one(stage.wait(10), fx.WriteIsr).isr == (1, 2)
 
 
-def test_nothing_is_committed_before_the_leaders_log_is_named() -> None:
-    """Were the log lost then, this replica would take it for one that never held anything, and lead without it."""
+def test_nothing_is_committed_before_the_leaders_log_has_a_name() -> None:
+    """If the log were lost then, this replica would treat it as one that was always empty, and lead without it."""
     stage = Stage()
     stage.log.named = False
     stage.lead()
@@ -500,14 +503,15 @@ def test_a_replica_that_does_not_lead_ignores_log_names() -> None:
 
 
 def refused(stage: Stage, follower: int, offset: int, *, last_epoch: int) -> list[fx.Effect]:
-    """Let a follower fetch that does not cut committed records."""
+    """Send the fetch of a follower that refuses to truncate committed records."""
     return stage.send(
         ev.FollowerFetched(follower, LIVE[follower], stage.replica.leader_epoch, offset, last_epoch, refuses=True)
     )
 
 
 def test_a_leader_without_committed_records_acknowledges_nothing() -> None:
-    """Whatever the acks: what it acknowledged would have to go when the replica that has the records leads."""
+    """No acks are allowed: acknowledged records would be truncated when the replica with the committed records
+    leads."""
     stage = Stage()
     stage.lead(epoch=3)
     ticket, _ = stage.produce()
@@ -517,7 +521,7 @@ def test_a_leader_without_committed_records_acknowledges_nothing() -> None:
         _, effects = stage.produce(acks)
         assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
         assert "replicas [2] hold committed records" in one(effects, fx.AnswerProduce).detail
-    stage.send(decided(1, 3, 2, isr=(1, 3)))  # the follower that refuses is out of the ISR by now
+    stage.send(decided(1, 3, 2, isr=(1, 3)))  # the refusing follower has left the ISR by now
     assert stage.replica.high_watermark == 0
     effects = stage.fetch(2, 1)
     _, effects2 = stage.produce(1)

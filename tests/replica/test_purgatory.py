@@ -1,4 +1,4 @@
-"""Produces that wait: order, deadlines, what is touched."""
+"""Tests of waiting produces: their order, deadlines, and the number of examined entries."""
 
 from __future__ import annotations
 

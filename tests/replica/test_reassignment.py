@@ -1,4 +1,4 @@
-"""A replica whose partition moves: who leaves the in-sync set, when, and what an old order is worth."""
+"""Tests of a replica whose partition moves: removals from the ISR, their time, and outdated orders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAVING = frozenset({2, 3})
 
 
 def moving(version: int, isr: tuple[int, ...], *, epoch: int = 1, leader: int = 1, **changes: object) -> ev.Decided:
-    """From (1, 2, 3) to (4, 1)."""
+    """Return a leader whose partition moves from (1, 2, 3) to (4, 1)."""
     fields: dict[str, object] = {"replicas": FIVE, "incarnations": LIVE_FIVE, "factor": 2, **changes}
     return decided(leader, epoch, version, isr, **fields)
 
@@ -28,19 +28,19 @@ def in_sync(stage: Stage, *followers: int) -> None:
 def test_added_replicas_join_and_leaving_ones_go_when_ordered() -> None:
     stage = Stage()
     stage.lead()
-    stage.send(moving(1, (1, 2, 3)))  # the node has not changed: only the assignment has
+    stage.send(moving(1, (1, 2, 3)))  # only the assignment has changed, not the node
     in_sync(stage, 2, 3)
     stage.send(ev.FollowerFetched(4, 14, 1, 0, -1))
     assert stage.replica.isr_state is not None and stage.replica.isr_state.maximal == (1, 2, 3, 4)
     stage.send(ev.IsrWritten((1, 2, 3, 4), 2))
     [order] = only(stage.send(moving(2, (1, 2, 3, 4), leaving=LEAVING)), fx.WriteIsr)
     assert (order.isr, order.expected_version) == ((1, 4), 2)
-    assert only(stage.written(order), fx.WriteIsr) == [], "caught up as they are"
+    assert only(stage.written(order), fx.WriteIsr) == [], "although both have caught up"
     assert stage.replica.isr == (1, 4)
-    assert only(stage.fetch(2, 0), fx.WriteIsr) == [], "it still fetches, and does not come back"
+    assert only(stage.fetch(2, 0), fx.WriteIsr) == [], "it still fetches, and must not return"
 
 
-def test_the_leader_itself_stays_though_it_is_leaving() -> None:
+def test_the_leader_itself_stays_although_it_is_leaving() -> None:
     stage = Stage()
     effects = stage.send(moving(1, (1, 2, 3, 4), replicas=(4, 2, 1, 3), leaving=frozenset({1, 3})))
     assert one(effects, fx.WriteIsr).isr == (1, 2, 4)
@@ -49,37 +49,37 @@ def test_the_leader_itself_stays_though_it_is_leaving() -> None:
 def test_no_replica_leaves_once_a_staying_one_has_fallen_out() -> None:
     stage = Stage()
     stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING, incarnations={1: 11, 2: 12, 3: 13}))
-    # broker 4 is known to be dead: it goes first, alone, and the order is void
+    # broker 4 is known dead: it is removed first and alone, and the order is void
     assert stage.replica.isr == (1, 2, 3, 4)
     effects = stage.send(ev.IsrWritten((1, 2, 3), 2))
     assert only(effects, fx.WriteIsr) == []
     assert 4 not in stage.replica.isr
-    # even if it is told again late, for the version before
+    # even if the order comes again late, for the earlier version
     assert only(stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING)), fx.WriteIsr) == []
 
 
 def test_a_renewed_order_to_leave_does_not_survive_a_removal() -> None:
     stage = Stage()
     stage.send(moving(1, (1, 2, 3, 4), incarnations={1: 11, 2: 12, 3: 13}))
-    stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING))  # 4 is back, its removal under way
+    stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING))  # broker 4 is back, and its removal is in flight
     assert only(stage.send(ev.IsrWritten((1, 2, 3), 2)), fx.WriteIsr) == []
 
 
 def test_an_order_to_leave_is_withdrawn_despite_an_overtaking_write() -> None:
-    """The controller knows the version before the leader's write, and nothing makes it tell the leader again."""
+    """The controller knows the version before the leader's write, and has no reason to send it again."""
     stage = Stage()
     [order] = only(stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING)), fx.WriteIsr)
     stage.written(order)
     stage.send(moving(1, (1, 2, 3, 4), leaving=frozenset({3}), replicas=(4, 1, 2, 3)))  # the target is (4, 1, 2) by now
     [back] = only(stage.fetch(2, 0), fx.WriteIsr)
     assert back.isr == (1, 4, 2)
-    assert only(stage.written(back) + stage.fetch(3, 0), fx.WriteIsr) == [], "this one is still to go"
+    assert only(stage.written(back) + stage.fetch(3, 0), fx.WriteIsr) == [], "this replica still has to leave"
 
 
 def test_an_overtaken_decision_removes_no_replica() -> None:
-    """Whoever stays may have fallen out of the ISR with the write that overtook it."""
+    """The write that overtook the decision may have removed a staying replica from the ISR."""
     stage = Stage()
-    stage.send(moving(1, (1, 2, 3, 4), incarnations={1: 11, 2: 12, 4: 14}))  # 3 is dead
+    stage.send(moving(1, (1, 2, 3, 4), incarnations={1: 11, 2: 12, 4: 14}))  # broker 3 is dead
     stage.send(ev.IsrWritten((1, 2, 4), 2))
     assert only(stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING)), fx.WriteIsr) == []
     assert stage.replica.isr == (1, 2, 4)
@@ -89,16 +89,16 @@ def test_a_state_read_from_zookeeper_voids_the_order() -> None:
     stage = Stage()
     stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING))
     refused = ev.IsrRefused(LeaderAndIsr(1, 2, (1, 2, 3), 2), 2, 1)
-    assert only(stage.send(refused), fx.WriteIsr) == [], "4 is not in sync any more, as far as anybody knows"
+    assert only(stage.send(refused), fx.WriteIsr) == [], "no broker knows that 4 is in sync"
 
 
 def test_min_insync_counts_the_smaller_factor_during_a_move() -> None:
     stage = Stage()
     stage.send(decided(1, 1, 1, (1,), replicas=(1,)))
-    stage.send(decided(1, 1, 1, (1,), factor=1))  # from 1 to (1, 2, 3): nothing copied yet
+    stage.send(decided(1, 1, 1, (1,), factor=1))  # from 1 to (1, 2, 3): no records are copied yet
     ticket, effects = stage.produce()
     assert one(effects, fx.AnswerProduce) == fx.AnswerProduce(ticket, ErrorCode.NONE, 0)
-    stage.send(decided(1, 2, 2, (1,)))  # moved: three replicas, two must be in sync
+    stage.send(decided(1, 2, 2, (1,)))  # the move has ended: of three replicas two must be in sync
     _, effects = stage.produce()
     assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
 
@@ -136,8 +136,8 @@ def test_waiting_produces_survive_the_end_of_a_move() -> None:
 
 
 def test_no_replica_joins_in_an_epoch_with_unknown_replicas() -> None:
-    """The move had ended in that epoch: who was a replica before would be written into the ISR of a partition that is
-    no more its own."""
+    """The move ended in that epoch. A former replica would be written into the ISR of a partition that it no longer
+    has."""
     stage = Stage()
     stage.lead(isr=(1, 2))
     assert only(stage.send(ev.IsrRefused(LeaderAndIsr(1, 2, (1, 2), 1), 2, 1)), fx.WriteIsr) == []
@@ -150,11 +150,11 @@ def test_no_replica_joins_in_an_epoch_with_unknown_replicas() -> None:
 
 
 def test_a_decision_overtaken_by_the_leaders_own_write_is_kept() -> None:
-    """It is not told again, as nobody tells a leader of what it wrote itself: the in-sync set would stay as small as it
-    is until something else happens to the partition."""
+    """The controller does not repeat the decision to the leader that wrote the state: without it the ISR would stay
+    small until the next change."""
     stage = Stage()
     stage.lead()
-    [order] = only(stage.send(ev.BrokersChanged({1: 11, 2: 12})), fx.WriteIsr)  # 3 is gone as a move ends
+    [order] = only(stage.send(ev.BrokersChanged({1: 11, 2: 12})), fx.WriteIsr)  # broker 3 is removed as a move ends
     refused = ev.IsrRefused(LeaderAndIsr(1, 2, (1, 2, 3), 1), 2, order.expected_version)
     [order] = only(stage.send(refused), fx.WriteIsr)
     assert order.isr == (1, 2)
@@ -182,14 +182,15 @@ def test_an_overtaken_decision_of_an_ended_epoch_is_ignored() -> None:
 
 
 def deposed(isr: tuple[int, ...]) -> tuple[Stage, list[fx.Effect]]:
-    """Broker 1 led, and reads from ZooKeeper that broker 2 leads in epoch 2: with a move that it does not know of."""
+    """Return broker 1, which led, after it has read from ZooKeeper that broker 2 leads in epoch 2, with a move that
+    broker 1 does not know."""
     stage = Stage(log_of(1))
     stage.lead()
     return stage, stage.send(ev.IsrRefused(LeaderAndIsr(2, 2, isr, 1), 5, 1))
 
 
 def test_a_deposed_leader_outside_the_isr_awaits_the_epochs_decision() -> None:
-    """The epoch is to fence whoever is no replica since the move that ended with it."""
+    """The epoch must fence every broker that has no replica since the end of that move."""
     stage, effects = deposed((2, 3))
     assert only(effects, fx.StartFetching) == []
     assert (stage.replica.role, stage.replica.leader_epoch) == ("follower", 2)
@@ -198,12 +199,14 @@ def test_a_deposed_leader_outside_the_isr_awaits_the_epochs_decision() -> None:
 
 
 def test_a_deposed_leader_follows_once_it_is_a_known_replica() -> None:
-    for version in (4, 5, 6):  # older than what it has read, where the new leader has written the ISR since
+    for version in (4, 5, 6):  # older than the state that it has read, in which the new leader has written the ISR
         stage, _ = deposed((2, 3))
         assert one(stage.send(decided(2, 2, version, (2, 3))), fx.StartFetching) == fx.StartFetching(2, 2)
         assert only(stage.send(decided(2, 2, version, (2, 3))), fx.StartFetching) == []
     stage, _ = deposed((2, 3))
-    assert only(stage.send(decided(2, 1, 4, (2, 3))), fx.StartFetching) == [], "of an earlier epoch that says nothing"
+    assert only(stage.send(decided(2, 1, 4, (2, 3))), fx.StartFetching) == [], (
+        "in a decision of an earlier epoch that proves nothing"
+    )
 
 
 def test_a_deposed_leader_in_the_isr_follows_at_once() -> None:

@@ -1,4 +1,4 @@
-"""Changes of role, the order of decisions, and the table they are documented by."""
+"""Tests of changes of role, of the order of decisions, and of the table that documents them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_REPLICA = decided(2, 5, 5, isr=(2, 3), replicas=(2, 3))
         (ev.Stopped(), "offline"),
     ],
 )
-def test_every_change_of_role_is_in_the_table(first: ev.Event | None, event: ev.Event, role: str) -> None:
+def test_the_table_has_every_change_of_role(first: ev.Event | None, event: ev.Event, role: str) -> None:
     stage = Stage()
     if first is not None:
         stage.send(first)
@@ -57,7 +57,7 @@ def test_decisions_are_ordered_by_version_in_any_arrival_order() -> None:
     assert stage.send(decided(1, 7, 10)) != []
 
 
-def test_the_same_version_renews_what_the_node_does_not_hold() -> None:
+def test_a_repeated_version_renews_what_the_node_does_not_contain() -> None:
     stage = Stage(log_of(1))
     stage.lead(isr=(1, 2), min_isr=3)
     stage.fetch(2, 1)
@@ -66,7 +66,7 @@ def test_the_same_version_renews_what_the_node_does_not_hold() -> None:
     assert stage.fetch(3, 1, incarnation=13) != []
 
 
-def test_an_epoch_that_goes_back_is_reported() -> None:
+def test_an_epoch_that_decreases_is_reported() -> None:
     stage = Stage()
     stage.send(decided(2, 6, 9))
     assert "follows 6" in one(stage.send(decided(1, 5, 10)), fx.ReportBadDecision).detail
@@ -83,7 +83,7 @@ def test_the_end_is_final(end: ev.Event) -> None:
     assert stage.replica.deadline_ms == NEVER
 
 
-def test_queries_before_anything_is_decided() -> None:
+def test_queries_have_answers_before_any_decision() -> None:
     replica = Stage(log_of(1), high_watermark=9).replica
     assert (replica.role, replica.leader, replica.isr, replica.version) == ("offline", NO_LEADER, (), -1)
     assert replica.high_watermark == 1

@@ -1,4 +1,4 @@
-"""The traps that others fell into, as far as they belong to a replica: one test each, by its name in the design."""
+"""Tests of known traps of replication, as far as they concern a replica: one each, with its name in the design."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.replica.support import LIVE, Stage, decided, log_of, one, only
 
 
 def isr_state(stage: Stage) -> IsrState | None:
-    """Asked anew each time: a type checker takes the property for one that stays."""
+    """Return the property. A function reads it each time, because a type checker assumes that it does not change."""
     return stage.replica.isr_state
 
 
 def test_version_not_equal_loop_after_a_lost_cas_reply() -> None:
-    """The write was applied, its answer lost. Trying again with the old version would be refused for ever."""
+    """The write was applied and its response lost. Every retry with the old version would be refused."""
     stage = Stage()
     stage.lead()
     order = one(stage.send(ev.BrokersChanged({1: 11, 2: 12})), fx.WriteIsr)
@@ -34,7 +34,7 @@ def test_version_not_equal_loop_after_a_lost_cas_reply() -> None:
 
 
 def test_a_reread_of_the_old_version_does_not_settle_a_write() -> None:
-    """The write may still be on its way; only a compare-and-set of the same version can tell."""
+    """The write may still be in flight. Only a compare-and-set of the same version can show its outcome."""
     stage = Stage()
     stage.lead(isr=(1, 2))
     order = one(stage.fetch(3, 0), fx.WriteIsr)
@@ -59,7 +59,7 @@ def test_a_response_to_an_earlier_write_does_not_settle_a_later_one() -> None:
 
 
 def test_new_leader_shrinks_healthy_followers_at_once() -> None:
-    """It has heard of nobody yet. Their lag clocks start with its epoch, however long the last one was ago."""
+    """The new leader knows no follower yet. Their lag clocks start with its epoch, however old the last fetch is."""
     stage = Stage(log_of(1, 1, 1))
     stage.send(decided(2, 1, 1))
     stage.now_ms += 50_000
@@ -78,7 +78,7 @@ def test_a_leader_elected_again_restarts_its_followers_lag_clocks() -> None:
 
 
 def test_followers_of_an_idle_partition_are_not_late() -> None:
-    """They fetched long ago, but held everything until this append."""
+    """They fetched long ago, but had all records until this append."""
     stage = Stage()
     stage.lead()
     stage.fetch(2, 0)
@@ -102,7 +102,7 @@ def test_change_in_flight_not_cleared_on_re_election() -> None:
 
 @pytest.mark.parametrize("late", [ev.IsrWritten((1, 2), 2), ev.IsrWriteFailed(1)])
 def test_isr_state_read_across_a_role_change(late: ev.Event) -> None:
-    """An answer that comes after the role has changed, or has changed back, says nothing about the new one."""
+    """A response after a change of role, even if the role has changed back, says nothing about the new one."""
     stage = Stage()
     stage.lead()
     stage.send(ev.BrokersChanged({1: 11, 2: 12}))
@@ -115,7 +115,7 @@ def test_isr_state_read_across_a_role_change(late: ev.Event) -> None:
 
 
 def test_leader_not_in_its_own_isr() -> None:
-    """Such a decision is reported and not followed; a leader that gets one stops leading."""
+    """The replica reports such a decision and does not follow it. A leader that receives one stops leading."""
     stage = Stage()
     effects = stage.send(decided(1, 1, 1, isr=(2, 3)))
     assert "not in the ISR" in one(effects, fx.ReportBadDecision).detail
@@ -140,7 +140,7 @@ def test_empty_isr() -> None:
 
 
 def test_a_leader_never_leaves_its_own_isr() -> None:
-    """Whatever it hears: all others gone, itself not in the table of the live."""
+    """It stays for any event: all others gone, or a broker table without this broker."""
     stage = Stage()
     stage.lead()
     assert only(stage.send(ev.BrokersChanged({})), fx.WriteIsr) == []
@@ -153,7 +153,7 @@ def test_a_leader_never_leaves_its_own_isr() -> None:
 
 
 def test_last_isr_member_offline_must_keep_its_claim() -> None:
-    """When its log fails it goes, and writes nothing: only it is known to have everything."""
+    """When its log fails it goes offline, and writes nothing: only this replica is known to have all records."""
     stage = Stage(log_of(1))
     stage.lead(isr=(1,))
     effects = stage.send(ev.LogFailed("disk is gone"))
@@ -185,8 +185,8 @@ def test_fenced_or_stopping_broker_rejoins_isr(change: ev.Event) -> None:
 
 
 def test_bounced_broker_resumes_its_old_epoch_with_a_shorter_log() -> None:
-    """A started process leads nothing until told, though its log says it led; and for the new epoch its followers'
-    old fetches count no more."""
+    """A started process leads nothing without an order, although its log says that it led. In the new epoch its
+    followers' old fetches do not count."""
     stage = Stage(log_of(1, 1))
     assert stage.replica.role == "offline"
     assert one(stage.produce()[1], fx.AnswerProduce).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -198,7 +198,7 @@ def test_bounced_broker_resumes_its_old_epoch_with_a_shorter_log() -> None:
 
 
 def test_follower_ahead_of_leader() -> None:
-    """It is told where the histories part, and counts for nothing until it has cut its log there."""
+    """The leader sends it the divergence point, and it does not count before it has truncated its log there."""
     leader_log = log_of(1, 1, 3)
     leader = Stage(leader_log)
     leader.lead(epoch=4, isr=(1,), min_isr=1)
@@ -215,8 +215,8 @@ def test_follower_ahead_of_leader() -> None:
 
 
 def test_two_leaders_after_a_full_restart() -> None:
-    """Two brokers come back and both have led before. Only the newest decision counts, however late the other comes;
-    one epoch naming two leaders is reported."""
+    """Two brokers return, and both have led before. Only the newest decision counts, in any order of arrival. One
+    epoch with two leaders is reported."""
     stage = Stage(log_of(1))
     stage.send(decided(2, 7, 20))
     assert stage.send(decided(1, 6, 19)) == []

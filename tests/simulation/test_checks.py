@@ -1,4 +1,4 @@
-"""The simulator's checks by hand: what they take for a commit, and what not."""
+"""Tests of the simulator's checks by hand: what counts as a commit, and what does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparklog.testing.sim_log import SimLog
 
 
 def log_of(*epochs: int) -> SimLog:
-    """One record of each given leader epoch."""
+    """Return a log with one record of each given leader epoch."""
     log = SimLog()
     for epoch in epochs:
         log.append(f"e{epoch}", 1, leader_epoch=epoch, now_ms=0)
@@ -18,8 +18,11 @@ def log_of(*epochs: int) -> SimLog:
 
 
 def elected_uncleanly() -> PartitionChecker:
-    """Broker 2 leads epoch 3, alone in sync, since broker 1, the leader of epoch 2, has shown all that it had. Their
-    logs part at 1: there broker 2 went on in epoch 1 and broker 1 in epoch 0."""
+    """Return the state in which broker 2 leads epoch 3 and is alone in sync.
+
+    Broker 1, the leader of epoch 2, has shown all its records. Their logs diverge at 1: above it broker 2 continued in
+    epoch 1 and broker 1 in epoch 0.
+    """
     checker = PartitionChecker("u-0", (1, 2), min_isr=1)
     checker.unclean_allowed = True
     checker.logs = {1: log_of(0, 0, 2), 2: log_of(0, 1, 1)}
@@ -34,8 +37,9 @@ def elected_uncleanly() -> PartitionChecker:
     return checker
 
 
-def test_a_high_watermark_being_lowered_commits_nothing() -> None:
-    """A log whose epochs interleave with its leader's is cut in two steps, the first above the parting."""
+def test_lowering_a_high_watermark_commits_nothing() -> None:
+    """A log whose epochs alternate with its leader's is truncated in two steps, the first above the divergence
+    point."""
     checker = elected_uncleanly()
     checker.high_watermark_moved(1, 2, before=3, epoch=3)
     checker.high_watermark_moved(1, 1, before=2, epoch=3)

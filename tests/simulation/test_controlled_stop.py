@@ -1,4 +1,5 @@
-"""A planned stop of the leader, with both production cores: producers hardly notice, and nobody waits for the dead."""
+"""Tests of a controlled shutdown of the leader, with both production cores: producers hardly notice it, and no write
+waits for the ended broker."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ TP = TopicPartition("t", 0)
 STOP_MS = 1000
 END_MS = 3000
 LOOK_MS = 5
-#: No timer helps out: whoever leaves is known to leave.
+#: No timer helps: every broker that leaves announces it.
 PATIENT = ReplicaSettings(lag_time_max_ms=60_000, connection_grace_ms=60_000, isr_retry_ms=60_000)
 
 
 class PlannedStop:
-    """Stops the leader in the controlled way and looks on: the process ends once it leads nothing,
-    or where it ``stays``, only at the end."""
+    """A controlled stop of the leader.
+
+    The process ends when it leads nothing or, with ``stays``, at the end of the run.
+    """
 
     def __init__(self, seed: int, *, stays: bool) -> None:
         self.cluster = SimCluster(seed, weather=FINE, accidents=False, page_cache_loss=0.0)
@@ -71,7 +74,7 @@ class PlannedStop:
             self.back_in_isr = True
 
     def _end(self) -> None:
-        """The process stops, and ends its session as it does."""
+        """End the process and its session."""
         broker = self.cluster.brokers[self.victim]
         if broker.alive:
             assert broker.session is not None
@@ -86,12 +89,12 @@ def test_a_planned_stop_leaves_the_isr_without_a_stall(stays: bool) -> None:
         stop.cluster.run(fault_ms=END_MS)
         assert stop.relieved_ms - STOP_MS < 150, f"seed {seed}: relieved at {stop.relieved_ms}"
         assert stop.out_of_isr_ms - STOP_MS < 200, f"seed {seed}: out of the ISR at {stop.out_of_isr_ms}"
-        assert not stop.back_in_isr, f"seed {seed}: a stopping broker was taken back"
+        assert not stop.back_in_isr, f"seed {seed}: a stopping broker rejoined the ISR"
         assert stop.longest_silence_ms < 400, f"seed {seed}: no acknowledgement for {stop.longest_silence_ms} ms"
 
 
-def test_a_stop_withdrawn_twice_is_withdrawn_despite_a_lost_request() -> None:
-    """As after a pause, when all that was asked of a broker meanwhile is done at once."""
+def test_a_withdrawn_stop_survives_a_lost_request() -> None:
+    """After a pause all requests to a broker are performed at once."""
     cluster = SimCluster(0, weather=FINE, accidents=False, page_cache_loss=0.0)
     broker, cut = cluster.brokers[1], {(1, ZK)}
 

@@ -1,4 +1,4 @@
-"""A failing seed becomes a small case that breaks the same promise, plays again exactly, and can be read."""
+"""Tests that a failing seed becomes a small case that breaks the same promise, is reproducible, and can be read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sparklog.testing.sim_minimise import Minimiser
 from sparklog.testing.simulate import main
 
 MUTANT = "truncate to the high watermark"
-#: how much shorter the list of actions and the trace become, at least
+#: the minimum factor by which the list of actions and the trace become shorter
 SHORTER = 4
-#: a trace of so many lines is worth cutting down
+#: the number of lines above which a trace is worth reducing
 LONG = 400
 
 
-def test_a_mutants_failure_is_minimised_and_fails_the_same_way() -> None:
+def test_a_mutants_failure_is_minimized_and_fails_in_the_same_way() -> None:
     case, found = _long_way_to_failure()
     minimiser = Minimiser(case, found, budget=400)
     smallest = minimiser.run()
@@ -25,11 +25,13 @@ def test_a_mutants_failure_is_minimised_and_fails_the_same_way() -> None:
     assert len(after.lines) * SHORTER <= len(before.lines), f"{len(before.lines)} -> {len(after.lines)} lines"
     assert len(smallest.schedule()) * SHORTER <= len(case.schedule())
     assert smallest.partitions < case.partitions
-    assert smallest.play_traced() == after, "it plays again exactly"
-    assert smallest.play() == after.found, "tracing changes nothing"
-    assert any("truncates to" in line for line in after.lines), "the trace says what went wrong"
+    assert smallest.play_traced() == after, "the replay must be equal"
+    assert smallest.play() == after.found, "tracing must not change the run"
+    assert any("truncates to" in line for line in after.lines), "the trace must name the violation"
     other = {"t-0", "t-1"} - {after.found.partition}
-    assert not any(name in line for name in other for line in after.lines), "the trace is the violated partition's"
+    assert not any(name in line for name in other for line in after.lines), (
+        "the trace must be that of the violated partition"
+    )
 
 
 def test_omitted_actions_leave_the_others_unchanged() -> None:
@@ -40,7 +42,7 @@ def test_omitted_actions_leave_the_others_unchanged() -> None:
     assert Case(3, partitions=1, fault_ms=3000).schedule() == tuple(a for a in schedule if a.at_ms < 3000)
 
 
-def test_the_printed_command_plays_the_small_case_again() -> None:
+def test_the_printed_command_replays_the_small_case() -> None:
     small = Case(9, mutant=MUTANT, partitions=2, only=parse_actions("4@150,9@197"), fault_ms=300, heal_ms=0, salt=2)
     words = shlex.split(small.command())
     assert words[:3] == ["python", "-m", "sparklog.testing.simulate"]
@@ -59,4 +61,4 @@ def _long_way_to_failure() -> tuple[Case, Found]:
         found = case.play()
         if found is not None and len(case.play_traced().lines) > LONG:
             return case, found
-    raise AssertionError("every seed fails soon")
+    raise AssertionError("every seed must fail soon")

@@ -1,6 +1,6 @@
-"""A simulator that finds nothing proves nothing: each broken variant must be caught within its number of seeds.
+"""Tests of the simulator itself: it must catch each broken variant within a number of seeds.
 
-The table says which seed shows it now. A change of the simulator, or of the code it plays, may move it: then another
+The table names the seed that shows it now. A change of the simulator or of the simulated code may move it: then another
 seed within the bound has to show it.
 """
 
@@ -19,7 +19,7 @@ JOBS = 2
 
 @pytest.fixture(scope="module")
 def searches() -> Iterator[dict[str, Future[str]]]:
-    """One search for each mutant, over two processes; the long ones begin first."""
+    """Search all mutants with two processes. The long searches begin first."""
     with ProcessPoolExecutor(JOBS) as pool:
         names = sorted(BY_NAME, key=lambda name: -BY_NAME[name].caught.within)
         yield {name: pool.submit(_search, name) for name in names if not BY_NAME[name].sound}
@@ -32,15 +32,17 @@ def test_the_simulator_catches(mutant: Mutant, searches: dict[str, Future[str]])
     assert rule, f"not caught within {mutant.caught.within} seeds"
 
 
-def test_the_table_is_whole() -> None:
+def test_the_table_is_complete() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 14
     for mutant in MUTANTS:
         assert mutant.caught.seed < mutant.caught.within, mutant.name
 
 
 def _search(name: str) -> str:
-    """The stated seed, and where that misses, all others: which rule was found broken, empty for none. A mutant breaks
-    more than one, and which of them shows first is chance."""
+    """Return the first broken rule for the stated seed, or for another one, or an empty string.
+
+    A mutant breaks several rules, and chance decides which one is found first.
+    """
     mutant = BY_NAME[name]
     for seed in (mutant.caught.seed, *range(mutant.caught.within)):
         found = Case(seed, mutant=name, partitions=mutant.partitions).play()

@@ -1,4 +1,4 @@
-"""Pauses of simulated processes: what they must not do to others, or to the order of things."""
+"""Tests of pauses of simulated processes: they must not affect other processes or the order of events."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sparklog.testing.sim_faults import Faults
 from sparklog.testing.sim_network import FINE, SimNetwork
 from sparklog.testing.sim_process import SimProcess
 
-#: a leader that is paused when the faults stop wakes later, refuses a write that has no place in its log, and
-#: only then hears that others have gone on without it
+#: A leader that is paused when the faults stop wakes later and refuses a write that does not follow its log. Only then
+#: does it learn that others have continued without it.
 SLEEPER = Case(
     16463,
     partitions=1,
@@ -21,7 +21,7 @@ SLEEPER = Case(
 
 
 def test_a_pause_within_a_pause_does_not_shorten_it() -> None:
-    """Else what comes after its end would be done before what has waited since the first."""
+    """Otherwise events after its end would happen before events that wait since the first pause."""
     world = SimNetwork(0, weather=FINE)
     process = SimProcess("p", world)
     process.begin()
@@ -41,5 +41,5 @@ def test_a_paused_leader_may_refuse_writes_until_it_wakes(monkeypatch: pytest.Mo
     end = Faults.end
     monkeypatch.setattr(Faults, "end", lambda faults: min(end(faults), faults.world.now_ms))
     found = SLEEPER.play()
-    assert found is not None, "it gave a write up after the faults had stopped"
+    assert found is not None, "the producer gave up a write after the end of the faults"
     assert found.rule == "every write ends"

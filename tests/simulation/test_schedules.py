@@ -1,4 +1,5 @@
-"""The cluster under dozens of seeds of faults: nothing is lost, everything settles, and every fault really occurs."""
+"""Tests of the cluster under dozens of seeds of faults: no record is lost, every run settles, and every fault
+occurs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from sparklog.testing.sim_schedule import FAULTS, OPERATIONS
 
 SEEDS = 60
 
-#: kinds of actions that are counted by what comes of them
+#: kinds of actions that are counted by their effects
 _BY_OUTCOME = {
     "cut link": ("one-way partition", "two-way partition"),
     "cut zookeeper": ("session expired",),
@@ -39,7 +40,7 @@ _BY_OUTCOME = {
     "power cut": ("power cut", "controller.partitions.recovered"),
     "resign": ("resign", "controller change"),
 }
-#: what the network and the clients do to themselves
+#: faults of the network and the clients themselves
 _BESIDES = (
     "message lost",
     "message late",
@@ -60,7 +61,7 @@ _BESIDES = (
 
 @pytest.fixture(scope="module")
 def happened() -> Counter[str]:
-    """What befell the clusters of all seeds; raises with the seed and the end of its trace where one fails."""
+    """Run all seeds and return the events. A failure raises with the seed and the end of its trace."""
     total: Counter[str] = Counter()
     for seed in range(SEEDS):
         cluster = SimCluster(seed, page_cache_loss=0.9 if seed % 2 else 0.3)
@@ -73,8 +74,8 @@ def happened() -> Counter[str]:
 
 
 def test_nothing_acknowledged_is_lost_and_everything_settles(happened: Counter[str]) -> None:
-    assert happened["acknowledged"] > 100 * SEEDS, "hardly anything was written: the schedules prove nothing"
-    assert happened["epochs"] > 4 * SEEDS, "hardly any leader changed: the schedules prove nothing"
+    assert happened["acknowledged"] > 100 * SEEDS, "too few writes for the schedules to prove anything"
+    assert happened["epochs"] > 4 * SEEDS, "too few leader changes for the schedules to prove anything"
 
 
 @pytest.mark.parametrize("kind", [kind for kind, weight in {**FAULTS, **OPERATIONS}.items() if weight > 0])
@@ -83,11 +84,11 @@ def test_every_kind_of_action_has_an_effect(kind: str, happened: Counter[str]) -
     assert not missing
 
 
-def test_the_network_and_the_clients_misbehave(happened: Counter[str]) -> None:
+def test_the_network_and_the_clients_have_faults(happened: Counter[str]) -> None:
     assert not [kind for kind in _BESIDES if not happened[kind]]
 
 
-def test_many_partitions_over_five_brokers() -> None:
+def test_many_partitions_on_five_brokers_settle() -> None:
     for seed in range(3):
         SimCluster(seed, brokers=5, partitions=4, min_isr=3).run(fault_ms=3000)
 

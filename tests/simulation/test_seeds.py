@@ -1,4 +1,4 @@
-"""Seeds of the code as it is, over two processes: none of them breaks a promise."""
+"""Tests of seeds with the present code, on two processes: none of them breaks a promise."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sparklog.testing.simulate import main
 
 
 @pytest.mark.parametrize("seeds", ["0..100", pytest.param("100..500", marks=pytest.mark.extended)])
-def test_five_hundred_seeds_hold(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints the smallest case that it finds where one fails."""
+def test_five_hundred_seeds_pass(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A failure prints the smallest case that it finds."""
     code = main(["--seeds", seeds, "--partitions", "2", "--jobs", "2", "--budget", "200"])
     assert code == 0, capsys.readouterr().out
 
@@ -20,30 +20,33 @@ def test_five_hundred_seeds_hold(seeds: str, capsys: pytest.CaptureFixture[str])
 @pytest.mark.long
 @pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("brokers", ["3", "5"])
-def test_twenty_thousand_seeds_hold(brokers: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same with six partitions, on all processors; every seed that fails is printed."""
+def test_twenty_thousand_seeds_pass(brokers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The seeds run with six partitions, on all processors. Every failing seed is printed."""
     jobs = str(os.cpu_count() or 1)
     code = main(["--seeds", "0..20000", "--brokers", brokers, "--partitions", "6", "--jobs", jobs, "--all"])
     assert code == 0, capsys.readouterr().out
 
 
-def test_brokers_without_their_driver_serve_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """The driver goes away again and again, with all controllers and supervisors."""
+def test_brokers_without_their_driver_continue_to_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    """The driver disappears repeatedly, with all controllers and supervisors."""
     code = main(["--seeds", "0..20", "--partitions", "2", "--mutant", "sound, without its driver at times"])
     assert code == 0, capsys.readouterr().out
 
 
 def test_brokers_with_lost_or_swapped_logs_copy_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """They find single directories gone, or in each other's place, when they start."""
+    """At their start they find single directories missing or exchanged."""
     code = main(["--seeds", "0..20", "--partitions", "3", "--mutant", "sound, losing logs at times"])
     assert code == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("seed", "partitions"), [(500, 2), (1606, 2), (7000198, 6), (1005596, 6)])
-def test_seeds_that_broke_a_promise_hold(seed: int, partitions: int) -> None:
-    """500: a mark lowered after an unclean election was taken for a commit. 1606: a leader that had written an ISR lost
-    what it was told of its epoch's replicas, and let nobody in. 7000198: a leader had let a replica go for a move that
-    was turned back; its own ISR write overtook the news, and it kept that replica out of the ISR for good. 1005596: a
-    deposed leader had read an epoch from ZooKeeper in which it was no replica, followed in it, and was added to the
-    ISR by the next move while it deleted its log."""
+def test_seeds_that_broke_a_promise_pass(seed: int, partitions: int) -> None:
+    """The bugs of these seeds are fixed.
+
+    500: a high watermark lowered after an unclean election counted as a commit. 1606: a leader that had written an ISR
+    lost its epoch's replicas, and added no replica. 7000198: a leader had removed a replica for a move that was
+    cancelled; its own ISR write overtook the cancellation, and it kept that replica out of the ISR permanently.
+    1005596: a deposed leader had read an epoch from ZooKeeper in which it was no replica, followed in it, and was added
+    to the ISR by the next move while it deleted its log.
+    """
     assert Case(seed, partitions=partitions).play() is None

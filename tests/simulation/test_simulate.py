@@ -1,4 +1,4 @@
-"""The simulator's command: what it prints, its exit codes, and that a failing seed plays again exactly."""
+"""Tests of the simulator's command: its output, its exit codes, and the replay of a failing seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from sparklog.testing.simulate import main
 
 
-def test_seeds_that_hold_exit_0_and_say_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
+def test_passing_seeds_exit_with_0_and_print_their_speed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "0..3", "--partitions", "2", "--steps", "2000"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("3 schedules of 3 brokers and 2 partitions in ")
@@ -19,16 +19,16 @@ def test_seeds_that_hold_exit_0_and_say_how_fast(capsys: pytest.CaptureFixture[s
 
 def test_a_failing_seed_prints_a_small_reproducible_case(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--seeds", "0..100", "--mutant", "truncate to the high watermark", "--budget", "60"]
-    assert main(arguments) == 0, "a mutant is to be caught"
+    assert main(arguments) == 0, "the mutant must be caught"
     first = capsys.readouterr().out.splitlines()
     assert first[2].startswith("minimised in ")
     command = shlex.split(first[-1].removeprefix("again: "))
     assert command[:3] == ["python", "-m", "sparklog.testing.simulate"]
     assert main(command[3:]) == 0
     again = capsys.readouterr().out.splitlines()
-    assert again[2:] == first[3:], "trace, what was found, and the command"
-    assert again[1].endswith(again[-2].strip().split(" ", 1)[1]), "the trace ends with what was found"
-    assert len(again) > 10, "there is a trace to read"
+    assert again[2:] == first[3:], "the output must have the trace, the finding and the command"
+    assert again[1].endswith(again[-2].strip().split(" ", 1)[1]), "the trace must end with the finding"
+    assert len(again) > 10, "the output must have a trace"
 
 
 def test_two_processes_find_what_one_finds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +41,7 @@ def test_two_processes_find_what_one_finds(capsys: pytest.CaptureFixture[str]) -
     assert len(printed[0]) > 5
 
 
-def test_a_mutant_that_is_not_caught_exits_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mutant_that_is_not_caught_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "0", "--mutant", "no epoch fence on fetches"]) == 1
     assert len(capsys.readouterr().out.splitlines()) == 1
 

@@ -1,4 +1,4 @@
-"""The checker finds what it is there for: one good history, and each fault put into it by hand."""
+"""Tests of the checker: it accepts a good history, and finds each fault that is put into it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def final(broker: int, *runs: Run, topic: str = "t") -> FinalLog:
 
 
 def good() -> History:
-    """Four batches of two: acknowledged, unknown and in the log, unknown and lost, refused; one consumer; a fault."""
+    """Return a good history: four batches of two (acknowledged, unknown and in the log, unknown and lost, refused),
+    one consumer, a fault."""
     log = (Run(0, "p", 0, 2), Run(2, "p", 2, 2))
     return [
         TopicUsed(topic="t", rules="strict", acks=-1),
@@ -97,14 +98,14 @@ def test_a_good_history_has_no_violations() -> None:
 
 
 def replaced(found: Callable[[Entry], bool], entry: Entry) -> History:
-    """The good history with every entry that is ``found`` changed to ``entry``."""
+    """Return the good history with every entry equal to ``found`` replaced by ``entry``."""
     history = good()
     assert any(map(found, history))
     return [entry if found(old) else old for old in history]
 
 
 def logs(*runs: Run) -> History:
-    """The good history without reads, with these runs in the final log of both replicas."""
+    """Return the good history without reads, with these runs in the final log of both replicas."""
     history = [entry for entry in good() if not isinstance(entry, (Polled, Positioned, FinalLog))]
     return [*history, final(0, *runs), final(1, *runs)]
 
@@ -116,13 +117,13 @@ BAD: dict[str, tuple[str, History]] = {
     "a topic that was written to has no log": ("lost", [e for e in logs(A) if not isinstance(e, FinalLog)]),
     "a batch is in the log twice": ("duplicate", logs(A, B, Run(4, "p", 0, 2))),
     "batches of one producer are in another order": ("reordered", logs(A, Run(2, "p", 4, 2), Run(4, "p", 2, 2))),
-    "a record nobody sent is in the log": ("unknown", logs(A, Run(2, "q", 0, 1))),
-    "a record nobody sent was read": ("unknown", [*logs(A, B), polled(0, Run(0, "q", 7, 1))]),
+    "a record that was never sent is in the log": ("unknown", logs(A, Run(2, "q", 0, 1))),
+    "a record that was never sent was read": ("unknown", [*logs(A, B), polled(0, Run(0, "q", 7, 1))]),
     "a refused record is in the log": ("unknown", logs(A, Run(2, "p", 6, 2))),
     "a record of another partition is in the log": ("unknown", [sent(9, partition=1), *logs(A, Run(2, "p", 9, 2))]),
-    "an acknowledged offset is another one in the end": ("changed", logs(Run(0, "p", 2, 2), Run(2, "p", 0, 2))),
-    "what was read is not there in the end": ("uncommitted", [*good(), polled(4, Run(4, "p", 4, 2))]),
-    "what was read is something else in the end": ("changed", [*good(), polled(0, Run(0, "p", 2, 2), consumer="d")]),
+    "an acknowledged offset has another record at the end": ("changed", logs(Run(0, "p", 2, 2), Run(2, "p", 0, 2))),
+    "a record that was read is missing at the end": ("uncommitted", [*good(), polled(4, Run(4, "p", 4, 2))]),
+    "a record that was read has changed at the end": ("changed", [*good(), polled(0, Run(0, "p", 2, 2), consumer="d")]),
     "two consumers saw different records": (
         "changed",
         [*[e for e in good() if not isinstance(e, FinalLog)], polled(0, Run(0, "p", 4, 2), consumer="d")],
@@ -133,11 +134,11 @@ BAD: dict[str, tuple[str, History]] = {
             lambda e: isinstance(e, Ended) and e.first == 2, Ended(producer="p", first=2, outcome="aborted")
         ),
     ),
-    "a consumer went back": ("repeated", [*good(), polled(0, A)]),
-    "a consumer went forward": ("skipped", [*good(), polled(5, Run(5, "p", 5, 1))]),
-    "a consumer did not begin at the beginning": ("skipped", [*good(), polled(2, B, consumer="d")]),
+    "a consumer went backwards": ("repeated", [*good(), polled(0, A)]),
+    "a consumer skipped an offset": ("skipped", [*good(), polled(5, Run(5, "p", 5, 1))]),
+    "a consumer did not begin at the first offset": ("skipped", [*good(), polled(2, B, consumer="d")]),
     "a poll has a hole": ("skipped", [*good(), polled(0, Run(0, "p", 0, 1), Run(2, "p", 2, 2), consumer="d")]),
-    "a poll hands out less than its position goes on": ("skipped", [*good(), polled(0, A, end=4, consumer="d")]),
+    "a poll returns less than its position advances": ("skipped", [*good(), polled(0, A, end=4, consumer="d")]),
     "a replica has other bytes": (
         "replicas",
         replaced(
@@ -186,7 +187,7 @@ def test_records_of_a_recreated_topic_do_not_count_as_lost() -> None:
     assert counts["records gone with their topic"] == 2 and "records lost where acks allow it" not in counts
 
 
-def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_history_is_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     with HistoryWriter(path, seed=7, brokers=3) as writer:
         for entry in good():
@@ -197,7 +198,7 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert check([began, *entries]).violations == ()
     with path.open("ab") as file:
         file.write(b'{"what":"fau')
-    assert len(list(read_history(path))) == len(good()) + 1, "a line that was cut off is no entry"
+    assert len(list(read_history(path))) == len(good()) + 1, "a truncated line must not be an entry"
 
 
 @pytest.mark.parametrize(
@@ -208,14 +209,14 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("PAR1\n", "line 1"),
     ],
 )
-def test_a_file_that_is_no_history_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+def test_a_file_that_is_not_a_history_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError, match=named):
         list(read_history(path))
 
 
-def test_records_are_known_by_their_content() -> None:
+def test_records_are_recognized_by_their_content() -> None:
     assert record_name(record_value("p-1", 12, padding=30)) == ("p-1", 12)
     assert record_name(b"something else")[1] == record_name(None)[1] == -1
     records = [(0, "p", 0), (1, "p", 1), (2, "q", 0), (4, "q", 1), (5, "q", 3)]

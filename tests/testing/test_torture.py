@@ -1,4 +1,5 @@
-"""The torture as a command: what it breaks is judged, judged again from its history, and told by its exit code."""
+"""Tests of the torture command: it judges its run, judges a stored history again, and reports the result by its exit
+code."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sparklog.testing.torture import main
 @pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_broken_promises_are_found_also_when_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One fault, and all that stands around it."""
+    """The command injects one fault, with all its steps."""
     history = tmp_path / "history.jsonl"
     run = subprocess.run(
         [sys.executable, "-m", "sparklog.testing.torture", "--minutes", "0.001", "--seed", "7", "--history", history],
@@ -33,7 +34,7 @@ def test_broken_promises_are_found_also_when_judged_again(tmp_path: Path, capsys
     assert main(["--check", str(history)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == run.stdout.splitlines()[-1]
 
-    # A replica that holds other bytes than the others: the history says so, whenever it is asked.
+    # One replica has other bytes than the others. Each judgment of the history reports it.
     entries = list(read_history(history))
     last = next(entry for entry in reversed(entries) if isinstance(entry, FinalLog) and entry.batches)
     other = msgspec.structs.replace(last.batches[0], digest="other")
@@ -51,7 +52,7 @@ def test_an_incomplete_history_is_neither_good_nor_bad(tmp_path: Path, capsys: p
     assert "error: " in capsys.readouterr().out
     with HistoryWriter(tmp_path / "empty", seed=1, brokers=3) as writer:
         writer.write(TopicUsed(topic="t", rules="strict", acks=-1))
-    assert main(["--check", str(tmp_path / "empty")]) == 1, "a history without its end proves nothing lost"
+    assert main(["--check", str(tmp_path / "empty")]) == 1, "a history without its end cannot prove a loss"
     with HistoryWriter(tmp_path / "ended", seed=1, brokers=3) as writer:
         writer.write(Finished())
     assert main(["--check", str(tmp_path / "ended")]) == 0
