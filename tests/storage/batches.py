@@ -1,4 +1,4 @@
-"""Builders shared by the storage tests: small encoded batches, log directories on either disk."""
+"""Builders for the storage tests: small encoded batches, log directories on either disk."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TOPIC_ID = "t-1"
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 WIDER = SCHEMA.append(pa.field("more", pa.int64()))
 WIDEST = WIDER.append(pa.field("most", pa.int64()))
-#: those of ``create_log``
+#: the arguments of ``create_log``
 SCHEMAS = (TopicSchema(0, schema_message(SCHEMA)), TopicSchema(1, schema_message(WIDER)))
 #: by schema id
 _COLUMNS = (SCHEMA, WIDER, WIDEST)
 LOG_DIR = Path("/log")
 
 Batch = tuple[BatchHeader, memoryview]
-#: segment.bytes for four batches of ``fill``
+#: the segment.bytes for four batches of ``fill``
 SMALL = 1280
 
 
@@ -48,7 +48,7 @@ def batch(
     compression: str | None = None,
     transactional: bool = False,
 ) -> Batch:
-    """``count`` records numbered from ``first`` on; the header carries ``timestamp`` whatever the records hold."""
+    """Return ``count`` records numbered from ``first`` on. The header has ``timestamp``, regardless of the records."""
     schema = _COLUMNS[schema_id]
     columns = {"number": range(first, first + count), "text": [text] * count, "more": [1] * count, "most": [2] * count}
     record_batch = pa.record_batch([pa.array(columns[name], schema.field(name).type) for name in schema.names], schema)
@@ -67,14 +67,14 @@ def batch(
 
 
 def marker(*, committed: tuple[int, ...] = (), aborted: tuple[int, ...] = (), schema_id: int = 0) -> Batch:
-    """The end of these producers' transactions, each in producer epoch 0."""
+    """Return the end of these producers' transactions, each in producer epoch 0."""
     said = Marker(tuple((found, 0) for found in committed), tuple((found, 0) for found in aborted))
     header, body = encode_marker(said, _COLUMNS[schema_id], schema_id=schema_id)
     return header, memoryview(body)
 
 
 def config(**overrides: int | str) -> TopicConfig:
-    """Settings by their keys with ``_`` for the dots."""
+    """Return settings by their keys, with ``_`` for the dots."""
     return topic_config({key.replace("_", "."): str(value) for key, value in overrides.items()})
 
 
@@ -88,7 +88,7 @@ def open_directory(
     max_open_segments: int = 100,
     settings: Mapping[str, str] | None = None,
 ) -> LogDirectory:
-    """A log directory whose removals happen at once."""
+    """Open a log directory that removes files immediately."""
     directory = LogDirectory.open(
         path,
         cluster_id="cluster",
@@ -113,14 +113,14 @@ def append(log: Log, *batches: Batch, leader_epoch: int = 1, now_us: int = 5_000
 
 
 def fill(log: Log, batches: int, *, leader_epoch: int = 1, first: int | None = None) -> None:
-    """``batches`` of three records each, numbered by their offsets."""
+    """Append ``batches`` of three records each, numbered by their offsets."""
     for _ in range(batches):
         start = log.log_end_offset if first is None else first
         append(log, batch(3, first=start), leader_epoch=leader_epoch)
 
 
 def read_slices(log: Log, offset: int | None = None, *, max_bytes: int = 1 << 30) -> list[LogSlice]:
-    """Everything from ``offset`` (the log start) to the log end."""
+    """Read all batches from ``offset`` (by default the log start) to the log end."""
     at = log.log_start_offset if offset is None else offset
     slices = []
     while at < log.log_end_offset:
@@ -132,7 +132,7 @@ def read_slices(log: Log, offset: int | None = None, *, max_bytes: int = 1 << 30
 
 
 def read_numbers(log: Log, offset: int | None = None, *, max_bytes: int = 1 << 30) -> list[int]:
-    """Column ``number`` of all records, decoded with all checks."""
+    """Return column ``number`` of all records, decoded with all checks."""
     numbers: list[int] = []
     for found in read_slices(log, offset, max_bytes=max_bytes):
         bodies = memoryview(b"".join(found.bodies))
@@ -146,7 +146,7 @@ def read_numbers(log: Log, offset: int | None = None, *, max_bytes: int = 1 << 3
 
 
 def follow(follower: Log, leader: Log, *, max_bytes: int = 1 << 30) -> None:
-    """Copy what the follower lacks."""
+    """Copy the batches that the follower does not have."""
     while follower.log_end_offset < leader.log_end_offset:
         found = leader.read(follower.log_end_offset, max_bytes=max_bytes, end_offset=leader.log_end_offset)
         end = follower.append_as_follower(found.headers, memoryview(b"".join(found.bodies)))
@@ -154,7 +154,7 @@ def follow(follower: Log, leader: Log, *, max_bytes: int = 1 << 30) -> None:
 
 
 def commit_and_seal(log: Log, high_watermark: int | None = None) -> int:
-    """Raise the high watermark and seal what is due; return how many segments were."""
+    """Raise the high watermark and seal the due segments. Return the number of sealed segments."""
     log.set_high_watermark(log.log_end_offset if high_watermark is None else high_watermark)
     jobs = log.durability.seals_due()
     for job in jobs:
@@ -164,7 +164,7 @@ def commit_and_seal(log: Log, high_watermark: int | None = None) -> int:
 
 
 def store_schemas(log: Log) -> bool:
-    """What a thread does once a new schema is in use; whether there was something to do."""
+    """Store new schemas as a thread does, and return whether there were any."""
     job = log.durability.schemas_due()
     if job is None:
         return False

@@ -1,4 +1,4 @@
-"""Builders for tests of compaction: keyed batches, one cleaning from begin to end, and what a reader sees."""
+"""Builders for tests of compaction: keyed batches, one complete cleaning, and the view of a reader."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ KEYED = pa.schema([("key", pa.binary()), ("value", pa.int64()), ("more", pa.stri
 SCHEMAS = (TopicSchema(0, schema_message(KEYED)),)
 DAY_US = 86_400_000_000
 NOW_US = 10_000_000
-#: of appends, before all cleanings
+#: the time of appends, before all cleanings
 WRITTEN_US = 1_000
 
 
 class Seen(NamedTuple):
-    """One record as a reader sees it; a tombstone has no value."""
+    """One record as a reader sees it. A tombstone has no value."""
 
     offset: int
     key: bytes | None
@@ -79,7 +79,7 @@ def commit_and_seal(log: Log) -> None:
 def clean(
     log: Log, now_us: int = 10_000_000, *, buffer_bytes: int = 1 << 20, rules: CleaningRules | None = None
 ) -> CleanJob | None:
-    """One cleaning, as the broker's cleaner carries it out; None when none is due."""
+    """Run one cleaning as the broker's cleaner does. Return None if none is due."""
     job = log.cleaning.begin(rules or keyed_rules(log, buffer_bytes=buffer_bytes), now_us, at_once=True)
     if job is None:
         return None
@@ -97,7 +97,7 @@ def clean(
 
 
 def seen(log: Log, start: int | None = None, *, committed: bool = True, max_bytes: int = 1 << 30) -> list[Seen]:
-    """What a reader sees, by the code that clients decode fetches with."""
+    """Return the records that a reader sees, with the code by which clients decode fetches."""
     found: list[Seen] = []
     at = log.log_start_offset if start is None else start
     end = log.last_stable_offset(log.high_watermark) if committed else log.high_watermark
@@ -127,7 +127,8 @@ def seen(log: Log, start: int | None = None, *, committed: bool = True, max_byte
 
 
 def expected(records: list[Seen], cleaned_to: int, *, horizon: int = 0) -> list[Seen]:
-    """What may be left of ``records``, by hand: below the cleaned point the newest of each key, no old tombstones."""
+    """Compute what may remain of ``records``: below the cleaned offset the newest record of each key, without old
+    tombstones."""
     newest = {record.key: record.offset for record in records if record.offset < cleaned_to}
     return [
         record
@@ -143,7 +144,7 @@ def write(log: Log, *records: tuple[bytes | None, int | None], **how: object) ->
 
 
 def rolled(log: Log) -> None:
-    """All that was written so far is in sealed segments."""
+    """Seal all segments with records."""
     log.config = replace(log.config, segment_ms=1)
     append(log, keyed([(b"last", 0)]), now_us=WRITTEN_US + 2_000 * (1 + log.log_end_offset))
     log.config = replace(log.config, segment_ms=1 << 40)
@@ -151,7 +152,7 @@ def rolled(log: Log) -> None:
 
 
 def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 30, until: int | None = None) -> None:
-    """The follower gets what the leader has, as a fetcher brings it."""
+    """Copy the leader's log to the follower, as a fetcher does."""
     end = leader.log_end_offset if until is None else until
     if follower.log_end_offset < leader.first_segment_offset:
         follower.restart_at(leader.first_segment_offset)

@@ -1,4 +1,4 @@
-"""A log on a disk in memory."""
+"""Fixtures: a log on a disk in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aborted ranges by offset: the same as looking at all of them, and without doing so."""
+"""Tests of the search for aborted ranges by offset: it finds the same ranges as a full scan, without the scan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparklog.storage.aborted_ranges import AbortedRanges, EndedTransaction
 
 
 def ranges(seed: int, count: int) -> list[EndedTransaction]:
-    """In order of their ends; some are long, some end with one marker."""
+    """Generate ranges in order of their ends. Some are long, and some end with one marker."""
     chance = random.Random(seed)
     found: list[EndedTransaction] = []
     end = 10
@@ -39,7 +39,7 @@ def test_every_aborted_range_that_overlaps_is_found(seed: int) -> None:
 
 
 class Watched(EndedTransaction):
-    """Counts how often it is looked at."""
+    """A list that counts its reads."""
 
     looks = 0
 

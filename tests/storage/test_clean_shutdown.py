@@ -1,4 +1,4 @@
-"""A clean stop: what it makes durable, what of it ahead, and what a power cut finds after it."""
+"""Tests of a clean shutdown: what it makes durable, and what in advance, and what remains after a power failure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.storage.batches import (
 
 
 def found_after_power_cut(disk: SimDisk, tps: list[TopicPartition]) -> list[int]:
-    """Ends of these logs, all of which the clean stop before it has kept."""
+    """Return the ends of these logs, all of which the clean shutdown has stored."""
     disk.restart(page_cache_lost=True)
     directory = open_directory(disk=disk)
     assert directory.trust.clean and directory.trusted
@@ -51,13 +51,11 @@ def test_many_logs_are_made_durable_together(disk: SimDisk, monkeypatch: pytest.
         log.set_high_watermark(log.log_end_offset)
     changes = disk.changes
     directory.write_clean_marker()
-    assert disk.changes - changes < (30 if few_batches else 60), "no flush of each file"
+    assert disk.changes - changes < (30 if few_batches else 60), "there must be no flush of each file"
     assert found_after_power_cut(disk, tps) == [6, 9, 12, 15]
 
 
-def test_a_failed_sync_of_the_file_system_prevents_a_clean_marker(
-    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_file_system_sync_prevents_a_clean_marker(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
     directory = open_directory(disk=disk)
     fill(create_log(directory), 2)
@@ -76,14 +74,15 @@ def sync_ahead(directory: LogDirectory, *, meanwhile: Callable[[], object] = lam
     ahead.finished()
 
 
-def test_few_logs_are_not_made_durable_ahead_of_a_stop(disk: SimDisk) -> None:
+def test_a_few_logs_are_not_made_durable_ahead_of_a_stop(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     fill(create_log(directory), 2)
     assert directory.sync_ahead() is None
 
 
 def test_a_stop_does_not_sync_again_what_was_synced_ahead(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for what was written to, or cut, since the round began; what the disk wrote of that proves nothing."""
+    """Logs that were written or truncated since the round began are synced again: the round proves nothing about
+    them."""
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
     directory = open_directory(disk=disk)
     tps = [TopicPartition("many", number) for number in range(4)]
@@ -110,7 +109,7 @@ def test_a_log_with_uncounted_files_is_not_synced_ahead(disk: SimDisk, monkeypat
     assert not log.durability.is_clean
 
 
-def test_a_log_deleted_while_all_are_made_durable_stays_deleted(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_deleted_while_all_become_durable_stays_deleted(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
     directory = open_directory(disk=disk)
     log = create_log(directory)
@@ -122,7 +121,7 @@ def test_a_log_deleted_while_all_are_made_durable_stays_deleted(disk: SimDisk, m
 
 
 def test_a_disk_error_ahead_of_a_stop_prevents_a_clean_stop(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said once: the flush of the stop itself would succeed."""
+    """The error is reported once: the flush of the stop itself would succeed."""
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
     directory = open_directory(disk=disk)
     fill(create_log(directory), 2)
@@ -150,13 +149,15 @@ def test_many_logs_are_synced_file_by_file_where_needed(disk: SimDisk, monkeypat
     for tp in tps:
         names = disk.names(directory.path / directory_name(tp))
         [snapshot] = [name for name in names if name.endswith(".producers")]
-        assert read_file(disk, directory.path / directory_name(tp) / snapshot), "fsynced before the marker"
+        assert read_file(disk, directory.path / directory_name(tp) / snapshot), (
+            "all files must be fsynced before the marker"
+        )
 
 
-def test_the_file_system_is_synced_through_a_handle_opened_before_writes(
+def test_the_file_system_is_synced_with_a_handle_from_before_writes(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It tells a handle of the writes that failed since it was made, and another one maybe not."""
+    """A handle reports the failed writes since it was opened. Another handle may not report them."""
     monkeypatch.setattr(clean_shutdown, "_MANY_LOGS", 1)
     opened: list[int | None] = []
     synced: list[int | None] = []

@@ -1,4 +1,4 @@
-"""When a compacted log is due, how far, and what becomes one segment."""
+"""Tests of the plan of a cleaning: when a compacted log is due, up to which offset, and which segments become one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOW_US = 1_000 * SECOND_US
 
 
 def segments(*sizes: int, schema_ids: tuple[int, ...] = (), age_s: int = 100) -> list[SegmentFacts]:
-    """Of ten offsets each; each a second younger than the one before."""
+    """Segments of ten offsets each, each a second younger than the one before."""
     return [
         SegmentFacts(
             10 * number,
@@ -27,7 +27,7 @@ def segments(*sizes: int, schema_ids: tuple[int, ...] = (), age_s: int = 100) ->
     ]
 
 
-def test_the_dirty_ratio_decides() -> None:
+def test_the_dirty_ratio_decides_when_a_log_is_due() -> None:
     state = CleanerState(end=20)
     half = config(cleanup_policy="compact", min_cleanable_dirty_ratio="0.5")
     assert due(segments(100, 100, 199), state, now_us=NOW_US, config=half) is None
@@ -37,12 +37,12 @@ def test_the_dirty_ratio_decides() -> None:
     assert due([], state, now_us=NOW_US, config=half, at_once=True) is None
 
 
-def test_lags_are_the_leaders_clock_at_append() -> None:
+def test_lags_are_measured_by_the_leaders_clock_at_append() -> None:
     found = segments(100, 100, 100, age_s=10)
     young = config(cleanup_policy="compact", min_cleanable_dirty_ratio="0.1", min_compaction_lag_ms=9_000)
     planned = due(found, CleanerState(), now_us=NOW_US, config=young)
     assert planned is not None and planned.segment_count == 2
-    # what was cleaned before stays cleaned, whatever its age
+    # a cleaned offset stays cleaned at any age
     planned = due(found, CleanerState(end=10), now_us=NOW_US, config=young)
     assert planned is not None and planned.segment_count == 2
     lazy = config(cleanup_policy="compact", min_cleanable_dirty_ratio="1", max_compaction_lag_ms=9_500)
@@ -50,7 +50,7 @@ def test_lags_are_the_leaders_clock_at_append() -> None:
     assert due(found, CleanerState(end=10), now_us=NOW_US + SECOND_US, config=lazy) is not None
 
 
-def test_tombstones_wait_for_a_pass_to_be_old_enough() -> None:
+def test_tombstones_wait_until_a_pass_is_old_enough() -> None:
     state = CleanerState().cleaned(20, 1_000, horizon=0, deletes=4).cleaned(30, 5_000, horizon=0, deletes=6)
     assert (state.end, state.passes) == (30, ((20, 1_000), (30, 5_000)))
     assert [state.horizon(now_ms, 1_000) for now_ms in (1_999, 2_000, 5_999, 6_000)] == [0, 20, 20, 30]
@@ -59,7 +59,7 @@ def test_tombstones_wait_for_a_pass_to_be_old_enough() -> None:
     assert planned is not None and planned.horizon == 20
     after = state.cleaned(30, 2_000, horizon=20, deletes=0)
     assert (after.deletes_end, after.passes) == (20, ((20, 1_000), (30, 5_000)))
-    assert due(segments(1, 1, 1), after, now_us=9_000_000, config=keep) is None  # there are none left
+    assert due(segments(1, 1, 1), after, now_us=9_000_000, config=keep) is None  # no tombstones are left
 
 
 def test_a_truncation_shortens_the_cleaner_state() -> None:
@@ -68,7 +68,7 @@ def test_a_truncation_shortens_the_cleaner_state() -> None:
     assert state.truncated(22) == CleanerState(22, ((20, 1_000),), 22, 3)
 
 
-def test_neighbours_with_one_schema_merge_into_one_segment() -> None:
+def test_neighbors_with_one_schema_merge_into_one_segment() -> None:
     def bases(found: list[list[SegmentFacts]]) -> list[list[int]]:
         return [[segment.base_offset for segment in group] for group in found]
 
@@ -85,12 +85,12 @@ def test_the_next_cleaning_is_due_at_its_earliest_reason() -> None:
         at_us = due_again_us(found, state, now_us=NOW_US, config=lazy)
         return None if at_us is None else (at_us - NOW_US) / SECOND_US
 
-    assert again_s(CleanerState(end=30)) is None, "nothing is dirty"
+    assert again_s(CleanerState(end=30)) is None, "no record is dirty"
     assert again_s(CleanerState(end=10), min_compaction_lag_ms=10_000) == 1, "the second is old enough"
     assert again_s(CleanerState(end=10), max_compaction_lag_ms=12_000) == 3.000001, "the second is too old"
     cleaned = CleanerState(30, ((20, log_ms - 6_000), (30, log_ms - 5_000)), 0, 2)
-    assert again_s(cleaned, delete_retention_ms=7_000) == 1, "what the first pass has passed may go"
-    assert again_s(cleaned, delete_retention_ms=5_500) == 0.5, "what the first has passed may go already"
+    assert again_s(cleaned, delete_retention_ms=7_000) == 1, "tombstones below the first pass may be removed"
+    assert again_s(cleaned, delete_retention_ms=5_500) == 0.5, "tombstones below the first pass may already be removed"
     assert again_s(CleanerState(30, cleaned.passes, 30, 0), delete_retention_ms=7_000) is None, "none are left"
 
 

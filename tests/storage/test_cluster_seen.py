@@ -1,4 +1,4 @@
-"""What a log directory has seen its cluster count to: never less than before, whatever becomes of the process."""
+"""Tests of the highest numbers of the cluster in a log directory: they never decrease, however the process ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def disk() -> SimDisk:
     return disk
 
 
-def test_the_highest_numbers_outlive_a_power_cut(disk: SimDisk) -> None:
+def test_the_highest_numbers_survive_a_power_failure(disk: SimDisk) -> None:
     file = SeenFile(disk, DIRECTORY)
     assert file.seen == ClusterSeen()
     file.note_controller(4, "a")
@@ -48,7 +48,7 @@ def test_a_number_that_could_not_be_stored_is_stored_next_time(disk: SimDisk) ->
     assert SeenFile(disk, DIRECTORY).seen.incarnation == 7
 
 
-def test_a_damaged_file_proves_nothing_and_a_newer_one_is_kept(disk: SimDisk) -> None:
+def test_a_damaged_file_is_ignored_and_a_newer_one_is_kept(disk: SimDisk) -> None:
     replace_file(disk, DIRECTORY / SEEN_FILE, b"{")
     assert SeenFile(disk, DIRECTORY).seen == ClusterSeen()
     replace_file(disk, DIRECTORY / SEEN_FILE, b'{"version": 2}')

@@ -1,4 +1,4 @@
-"""Compaction of one log, against a dictionary of the last record of each key."""
+"""Tests of the compaction of one log, against a dictionary of the last record of each key."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_small_batches_are_merged_into_large_ones(log: Log) -> None:
     assert sum(segment.count for segment in log.segments) < headers / 10
 
 
-def test_a_log_that_was_cleaned_is_sealed_arrow_files(disk: SimDisk, log: Log) -> None:
+def test_a_cleaned_log_consists_of_sealed_arrow_files(disk: SimDisk, log: Log) -> None:
     for number in range(300):
         write(log, (b"key %d" % (number % 50), number), compression=("lz4", "zstd", None)[number % 3])
     rolled(log)
@@ -99,7 +99,7 @@ def test_a_cleaned_log_opens_again_and_accepts_appends(disk: SimDisk, log: Log) 
         assert again.cleaning.state == log.cleaning.state
 
 
-def test_tombstones_are_removed_when_their_time_has_come(log: Log) -> None:
+def test_tombstones_are_removed_when_they_are_old_enough(log: Log) -> None:
     log.config = replace(log.config, delete_retention_ms=1000)
     for number in range(100):
         write(log, (b"key %d" % number, number))
@@ -120,7 +120,7 @@ def test_tombstones_are_removed_when_their_time_has_come(log: Log) -> None:
 def test_young_active_and_undecided_segments_are_not_cleaned(log: Log) -> None:
     for number in range(200):
         write(log, (b"key", number))
-    assert clean(log) is None  # nothing is committed
+    assert clean(log) is None  # no record is committed
     write(log, (b"open", 1), producer=5, sequence=0, transactional=True)
     for number in range(200):
         write(log, (b"key", number))
@@ -137,7 +137,7 @@ def test_young_active_and_undecided_segments_are_not_cleaned(log: Log) -> None:
     assert job is not None and log.cleaning.state.end > 400
 
 
-def test_transactions_show_the_same_after_cleaning(log: Log) -> None:
+def test_transactions_look_the_same_after_a_cleaning(log: Log) -> None:
     for number in range(60):
         producer = 100 + number
         write(log, (b"a %d" % (number % 5), number), producer=producer, sequence=0, transactional=True)
@@ -152,7 +152,7 @@ def test_transactions_show_the_same_after_cleaning(log: Log) -> None:
         clean(log, now_us)
         end = log.cleaning.state.end
         assert seen(log) == expected(before, end)
-        # aborted records are gone, for whoever reads them
+        # aborted records are removed, for any reader
         assert [one for one in seen(log, committed=False) if one.offset < end] == [
             one for one in seen(log) if one.offset < end
         ]
@@ -160,8 +160,8 @@ def test_transactions_show_the_same_after_cleaning(log: Log) -> None:
     assert not any(segment.headers()["flags"][0] & 8 for segment in log.segments[:-1])
 
 
-def test_a_transaction_reads_right_across_the_cleaned_end(disk: SimDisk, log: Log) -> None:
-    """The cleaned part of a transaction is plain; what its marker says then changes nothing, after a restart either."""
+def test_a_transaction_is_read_correctly_across_the_cleaned_end(disk: SimDisk, log: Log) -> None:
+    """The cleaned records of a transaction are ordinary. Its marker changes nothing then, even after a restart."""
     write(log, (b"key", 1), producer=9, sequence=0, transactional=True)
     for number in range(200):
         write(log, (b"filler %d" % number, number))
@@ -188,7 +188,7 @@ def test_the_last_sequence_of_each_producer_is_in_the_log(disk: SimDisk, log: Lo
     rolled(log)
     clean(log)
     clean(log, NOW_US + 2 * DAY_US)
-    # a follower that has nothing but what the leader sends
+    # a follower that has only the leader's records
     follower = keyed_log(open_directory(disk=SimDisk()))
     copy(log, follower)
     for producer in range(4):
@@ -201,7 +201,7 @@ def test_the_last_sequence_of_each_producer_is_in_the_log(disk: SimDisk, log: Lo
 
 
 @pytest.mark.parametrize("buffer_keys", [1, 40, 400])
-def test_more_keys_than_memory_holds_are_spilled(disk: SimDisk, log: Log, buffer_keys: int) -> None:
+def test_keys_beyond_the_memory_are_spilled(disk: SimDisk, log: Log, buffer_keys: int) -> None:
     other = keyed_log(open_directory(disk=SimDisk()))
     for number in range(1000):
         write(log, (b"key %d" % (number * 7919 % 500), number))
@@ -216,12 +216,12 @@ def test_more_keys_than_memory_holds_are_spilled(disk: SimDisk, log: Log, buffer
     assert log.cleaning.state == other.cleaning.state and log.cleaning.state.end == log.segments[-1].base_offset
     assert seen(log) == seen(other) == expected(before, log.cleaning.state.end)
     assert not any(name.endswith(".tmp") for name in disk.names(log.directory))
-    assert clean(log, buffer_bytes=96 * buffer_keys) is None, "all that was dirty is clean"
+    assert clean(log, buffer_bytes=96 * buffer_keys) is None, "all dirty records must be clean"
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
-def test_without_spill_space_a_cleaning_is_bounded_by_its_memory(disk: SimDisk, log: Log, after: int) -> None:
-    """And the next one goes on, until all is clean."""
+def test_a_cleaning_without_spill_space_is_bounded_by_its_memory(disk: SimDisk, log: Log, after: int) -> None:
+    """The next cleanings continue until all records are clean."""
     for number in range(600):
         write(log, (b"key %d" % (number % 300), number))
     rolled(log)
@@ -246,7 +246,7 @@ def test_without_spill_space_a_cleaning_is_bounded_by_its_memory(disk: SimDisk, 
 
 
 def test_keys_that_leave_no_disk_space_are_not_spilled_again(disk: SimDisk, log: Log) -> None:
-    """Else the disk would never be freed. A file without name takes its room while it is mapped."""
+    """Otherwise the disk would never be freed: a file without a name uses its space while it is mapped."""
     for number in range(40):
         write(log, *[(b"key %d" % (number // 8 * 100 + one), number) for one in range(100)])
     rolled(log)
@@ -267,7 +267,7 @@ def test_keys_that_leave_no_disk_space_are_not_spilled_again(disk: SimDisk, log:
 
 
 def test_a_cleaning_frees_its_table_and_file_at_once(log: Log) -> None:
-    """Its table, and the room of the file that is mapped: not when the collector of cycles comes by."""
+    """Neither the table nor the space of the mapped file waits for the garbage collector."""
     for number in range(300):
         write(log, (b"key %d" % number, number))
     rolled(log)
@@ -283,7 +283,7 @@ def test_a_cleaning_frees_its_table_and_file_at_once(log: Log) -> None:
 
 
 class _Cancels:
-    """A pace that cancels the job when it has spilled."""
+    """A pace that cancels the job after it has spilled keys."""
 
     def __init__(self, job: CleanJob) -> None:
         self._job = job
@@ -296,7 +296,7 @@ class _Cancels:
         pass
 
 
-def test_a_cancelled_cleaning_stops_while_it_spills(disk: SimDisk, log: Log) -> None:
+def test_a_cancelled_cleaning_stops_during_a_spill(disk: SimDisk, log: Log) -> None:
     for number in range(600):
         write(log, (b"key %d" % number, number))
     rolled(log)
@@ -310,7 +310,7 @@ def test_a_cancelled_cleaning_stops_while_it_spills(disk: SimDisk, log: Log) -> 
     log.cleaning.finished(job, None)
     assert seen(log) == before
     named = {id(file) for file in disk._files.values()}
-    assert all(id(file) in named for file in disk._handles.values()), "the file of keys is closed"
+    assert all(id(file) in named for file in disk._handles.values()), "the file of keys must be closed"
     assert clean(log) is not None and seen(log) == expected(before, log.cleaning.state.end)
 
 
@@ -346,10 +346,10 @@ def test_a_read_of_an_old_segment_stays_valid_after_its_replacement(log: Log) ->
     assert again.headers != early.headers
 
 
-def test_an_old_snapshot_reopens_no_transaction_whose_marker_is_removed(disk: SimDisk, log: Log) -> None:
+def test_an_old_snapshot_opens_no_transaction_without_its_marker(disk: SimDisk, log: Log) -> None:
     log.config = replace(log.config, delete_retention_ms=1000)
     write(log, (b"key", 1), producer=9, sequence=0, transactional=True)
-    rolled(log)  # a snapshot in which it is open
+    rolled(log)  # a snapshot in which the transaction is open
     append(log, marker(committed=(9,)), now_us=WRITTEN_US)
     rolled(log)
     clean(log, NOW_US)
@@ -364,7 +364,7 @@ def test_an_old_snapshot_reopens_no_transaction_whose_marker_is_removed(disk: Si
     assert again.transactions.open() == {}
 
 
-def test_a_truncated_and_rewritten_part_is_cleaned_again(disk: SimDisk, log: Log) -> None:
+def test_a_truncated_and_rewritten_range_is_cleaned_again(disk: SimDisk, log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 7), number))
     rolled(log)

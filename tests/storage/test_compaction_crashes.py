@@ -1,4 +1,5 @@
-"""The process or the machine dies in each operation of a cleaning: the log has the old segments or the new ones."""
+"""Tests in which the process or the machine dies in each operation of a cleaning: the log has the old or the new
+segments."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from tests.storage.compacting import Seen, clean, commit_and_seal, keyed, keyed_
 
 NOW_US = 10_000_000
 RECORDS = 22
-#: Keys of which a cleaning holds so many in memory: it spills.
+#: The number of keys that a cleaning holds in memory: it spills the others.
 BUFFER_BYTES = 2 * BYTES_PER_KEY
 
 
 def prepared(seed: int) -> tuple[SimDisk, Log, list[Seen]]:
-    """A log of several sealed segments, durable, and what is in it."""
+    """Write a durable log of several sealed segments. Return it and its records."""
     disk = SimDisk(seed=seed)
     directory = open_directory(disk=disk)
     log = keyed_log(directory, segment_bytes=2048)
@@ -66,7 +67,7 @@ def check(disk: SimDisk, before: list[Seen], *, boot_id: str) -> None:
     log.set_high_watermark(RECORDS)
     found = [one for one in seen(log) if one.offset < RECORDS]
     assert set(found) <= set(before)
-    # every key's newest record, and in the order it was written
+    # the newest record of every key, in the order of the writes
     assert {one.key: one for one in found} == {one.key: one for one in before}
     assert not any(name.endswith((".swap", ".cleaned", ".deleted", ".tmp")) for name in disk.names(log.directory))
     # and it can be cleaned again
@@ -78,7 +79,7 @@ def check(disk: SimDisk, before: list[Seen], *, boot_id: str) -> None:
 
 
 @pytest.mark.parametrize("operation", range(TOTAL))
-def test_a_process_crash_at_any_step_of_a_cleaning(operation: int) -> None:
+def test_a_process_crash_at_any_step_of_a_cleaning_loses_nothing(operation: int) -> None:
     disk, before = died_at(operation, operation)
     disk.restart(page_cache_lost=False)
     check(disk, before, boot_id="boot-1")
@@ -86,7 +87,7 @@ def test_a_process_crash_at_any_step_of_a_cleaning(operation: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("operation", range(TOTAL))
-def test_a_power_cut_at_any_step_of_a_cleaning(operation: int, seed: int) -> None:
+def test_a_power_failure_at_any_step_of_a_cleaning_loses_nothing(operation: int, seed: int) -> None:
     disk, before = died_at(operation, 1000 * seed + operation)
     disk.restart(page_cache_lost=True)
     check(disk, before, boot_id="boot-2")
@@ -94,7 +95,7 @@ def test_a_power_cut_at_any_step_of_a_cleaning(operation: int, seed: int) -> Non
 
 @pytest.mark.parametrize("code", [5, 28])
 @pytest.mark.parametrize("skipped", range(12))
-def test_a_full_disk_keeps_the_log_and_a_failed_one_is_reported(code: int, skipped: int) -> None:
+def test_a_full_disk_keeps_the_log_and_a_failure_is_reported(code: int, skipped: int) -> None:
     disk, log, before = prepared(0)
     calls = 0
     write = disk.write
@@ -141,7 +142,7 @@ def test_a_truncation_during_a_cleaning_stops_it() -> None:
 
 
 def test_a_decision_without_its_segment_deletes_nothing() -> None:
-    """No crash leaves it so; a hand that tidies up might."""
+    """No crash leaves such a directory. A user who deletes files may."""
     disk, log, before = prepared(0)
     job = log.cleaning.begin(keyed_rules(log), NOW_US, at_once=True)
     assert job is not None
@@ -159,7 +160,8 @@ def test_a_decision_without_its_segment_deletes_nothing() -> None:
 @pytest.mark.parametrize("code", [5, 28])
 @pytest.mark.parametrize("skipped", range(2))
 def test_a_half_written_decision_is_undone(code: int, skipped: int) -> None:
-    """Its name was there when the directory could not be synced; the log goes on and is cut, then it starts again."""
+    """The decision's name existed when the sync of the directory failed. The log continues and is truncated, and
+    then it restarts."""
     disk, log, _ = prepared(0)
     job = log.cleaning.begin(keyed_rules(log), NOW_US, at_once=True)
     assert job is not None
@@ -190,9 +192,9 @@ def test_a_half_written_decision_is_undone(code: int, skipped: int) -> None:
 
 
 @pytest.mark.parametrize("seed", (9, 18, 21, 22, 24))
-def test_a_finished_swap_survives_the_interruption_of_the_next_one(seed: int) -> None:
-    """The process dies with files renamed, the next start ends the swap, and the machine dies while it cleans again: a
-    decision that came back would put an unfinished file in the segment's place."""
+def test_a_finished_swap_survives_the_next_ones_interruption(seed: int) -> None:
+    """The process dies with renamed files, the next start completes the swap, and the machine dies during the next
+    cleaning. If the old decision returned, it would put an unfinished file in place of the segment."""
     disk, log, before = prepared(seed)
     job = log.cleaning.begin(keyed_rules(log), NOW_US, at_once=True)
     assert job is not None

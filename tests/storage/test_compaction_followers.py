@@ -1,4 +1,5 @@
-"""Followers of leaders that clean their logs: what they have from before, what they are sent, when they begin anew."""
+"""Tests of followers of leaders that clean their logs: their old records, the records that they receive, and when
+they restart."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_a_follower_continues_with_the_leaders_cleaned_segments(log: Log, at: in
     assert follower.cleaning.state.end >= end or follower.cleaning.state.end == follower.segments[-1].base_offset
     shown = {one.key: one for one in seen(follower)}
     assert shown == {one.key: one for one in before}
-    # as a leader it rolls, and is copied byte by byte from there on
+    # as a leader it rolls, and from there on it is copied byte by byte
     first = follower.log_end_offset
     write(follower, (b"new", 1))
     copy(follower, untouched)
@@ -64,7 +65,7 @@ def test_a_follower_continues_with_the_leaders_cleaned_segments(log: Log, at: in
     )
 
 
-def test_a_replica_leading_from_inside_a_cleaned_part_rolls(log: Log) -> None:
+def test_a_replica_leading_from_within_a_cleaned_part_rolls(log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 30), number))
     rolled(log)
@@ -123,7 +124,7 @@ def test_a_follower_with_a_transactions_start_gets_its_marker(log: Log, ended: s
     assert any(one.offset == 0 for one in seen(follower)) == (ended == "committed")
 
 
-def test_a_replica_absent_too_long_starts_again(log: Log) -> None:
+def test_a_replica_that_was_absent_too_long_starts_again(log: Log) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 30), number))
     rolled(log)
@@ -136,19 +137,19 @@ def test_a_replica_absent_too_long_starts_again(log: Log) -> None:
     now_us = follower._tail.tombstone_window.last_progress_us
     assert not follower.is_outdated_for(after, now_us + 59_000_000)
     assert follower.is_outdated_for(after, now_us + 61_000_000)
-    assert not follower.is_outdated_for(before, now_us + 61_000_000)  # nothing was cleaned: nothing is missing
+    assert not follower.is_outdated_for(before, now_us + 61_000_000)  # no record was cleaned, so none is missing
     empty = keyed_log(open_directory(disk=SimDisk()))
     assert not empty.is_outdated_for(after, now_us + 61_000_000)
-    assert not follower.is_outdated_for(b"too short", now_us + 61_000_000)  # the append says what is wrong
+    assert not follower.is_outdated_for(b"too short", now_us + 61_000_000)  # the append reports the error
 
 
-def test_absence_counts_across_a_segment_with_nothing_to_clean(log: Log) -> None:
-    """The leader's tombstone is gone; between it and the end of the replica lies a segment as it always was."""
+def test_absence_counts_across_a_segment_without_dirty_records(log: Log) -> None:
+    """The leader's tombstone is removed. Between it and the replica's end is a segment that no cleaning has changed."""
     log.config = replace(log.config, delete_retention_ms=1000)
     write(log, (b"gone", 1))
     follower = keyed_log(open_directory(disk=SimDisk()), delete_retention_ms=1000)
     copy(log, follower)
-    log.config = replace(log.config, segment_bytes=1024, segment_ms=1)  # two are never put together
+    log.config = replace(log.config, segment_bytes=1024, segment_ms=1)  # two segments are never merged
     append(log, keyed([(b"only %d" % number, number) for number in range(20)]), now_us=NOW_US)
     log.config = replace(log.config, segment_ms=1 << 40)
     for number in range(100):

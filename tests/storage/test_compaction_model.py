@@ -1,4 +1,4 @@
-"""Any history of a compacted log and its follower, against a model in a dictionary."""
+"""A test of random histories of a compacted log and its follower, against a model in a dictionary."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ steps = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(steps=steps, buffer_keys=st.sampled_from([2, 5, 1000]))
-def test_any_history(steps: list[object], buffer_keys: int) -> None:
-    """Readers of committed records see every key's newest record and every record above the cleaned point, whatever
-    was cleaned when; so does a replica that follows and cleans at other times."""
+def test_any_history_equals_the_model(steps: list[object], buffer_keys: int) -> None:
+    """Readers of committed records see every key's newest record, and every record above the cleaned offset, after
+    any cleanings. So does a replica that follows and cleans at other times."""
     run = _Run(buffer_keys)
     for step in steps:
         run.step(step)
@@ -132,7 +132,7 @@ class _Run:
         for offset, one in truth.items():
             if offset >= cleaned_to or (newest[one.key] == offset and one.value is not None):
                 assert offset in found, one
-        # whoever applies what is there has the table that all records make
+        # a reader that applies the remaining records gets the same table as from all records
         assert _table(found) == _table(truth)
 
     def end(self) -> None:

@@ -1,7 +1,8 @@
-"""The process or the machine dies in each operation of a script in turn; what was promised is there afterwards.
+"""Tests in which the process or the machine dies in each operation of a script in turn: promised records exist
+afterwards.
 
-The script appends, seals, truncates and goes on. Before each run the number of the operation to die in is chosen, so
-that every point between two operations and some points inside each write are met.
+The script appends, seals, truncates and continues. Each run dies in another operation, so that every point between two
+operations, and some points inside each write, are covered.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from tests.storage.batches import (
 
 
 class Witness:
-    """What an outsider knows of the log: the content appended, and how much of it was certainly there."""
+    """A client's knowledge of the log: the appended content, and how much of it certainly existed."""
 
     def __init__(self) -> None:
-        self.numbers: list[int] = []  #: everything whose append returned or may have been under way
-        self.appended = 0  #: offsets below were appended and the call returned
-        self.cut_to: int | None = None  #: a truncation to here is under way
+        self.numbers: list[int] = []  #: every record whose append returned or may have been in flight
+        self.appended = 0  #: offsets below were appended, and the call returned
+        self.cut_to: int | None = None  #: a truncation to this offset is in progress
         self.fsynced = 0
-        self.ever: set[tuple[int, int]] = set()  #: (offset, number) of all that was ever appended, cut or not
+        self.ever: set[tuple[int, int]] = set()  #: the (offset, number) of all records ever appended, truncated or not
 
     def appending(self, start: int, numbers: list[int]) -> None:
         self.numbers[start:] = numbers
@@ -105,7 +106,8 @@ def check(log: Log | None, witness: Witness, *, at_least: int, page_cache_lost: 
     found = read_numbers(log)
     start = log.log_start_offset - log.log_start_offset % 3
     if page_cache_lost:
-        # A cut that was not fsynced may be undone with all that came after it; below what was, nothing may differ.
+        # A truncation that was not fsynced may be undone, with all later records. Below the fsynced offset nothing may
+        # differ.
         assert found[: max(0, at_least - start)] == witness.numbers[start:at_least]
         assert set(enumerate(found, start)) <= witness.ever
     else:
@@ -122,7 +124,7 @@ def check(log: Log | None, witness: Witness, *, at_least: int, page_cache_lost: 
 
 
 @pytest.mark.parametrize("operation", range(TOTAL))
-def test_the_process_dies(operation: int) -> None:
+def test_a_process_crash_keeps_every_promise(operation: int) -> None:
     disk, witness = died_at(operation, seed=operation)
     disk.restart(page_cache_lost=False)
     directory = open_directory(disk=disk)
@@ -137,7 +139,7 @@ def test_the_process_dies(operation: int) -> None:
 
 @pytest.mark.parametrize("operation", range(0, TOTAL, 2))
 @pytest.mark.parametrize("seed", range(3))
-def test_the_machine_dies(operation: int, seed: int) -> None:
+def test_a_machine_crash_keeps_every_promise(operation: int, seed: int) -> None:
     disk, witness = died_at(operation, seed=1000 * seed + operation)
     disk.restart(page_cache_lost=True)
     directory = open_directory(disk=disk, boot_id="boot-2")

@@ -1,4 +1,4 @@
-"""A cut whose copy is being made and a cleaning want the same segment."""
+"""A test of a truncation whose copy is in progress and a cleaning of the same segment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.storage.compacting import WRITTEN_US, clean, keyed, keyed_log
 
 
 def test_nothing_is_cleaned_during_a_truncation() -> None:
-    """A segment that is sealed meanwhile was rewritten, and the copy of it failed as on a damaged disk."""
+    """Otherwise a segment that is sealed meanwhile was rewritten, and its copy failed as on a damaged disk."""
     disk = SimDisk()
     log = keyed_log(open_directory(disk=disk), segment_bytes=2500)
     for n in range(12):

@@ -1,4 +1,5 @@
-"""A cut whose copy was made beforehand leaves the very files that it leaves without, whatever came in between."""
+"""Tests that a truncation with a copy made in advance leaves the same files as one without, after any events in
+between."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class CountingDisk(SimDisk):
 
 
 def _log(disk: SimDisk, *, batches: int = 10) -> tuple[LogDirectory, Log]:
-    """After a start: readers may have mapped all of it."""
+    """Return a log after a start, when readers may have mapped all of it."""
     fill(create_log(open_directory(disk=disk), segment_bytes=SMALL), batches)
     disk.restart(page_cache_lost=False)
     directory = open_directory(disk=disk)
@@ -44,7 +45,7 @@ def _content(disk: SimDisk, log: Log) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_a_prepared_truncation_equals_a_direct_one(seed: int) -> None:
-    """``changed``: what may happen to the log while a thread is at work."""
+    """``changed`` is what happens to the log while a thread works."""
     found = []
     for with_job in (False, True):
         chance = random.Random(seed)
@@ -53,7 +54,7 @@ def test_a_prepared_truncation_equals_a_direct_one(seed: int) -> None:
         mark = chance.randrange(0, log.log_end_offset, 3)
         if chance.random() < 0.5:
             commit_and_seal(log, mark)
-        offset = chance.randrange(log.log_end_offset)  # what was committed may go as well
+        offset = chance.randrange(log.log_end_offset)  # committed records may be truncated as well
         log.set_high_watermark(min(log.high_watermark, offset))
         job = log.truncation.begin(offset) if with_job else None
         changed = chance.choice(["nothing", "sealed", "log start", "ran late"])
@@ -68,7 +69,7 @@ def test_a_prepared_truncation_equals_a_direct_one(seed: int) -> None:
         disk.copies = 0
         end = log.truncate(offset, job)
         if with_job:
-            assert not disk.copies, "while all others wait"
+            assert not disk.copies, "the copy is made while all others wait"
         fill(log, chance.randrange(3), leader_epoch=2)
         found.append((end, _content(disk, log), log.checkpoint(), log.segments[-1:] and log.segments[-1].count))
         assert read_numbers(log)[: max(0, end - log.log_start_offset)] == list(range(log.log_start_offset, end))
@@ -80,12 +81,14 @@ def test_a_truncation_without_a_copy_starts_no_job() -> None:
     _, log = _log(disk)
     first, second = log.segments[0].end_offset, log.segments[1].end_offset
     assert log.truncation.begin(log.log_end_offset) is None
-    assert log.truncation.begin(0) is None, "all of it goes"
-    log.truncate(second)  # by copy: it was not sealed
+    assert log.truncation.begin(0) is None, "all records are truncated"
+    log.truncate(second)  # by copy, because the segment was not sealed
     assert log.truncation.begin(second - 3) is not None
     log.truncate(second - 3)
     fill(log, 1, leader_epoch=2)
-    assert log.truncation.begin(log.log_end_offset - 3) is None, "in place: no reader has mapped that"
+    assert log.truncation.begin(log.log_end_offset - 3) is None, (
+        "the truncation is in place: no reader has mapped the records"
+    )
     commit_and_seal(log, first)
     assert log.segments[0].sealed
     assert log.truncation.begin(first) is None, "at the end of a sealed segment"
@@ -99,7 +102,7 @@ def test_a_second_truncation_discards_the_copy_of_the_first() -> None:
     again = _begun(log, 9)
     assert not any(name.endswith(".copy") for name in disk.names(log.directory))
     again.run()
-    assert log.truncate(9, job) == 9, "by its own copy: neither fits"
+    assert log.truncate(9, job) == 9, "the truncation makes its own copy: neither one fits"
     assert not any(name.endswith(".copy") for name in disk.names(log.directory))
     assert read_numbers(log) == list(range(9))
 
@@ -122,7 +125,7 @@ def test_a_copy_is_made_in_pieces(piece_bytes: int, monkeypatch: pytest.MonkeyPa
 
 
 class LettingGoDisk(CountingDisk):
-    """On which a cut is cancelled, by whomever, in the ``at``-th piece that is copied or fsynced of it."""
+    """A disk on which another caller cancels the truncation in the ``at``-th piece that is copied or fsynced."""
 
     job: TruncationJob | None = None
     operation, at = "", 0
@@ -137,13 +140,13 @@ class LettingGoDisk(CountingDisk):
 
     def _let_go(self, operation: str) -> None:
         if self.job is not None and operation == self.operation and self.copies == self.at:
-            assert not self.job.cancel(), "there is nothing of it that counts"
+            assert not self.job.cancel(), "no part of it may count"
 
 
 @pytest.mark.parametrize("operation", ["copy", "sync"])
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_a_cancelled_copy_ends_with_its_current_piece(operation: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that stopped waited for gigabytes to be copied and fsynced, or was ended for taking too long."""
+    """Otherwise a stopping broker would wait until gigabytes are copied and fsynced, or be killed for the delay."""
     monkeypatch.setattr(truncation_job, "_PIECE_BYTES", 100)
     disk = LettingGoDisk()
     _, log = _log(disk)
@@ -175,7 +178,7 @@ def test_an_abandoned_truncation_leaves_nothing(how: str, ran: bool) -> None:
 
 
 def test_a_copy_without_disk_space_leaves_no_file() -> None:
-    """The cut removes segments before it needs room itself: nobody else may ever make any."""
+    """The truncation removes segments before it needs space: no other caller may ever free any."""
     disk = SimDisk()
     _, log = _log(disk)
     job = _begun(log, 15)

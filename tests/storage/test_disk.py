@@ -1,4 +1,4 @@
-"""One contract for the real disk and the simulated one; then what only the simulated one does."""
+"""Tests of one contract for the real disk and the simulated one, and then of the simulated one alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def root(disk: Disk, tmp_path: Path) -> Path:
     return path
 
 
-def test_write_and_read(disk: Disk, root: Path) -> None:
+def test_written_bytes_are_read(disk: Disk, root: Path) -> None:
     handle = disk.open(root / "f", create=True)
     assert disk.write(handle, [b"abc", memoryview(b"defg")], 0) == 7
     assert disk.write(handle, [b"XY"], 2) == 2
@@ -51,7 +51,7 @@ def test_reserved_space_is_not_part_of_the_file(disk: Disk, root: Path) -> None:
         disk.reserve(handle, 1 << 20, 3)
     except OSError as failure:
         assert failure.errno == errno.EOPNOTSUPP
-        pytest.skip("the file system cannot reserve")
+        pytest.skip("the file system cannot reserve space")
     assert disk.size(handle) == 3
     assert disk.read(handle, 100, 0) == b"abc"
     if isinstance(disk, RealDisk):
@@ -63,7 +63,7 @@ def test_reserved_space_is_not_part_of_the_file(disk: Disk, root: Path) -> None:
     disk.close(handle)
 
 
-def test_sim_disk_reserves_no_more_than_its_capacity() -> None:
+def test_a_sim_disk_reserves_no_more_than_its_capacity() -> None:
     disk = SimDisk(capacity_bytes=10)
     handle = disk.open(Path("f"), create=True)
     disk.write(handle, [b"abc"], 0)
@@ -79,7 +79,7 @@ def test_a_whole_file_system_is_made_durable(disk: Disk, root: Path) -> None:
     disk.write(handle, [b"abc"], 0)
     inside = disk.open(root / "lock", create=True)
     if not disk.can_sync_file_system(inside):
-        pytest.skip("the file system would not tell of its failures")
+        pytest.skip("the file system does not report its failures")
     disk.sync_file_system(inside)
     if isinstance(disk, SimDisk):
         disk.restart(page_cache_lost=True)
@@ -87,7 +87,7 @@ def test_a_whole_file_system_is_made_durable(disk: Disk, root: Path) -> None:
 
 
 class AdvisedMap(mmap.mmap):
-    """Notes what is asked of the kernel about it."""
+    """A map that records the advice that it gives to the kernel."""
 
     advised: list[tuple[int, int, int]]
     failure: OSError | None = None
@@ -121,7 +121,7 @@ def test_a_long_run_is_read_ahead_in_whole_steps(tmp_path: Path) -> None:
     assert not mapping.advised
     mapping.failure = OSError(errno.EIO, "of a disk that is gone")
     read_ahead(view, 0, 600 * kib)
-    assert len(mapping.advised) == 1, "it is no better for the next step"
+    assert len(mapping.advised) == 1, "after a failure the next step must not be tried"
 
 
 def test_open_keeps_content_and_refuses_absent_files(disk: Disk, root: Path) -> None:
@@ -136,7 +136,7 @@ def test_open_keeps_content_and_refuses_absent_files(disk: Disk, root: Path) -> 
         disk.names(root / "absent")
 
 
-def test_names_rename_remove(disk: Disk, root: Path) -> None:
+def test_files_are_renamed_and_removed(disk: Disk, root: Path) -> None:
     for name in ("b", "a", "c"):
         replace_file(disk, root / name, name.encode())
     disk.make_directory(root / "d" / "e")
@@ -161,7 +161,7 @@ def test_names_rename_remove(disk: Disk, root: Path) -> None:
             missing()
 
 
-def test_a_map_outlives_handle_name_and_replacement(disk: Disk, root: Path) -> None:
+def test_a_map_survives_its_handle_its_name_and_a_replacement(disk: Disk, root: Path) -> None:
     replace_file(disk, root / "f", b"0123456789")
     handle = disk.open(root / "f")
     view = disk.map(handle, 6)
@@ -186,7 +186,7 @@ def test_a_copy_can_be_resumed(disk: Disk, root: Path) -> None:
 
 @contextlib.contextmanager
 def _room_for(disk: Disk, more_bytes: int) -> Iterator[None]:
-    """No file of the real disk, and all of the simulated one together, may have more than so many bytes more."""
+    """Limit the growth of each file of the real disk, or of all files of the simulated one together."""
     if isinstance(disk, SimDisk):
         disk.capacity_bytes = disk.used_bytes + more_bytes
         yield
@@ -225,17 +225,18 @@ def test_a_lock_is_exclusive_until_closed(disk: Disk, root: Path) -> None:
     disk.close(again)
 
 
-def test_replace_leaves_no_trace(disk: Disk, root: Path) -> None:
+def test_a_replacement_leaves_no_trace(disk: Disk, root: Path) -> None:
     replace_file(disk, root / "f", b"a longer first content")
     replace_file(disk, root / "f", b"second", sync=False)
     assert disk.names(root) == ["f"]
     assert read_file(disk, root / "f") == b"second"
 
 
-def test_only_the_remains_of_a_failed_attempt_are_truncated(
+def test_only_the_rest_of_a_failed_attempt_is_truncated(
     disk: Disk, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system may write out at once what was cut and closed: of each of thousands of new logs."""
+    """A file system may write a truncated and closed file immediately: that would happen for each of thousands of
+    new logs."""
     cuts: list[int] = []
     real = disk.truncate
 
@@ -262,7 +263,7 @@ def test_write_all_accepts_more_buffers_than_one_writev(disk: Disk, root: Path) 
 
 
 class ShortWrites(RealDisk):
-    """At most seven bytes a call."""
+    """Write at most seven bytes a call."""
 
     def write(self, handle: int, buffers: Sequence[Buffer], at: int) -> int:
         return os.pwrite(handle, b"".join(buffers)[:7], at)
@@ -276,7 +277,7 @@ def test_write_all_survives_short_writes(tmp_path: Path) -> None:
     disk.close(handle)
 
 
-def test_dev_full_is_full() -> None:
+def test_dev_full_reports_a_full_disk() -> None:
     handle = RealDisk().open(Path("/dev/full"))
     with pytest.raises(OSError) as caught:
         write_all(RealDisk(), handle, [b"x"], 0)
@@ -284,7 +285,7 @@ def test_dev_full_is_full() -> None:
     assert is_full(caught.value)
 
 
-def test_sim_disk_fills_up_in_the_middle_of_a_write() -> None:
+def test_a_sim_disk_fills_up_in_the_middle_of_a_write() -> None:
     disk = SimDisk(capacity_bytes=10)
     handle = disk.open(Path("/f"), create=True)
     assert disk.write(handle, [b"12345678"], 0) == 8
@@ -295,7 +296,7 @@ def test_sim_disk_fills_up_in_the_middle_of_a_write() -> None:
     assert disk.write(handle, [b"xy"], 0) == 2
 
 
-def test_sim_disk_faults_and_read_only() -> None:
+def test_a_sim_disk_has_faults_and_can_be_read_only() -> None:
     disk = SimDisk()
     handle = disk.open(Path("/f"), create=True)
     disk.fail_next("write", errno.EIO)
@@ -308,7 +309,7 @@ def test_sim_disk_faults_and_read_only() -> None:
     assert disk.read(handle, 1, 0) == b"x"
 
 
-def test_sim_disk_process_crash_keeps_the_page_cache() -> None:
+def test_a_process_crash_keeps_the_sim_disks_page_cache() -> None:
     disk = SimDisk(seed=1)
     handle = disk.open(Path("/f"), create=True)
     disk.write(handle, [b"whole"], 0)
@@ -335,7 +336,7 @@ def test_a_sim_disk_power_cut_loses_only_unsynced_writes() -> None:
     assert {None, 0, 2000} < outcomes
 
 
-def test_sim_disk_notices_a_file_shrinking_under_a_map() -> None:
+def test_a_sim_disk_notices_a_file_that_shrinks_under_a_map() -> None:
     disk = SimDisk()
     handle = disk.open(Path("/f"), create=True)
     disk.write(handle, [b"0123456789"], 0)

@@ -1,4 +1,4 @@
-"""The pure cache of leader epochs."""
+"""Tests of the pure cache of leader epochs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def cache() -> EpochCache:
 
 
 def entries(cache: EpochCache) -> tuple[tuple[int, int], ...]:
-    """Asked anew each time: a type checker takes the property for one that stays."""
+    """Return the property. A function reads it each time, because a type checker assumes that it does not change."""
     return cache.entries
 
 
-def test_end_of_epoch(cache: EpochCache) -> None:
+def test_the_end_of_an_epoch_is_the_next_ones_start(cache: EpochCache) -> None:
     ends = {epoch: cache.end_of_epoch(epoch, 0, log_end_offset=40) for epoch in (0, 1, 2, 3, 6, 7, 100)}
     assert ends == {
         0: EpochEnd(-1, 0),
@@ -40,7 +40,7 @@ def test_assign_ignores_the_same_epoch_and_refuses_lower_ones(cache: EpochCache)
             cache.assign(epoch, start)
 
 
-def test_truncate(cache: EpochCache) -> None:
+def test_truncate_removes_later_epochs(cache: EpochCache) -> None:
     cache.truncate(26)
     assert cache.last_epoch == 7
     cache.truncate(25)
@@ -49,7 +49,7 @@ def test_truncate(cache: EpochCache) -> None:
     assert (entries(cache), cache.last_epoch) == ((), -1)
 
 
-def test_advance_start(cache: EpochCache) -> None:
+def test_advance_start_removes_earlier_epochs(cache: EpochCache) -> None:
     cache.advance_start(5)
     assert entries(cache) == ((1, 5), (3, 10), (7, 25))
     cache.advance_start(10)

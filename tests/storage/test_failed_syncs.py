@@ -1,4 +1,5 @@
-"""A failed fsync: what was written may be in the page cache alone, and the next process of the same boot doubts it."""
+"""Tests of a failed fsync: the written data may only be in the page cache, and the next process of the same boot
+doubts it."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def flush_by_time(disk: SimDisk, _: LogDirectory, log: Log) -> None:
 
 
 def cancelled_flush(disk: SimDisk, _: LogDirectory, log: Log) -> None:
-    """The broker hears of it from a job whose outcome is not awaited any more."""
+    """Report the failure by a job whose outcome the broker no longer awaits."""
     log.config = config(segment_bytes=SMALL, flush_ms=10)
     job = log.durability.flush_due(10**15)
     assert job is not None
@@ -66,7 +67,7 @@ def seal(disk: SimDisk, _: LogDirectory, log: Log) -> None:
 
 
 def seal_without_room(disk: SimDisk, _: LogDirectory, log: Log) -> None:
-    """Of a thinly provisioned disk: room is missing when pages are written, not when an append reserves it."""
+    """Seal on a thinly provisioned disk: space is missing when pages are written, not when an append reserves it."""
     log.set_high_watermark(log.log_end_offset)
     disk.fail_next("sync", errno.ENOSPC)
     log.durability.seals_due()[0].run()
@@ -94,10 +95,10 @@ SYNCS = [flush, flush_by_time, cancelled_flush, seal, seal_without_room, clean_s
 
 
 def fail(disk: SimDisk, directory: LogDirectory, sync: Sync) -> Log:
-    """A log some of which was never written to the disk, as its broker finds out."""
+    """Return a log of which some bytes were never written to the disk, as its broker finds out."""
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
-    # As the broker does with what a job raises.
+    # The broker does this with an error of a job.
     with pytest.raises(StorageError) as caught:
         sync(disk, directory, log)
     directory.trust.fail(str(caught.value))
@@ -109,23 +110,23 @@ def test_a_restart_after_a_failed_fsync_distrusts_the_directory(disk: SimDisk, s
     directory = open_directory(disk=disk)
     assert directory.trusted
     fail(disk, directory, sync)
-    for _ in range(2):  # the first of them may end before it is registered
+    for _ in range(2):  # the first of them may end before its registration
         disk.restart(page_cache_lost=False)
         again = open_directory(disk=disk)
         assert not again.trusted
     again.note_incarnation(1)
     disk.restart(page_cache_lost=False)
-    assert open_directory(disk=disk).trusted, "its registration has said so"
+    assert open_directory(disk=disk).trusted, "its registration has reported the doubt"
 
 
 def test_data_of_a_failed_fsync_are_not_trusted_from_page_cache(disk: SimDisk) -> None:
-    """All of it can still be read, and another fsync would succeed: the disk has none of it."""
+    """All data can still be read, and another fsync would succeed, although the disk has none of it."""
     fail(disk, open_directory(disk=disk), flush)
     disk.restart(page_cache_lost=False)
     directory = open_directory(disk=disk)
     log = directory.get(TP)
     end = 0 if log is None else log.log_end_offset
-    assert end < 12, "the first segment is not on the disk"
+    assert end < 12, "the first segment must not be on the disk"
     log = directory.create(TP, TOPIC_ID, schemas=SCHEMAS, config=config(segment_bytes=SMALL))
     fill(log, 10, leader_epoch=2)
     log.durability.flush()
@@ -138,7 +139,7 @@ def test_data_of_a_failed_fsync_are_not_trusted_from_page_cache(disk: SimDisk) -
 
 @pytest.mark.parametrize("name", ["seal", "checkpoint"])
 def test_a_failed_fsync_is_recorded_before_its_thread_reports_it(disk: SimDisk, name: str) -> None:
-    """The process may be killed before the event loop hears of it."""
+    """The process may be killed before the event loop learns of the failure."""
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
@@ -152,7 +153,7 @@ def test_a_failed_fsync_is_recorded_before_its_thread_reports_it(disk: SimDisk, 
 
 
 def test_a_start_whose_fsync_fails_leaves_doubt(disk: SimDisk) -> None:
-    """It fsyncs what a killed process had sealed. The next start would find nothing wrong with the same file."""
+    """The start fsyncs what a killed process had sealed. The next start would find the same file without an error."""
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
@@ -174,15 +175,15 @@ def test_no_checkpoint_counts_an_fsync_after_a_failed_one(disk: SimDisk) -> None
     with pytest.raises(StorageError):
         flush(disk, directory, log)
     with contextlib.suppress(StorageError):
-        log.durability.flush()  # which the disk takes now
+        log.durability.flush()  # the disk accepts it now
     log.set_high_watermark(9)
     directory.checkpoint()
     found = read_checkpoint(disk, LOG_DIR)[TP]
     assert (found.recovery_point, found.high_watermark) == (0, 9)
 
 
-def test_a_registration_does_not_settle_doubt_about_a_later_disk_failure(disk: SimDisk) -> None:
-    """A session may expire while the broker is handing its leaderships over."""
+def test_a_registration_does_not_settle_a_later_disk_failure(disk: SimDisk) -> None:
+    """A session may expire while the broker hands over its leaderships."""
     directory = open_directory(disk=disk)
     directory.note_incarnation(1)
     fail(disk, directory, flush)
@@ -193,7 +194,7 @@ def test_a_registration_does_not_settle_doubt_about_a_later_disk_failure(disk: S
 
 
 @pytest.mark.parametrize("operation", ["write", "rename"])
-def test_doubt_is_noted_where_no_new_file_can_be_made(disk: SimDisk, operation: str) -> None:
+def test_doubt_is_stored_even_if_no_file_can_be_created(disk: SimDisk, operation: str) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
@@ -218,7 +219,7 @@ def test_a_doubt_that_cannot_be_written_is_logged(disk: SimDisk, caplog: pytest.
 def test_a_full_disk_without_space_for_state_raises_no_doubt(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     fill(create_log(directory), 1)
-    for _ in range(2):  # the second one is of the room in reserve
+    for _ in range(2):  # the second checkpoint uses the reserved space
         disk.fail_next("sync", errno.ENOSPC)
     with pytest.raises(OSError, match="No space left"):
         directory.checkpoint()
@@ -229,7 +230,7 @@ def test_a_full_disk_without_space_for_state_raises_no_doubt(disk: SimDisk) -> N
 
 
 def test_a_real_disk_reports_failed_fsyncs(tmp_path: Path) -> None:
-    """A pipe is nothing that can be fsynced."""
+    """A pipe cannot be fsynced."""
     disk, told = RealDisk(), list[OSError]()
     disk.on_sync_failed = told.append
     reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""A disk that is full or broken under a log, and what is durable when."""
+"""Tests of a full or broken disk under a log, and of the time at which data is durable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_full_disk_refuses_an_append_and_leaves_the_log_unchanged(disk: SimDis
     assert read_numbers(log) == list(range(12))
 
 
-def test_a_full_disk_at_the_very_first_append(disk: SimDisk, log: Log) -> None:
+def test_a_full_disk_refuses_the_very_first_append(disk: SimDisk, log: Log) -> None:
     for room in range(0, 1600, 50):
         disk.capacity_bytes = disk.used_bytes + room
         try:
@@ -84,7 +84,7 @@ def test_a_failed_read_takes_the_directory_offline(disk: SimDisk) -> None:
     assert directory.offline is not None
 
 
-def test_flush_by_count_and_by_time(disk: SimDisk) -> None:
+def test_logs_are_flushed_by_count_and_by_time(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory, flush_messages=6, flush_ms=10)
     fill(log, 1)
@@ -97,8 +97,8 @@ def test_flush_by_count_and_by_time(disk: SimDisk) -> None:
     assert not log.durability.flush_due(5_000_000 + 9_999)
     job = log.durability.flush_due(5_000_000 + 10_000)
     assert job is not None
-    fill(log, 1)  # after the job was made: not in it
-    assert not log.durability.flush_due(10**15), "two at a time"
+    fill(log, 1)  # after the creation of the job, which does not include it
+    assert not log.durability.flush_due(10**15), "two flushes at a time"
     job.run()
     assert log.recovery_point == 6
     log.durability.flush_finished(job)
@@ -138,8 +138,8 @@ def test_records_a_crash_left_in_the_page_cache_count_for_flushes(disk: SimDisk,
     assert read_numbers(found) == list(range(6 if by == "time" else 9))
 
 
-def test_recovered_records_with_future_times_delay_no_flush(disk: SimDisk) -> None:
-    """As that of a leader whose clock was ahead."""
+def test_records_with_future_times_delay_no_flush(disk: SimDisk) -> None:
+    """The leader's clock may have been ahead."""
     append(create_log(open_directory(disk=disk)), batch(), now_us=900_000_000)
     disk.restart(page_cache_lost=False)
     [found] = open_directory(disk=disk).load()
@@ -179,11 +179,11 @@ def test_a_flush_of_records_truncated_during_it_does_not_count(directory: LogDir
     log.truncate(6)
     fill(log, 10)
     if when == "before":
-        job.run()  # files are gone: no fault of the disk
+        job.run()  # the files are deleted, which is not a fault of the disk
     log.durability.flush_finished(job)
     assert log.recovery_point == 0
     again = log.durability.flush_due(10**15)
-    assert again is not None, "what is left is not fsynced"
+    assert again is not None, "the remaining records are not fsynced"
     again.run()
     log.durability.flush_finished(again)
     assert log.recovery_point == log.log_end_offset

@@ -1,4 +1,4 @@
-"""What a reader that maps files is given of a log, what a reader of headers is, and what is never cut under either."""
+"""Tests of the ranges that readers of mapped files and readers of headers receive, and that no truncation changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_local_read_gets_whole_batches_of_one_segment(log: Log) -> None:
         assert (found.data_path, found.index_path) == (first.data_path, first.index_path)
         assert (found.first, found.last, found.next_offset) == (offset // 3, 4, 12)
         assert found.data_bytes == first.data_size
-    # the end lies in mid-batch: that batch is not given
+    # the end is inside a batch, which is not returned
     found = log.hand_out(13, end_offset=20)
     assert found is not None
     assert (found.first, found.last, found.next_offset) == (0, 2, 18)
@@ -55,12 +55,12 @@ def test_a_range_lent_to_a_reader_is_not_truncated_in_place(log: Log, handed_out
         log._offsets.served_end = 0
     log.truncate(27)
     assert (found.data_path.stat().st_ino != inode) == handed_out
-    if handed_out:  # else the process would die here
+    if handed_out:  # otherwise the process would die here
         assert bytes(mapped) == before
     mapped.close()
 
 
-def test_headers_alone(log: Log) -> None:
+def test_headers_can_be_read_alone(log: Log) -> None:
     found = log.read_headers(4, max_batches=100, end_offset=30)
     assert (found.batch_count, found.next_offset, found.bodies) == (3, 12, [])
     whole = log.read(4, max_bytes=1 << 20, end_offset=30)
@@ -71,7 +71,7 @@ def test_headers_alone(log: Log) -> None:
     assert log.read_headers(15, max_batches=9, end_offset=17).next_offset == 15
 
 
-def test_schemas_by_id(log: Log) -> None:
+def test_schemas_are_returned_by_id(log: Log) -> None:
     assert log.schema(0) == SCHEMA and log.schema(1) == WIDER
     with pytest.raises(BrokerError) as caught:
         log.schema(2)

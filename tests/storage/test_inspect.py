@@ -1,4 +1,5 @@
-"""Segment files looked at without a broker: reports, damage, and replicas compared; by the command as well."""
+"""Tests of the inspection of segment files without a broker: reports, damage, and compared replicas, also by the
+command."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ NOW_US = 10_000_000
 
 
 def written(path: Path, *, value: int = 0) -> Log:
-    """A log of several segments, on a real disk, with a transaction, open at its end."""
+    """Write a log of several segments on a real disk, with a transaction, open at its end."""
     directory = open_directory(path)
     log = keyed_log(directory)
     for number in range(120):
@@ -30,7 +31,7 @@ def written(path: Path, *, value: int = 0) -> Log:
     return log
 
 
-def test_reports_of_a_whole_log(tmp_path: Path) -> None:
+def test_a_report_covers_the_whole_log(tmp_path: Path) -> None:
     log = written(tmp_path)
     (partition,) = partitions_in(tmp_path)
     for thorough in (False, True):
@@ -47,8 +48,8 @@ def test_reports_of_a_whole_log(tmp_path: Path) -> None:
     assert offsets == [one.offset for one in seen(log, committed=False)]
 
 
-def test_a_schema_that_only_a_segment_has_is_known(tmp_path: Path) -> None:
-    """A broker that was killed just then has not stored it."""
+def test_a_schema_that_only_a_segment_contains_is_known(tmp_path: Path) -> None:
+    """A broker that was killed at that moment has not stored it."""
     log = open_directory(tmp_path).create(TP, "t-1", schemas=SCHEMAS[:1], config=config())
     append(log, batch(3))
     log.add_schema(SCHEMAS[1])
@@ -77,7 +78,7 @@ def flipped(path: Path, at: int) -> None:
         (lambda data, index: (data.unlink(), index.unlink()), "the segment before ends at"),
     ],
 )
-def test_damage_is_named(tmp_path: Path, damage: Callable[[Path, Path], object], said: str) -> None:
+def test_damage_is_reported_by_name(tmp_path: Path, damage: Callable[[Path, Path], object], said: str) -> None:
     log = written(tmp_path)
     segment = log.segments[1]
     damage(segment.data_path, segment.index_path)
@@ -86,7 +87,7 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Path, Path], object],
     assert run(["segments", "verify", str(tmp_path)]) == 1
 
 
-def test_replicas_are_compared_cleaned_or_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cleaned_and_uncleaned_replicas_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / name for name in ("a", "b", "c")]
     logs = [written(path, value=1000 * (path.name == "c")) for path in paths]
     one, other, third = (partitions_in(path)[0] for path in paths)
@@ -102,7 +103,7 @@ def test_replicas_are_compared_cleaned_or_not(tmp_path: Path, capsys: pytest.Cap
     assert run(["segments", "compare", str(paths[0])]) == 2
 
 
-def test_list_and_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_list_and_dump_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = written(tmp_path)
     assert run(["segments", "list", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Keys beyond what memory takes: runs on disk, against a dictionary, in bounded memory, on disks that fill up."""
+"""Tests of keys beyond the memory: runs on disk, against a dictionary, in bounded memory, on disks that fill up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparklog.storage.key_table import ROW_BYTES, SPILL_FILE, KeyTable, Rows, Sp
 from sparklog.storage.offset_map import BYTES_PER_KEY
 from sparklog.testing.sim_disk import SimDisk
 
-#: Halves of hashes: few, so that keys meet in one of them.
+#: Only a few halves of hashes exist, so keys collide in one of them.
 keys = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=40)
 
 
@@ -35,14 +35,14 @@ def table(capacity: int, disk: SimDisk | RealDisk, directory: Path = Path("/")) 
 
 
 @settings(deadline=None)
-@example(written=[[(0, 0), (0, 0), (0, 1)]], asked=[(0, 0)], capacity=2, room=0)  # twice the same key, and no disk
+@example(written=[[(0, 0), (0, 0), (0, 1)]], asked=[(0, 0)], capacity=2, room=0)  # the same key twice, and no disk
 @given(
     written=st.lists(keys, min_size=1, max_size=6),
     asked=keys,
     capacity=st.integers(1, 50),
     room=st.none() | st.integers(0, 3000),
 )
-def test_the_newest_offset_of_each_key_however_many_are_spilled(
+def test_the_newest_offset_of_each_key_is_found_after_spills(
     written: list[list[tuple[int, int]]], asked: list[tuple[int, int]], capacity: int, room: int | None
 ) -> None:
     disk = SimDisk()
@@ -68,9 +68,9 @@ def test_the_newest_offset_of_each_key_however_many_are_spilled(
     assert not disk._files and not disk._handles
 
 
-def test_memory_is_bounded_whatever_the_number_of_keys(tmp_path: Path) -> None:
-    """Twenty times as many keys as the memory takes, at the capacity that leaves the most slots empty; more runs than
-    are merged at a time. What is looked up stands in a mapped file."""
+def test_memory_is_bounded_for_any_number_of_keys(tmp_path: Path) -> None:
+    """The test uses twenty times as many keys as the memory holds, at the capacity that leaves most slots empty, and
+    more runs than are merged at a time. Lookups read a mapped file."""
     capacity, rows, batches = 3 * 2**11 + 1, 3000, 160
     numbers = np.random.default_rng(1)
     tracemalloc.start()
@@ -121,7 +121,7 @@ def test_unmerged_runs_are_searched_newest_first() -> None:
     at_once=st.integers(0, 30),
 )
 def test_runs_merge_into_one(runs: list[dict[tuple[int, int], int]], at_once: int) -> None:
-    """Offsets rise from run to run."""
+    """Offsets increase from run to run."""
     told: list[Rows] = []
     truth: dict[tuple[int, int], int] = {}
     for number, run in enumerate(runs):
@@ -132,7 +132,7 @@ def test_runs_merge_into_one(runs: list[dict[tuple[int, int], int]], at_once: in
     blocks = list(merged(told, at_once=at_once))
     rows = [tuple(row) for block in blocks for row in block.tolist()]
     assert rows == [(*key, truth[key]) for key in sorted(truth)]
-    # equal upper halves stay together, and there are three of them at most in a run
+    # equal upper halves stay together, and at most three of them are in a run
     assert all(len(block) <= max(at_once, len(runs)) + 2 * len(runs) for block in blocks)
 
 

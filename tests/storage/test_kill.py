@@ -1,4 +1,4 @@
-"""A process that writes is killed with SIGKILL in the middle of it; what it had reported as appended is there."""
+"""A test in which a writing process is killed with SIGKILL: all records that it had reported as appended exist."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def read_until_end(writer: subprocess.Popen[bytes], wanted: int) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         line = writer.stdout.readline()
-        assert line, "the writer ended by itself"
+        assert line, "the writer exited early"
         if line.split()[0].isdigit() and int(line) >= wanted:
             return
     raise AssertionError("the writer is too slow")
 
 
 @pytest.mark.parametrize("offsets", [40, 700])
-def test_kill_9_of_a_writer(tmp_path: Path, offsets: int) -> None:
+def test_a_killed_writer_loses_no_reported_record(tmp_path: Path, offsets: int) -> None:
     end = 0
     for _ in range(2):
         with start_writer(tmp_path / "log") as writer:
@@ -72,7 +72,7 @@ def test_kill_9_of_a_writer(tmp_path: Path, offsets: int) -> None:
         assert (directory.trust.clean, directory.trusted) == (False, True)
         log = directory.get(TP)
         assert log is not None and log.findings == ()
-        # a truncation by 3 may have been under way, or an append have finished unreported
+        # a truncation by 3 may have been in progress, or an append may have finished without a report
         end = log.log_end_offset
         assert end >= (reported[-1] if reported else offsets) - 3
         assert read_numbers(log) == list(range(end))

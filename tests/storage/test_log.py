@@ -1,4 +1,4 @@
-"""Appending, reading, rolling and looking up, on a disk in memory."""
+"""Tests of appends, reads, rolls and lookups, on a disk in memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_append_assigns_offsets_and_read_returns_them(log: Log) -> None:
 
 
 @pytest.mark.parametrize("hot_bytes", [0, 3000, 1 << 20])
-def test_reads_are_the_same_from_memory_and_from_files(disk: SimDisk, hot_bytes: int) -> None:
+def test_reads_from_memory_and_from_files_are_equal(disk: SimDisk, hot_bytes: int) -> None:
     log = create_log(open_directory(disk=disk, hot_bytes=hot_bytes), segment_bytes=SMALL)
     fill(log, 30)
     assert len(log.segments) > 5
@@ -60,8 +60,8 @@ def test_reads_are_the_same_from_memory_and_from_files(disk: SimDisk, hot_bytes:
 
 
 @pytest.mark.parametrize("hot_bytes", [0, 3000])
-def test_a_mapped_read_is_the_same_and_outlives_a_cut(disk: SimDisk, hot_bytes: int) -> None:
-    """SimDisk raises when a file shrinks under a live map."""
+def test_a_mapped_read_is_equal_and_survives_a_truncation(disk: SimDisk, hot_bytes: int) -> None:
+    """SimDisk raises if a file shrinks under a live map."""
     log = create_log(open_directory(disk=disk, hot_bytes=hot_bytes))
     fill(log, 10)
     for start in range(log.log_end_offset):
@@ -90,7 +90,8 @@ def test_a_mapped_read_of_a_truncated_file_raises_an_error(disk: SimDisk) -> Non
 
 @pytest.mark.parametrize("hot_bytes", range(1000, 6000, 250))
 def test_memory_after_a_truncation_holds_the_new_batches(disk: SimDisk, hot_bytes: int) -> None:
-    """Batches cut and appended anew leave memory in the order they came, with other boundaries than before."""
+    """Batches that are truncated and appended again leave memory in the order of the appends, with other boundaries
+    than before."""
     log = create_log(open_directory(disk=disk, hot_bytes=hot_bytes))
     fill(log, 4)
     log.truncate(3)
@@ -139,7 +140,7 @@ def test_a_batch_larger_than_a_segment_gets_its_own_segment(log: Log) -> None:
     assert [segment.count for segment in log.segments] == [1, 1]
 
 
-def test_leader_epochs(log: Log) -> None:
+def test_leader_epochs_have_start_offsets(log: Log) -> None:
     fill(log, 2, leader_epoch=2)
     fill(log, 1, leader_epoch=5)
     assert log.last_epoch == 5
@@ -167,7 +168,7 @@ def test_unordered_timestamps_are_searchable(log: Log) -> None:
     assert log.offset_for_time(60, end_offset=5) == (4, 60)
 
 
-def test_timestamps_above_the_log_start(directory: LogDirectory) -> None:
+def test_timestamps_are_searched_above_the_log_start(directory: LogDirectory) -> None:
     log = create_log(directory)
     for stamp in (100, 10, 20, 30):
         append(log, batch(1, timestamp=stamp))
@@ -177,7 +178,7 @@ def test_timestamps_above_the_log_start(directory: LogDirectory) -> None:
     assert log.offset_for_time(50, end_offset=4) is None
 
 
-def test_append_time_counts_where_there_is_no_event_time(directory: LogDirectory) -> None:
+def test_append_time_counts_without_an_event_time(directory: LogDirectory) -> None:
     log = create_log(directory)
     append(log, batch(timestamp=NO_TIMESTAMP), now_us=777)
     append(log, batch(timestamp=-5), now_us=778)
@@ -187,7 +188,7 @@ def test_append_time_counts_where_there_is_no_event_time(directory: LogDirectory
     assert [(header.min_timestamp, header.max_timestamp) for header in headers] == [(777, 777), (-5, -5), (779, 779)]
 
 
-def test_the_last_microsecond_of_1969_is_no_missing_event_time(directory: LogDirectory) -> None:
+def test_the_last_microsecond_of_1969_is_a_valid_event_time(directory: LogDirectory) -> None:
     log = create_log(directory)
     for earliest in (-5, -2):
         header, body = batch(timestamp=-1)
@@ -214,7 +215,7 @@ def test_follower_files_equal_the_leaders(directory: LogDirectory, disk: SimDisk
     assert follower.end_of_epoch(2) == log.end_of_epoch(2)
 
 
-def test_a_follower_refuses_batches_that_do_not_continue_its_log(log: Log) -> None:
+def test_a_follower_refuses_batches_that_do_not_follow_its_log(log: Log) -> None:
     leader = create_log(open_directory(disk=SimDisk()), segment_bytes=SMALL)
     fill(leader, 6)
     first, second = (leader.read(offset, max_bytes=1, end_offset=18) for offset in (0, 3))
@@ -241,12 +242,12 @@ def test_a_follower_refuses_batches_that_do_not_continue_its_log(log: Log) -> No
     refuses(header._replace(position=header.position + 8).pack(), second_body, "position")
     refuses(header._replace(leader_epoch=0).pack(), second_body, "leader epoch 0 found, 1 or later")
     refuses(header._replace(running_max=0).pack(), second_body, "running maximum")
-    # all or nothing: a good batch in front of a bad one is not kept
+    # all batches or none: a good batch before a bad one is not kept
     refuses(second.headers + header.pack(), memoryview(bytes(second_body) * 2), "base offset 3 found, 6 expected")
     assert log.append_as_follower(second.headers, second_body) == 6
 
 
-def test_follower_starts_at_the_leaders_first_segment(log: Log) -> None:
+def test_a_follower_starts_at_the_leaders_first_segment(log: Log) -> None:
     leader = create_log(open_directory(disk=SimDisk()))
     leader.restart_at(100)
     fill(leader, 4)
@@ -273,7 +274,7 @@ def test_an_unknown_schema_id_is_refused(log: Log) -> None:
     assert log.log_end_offset == 0
 
 
-def test_open_files_are_bounded(disk: SimDisk) -> None:
+def test_the_number_of_open_files_is_bounded(disk: SimDisk) -> None:
     directory = open_directory(disk=disk, hot_bytes=0, max_open_segments=3)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 30)

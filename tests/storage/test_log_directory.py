@@ -1,4 +1,4 @@
-"""Log directories: who owns them, what is refused, creation and deletion of logs, checkpoints."""
+"""Tests of log directories: ownership, refusals, creation and deletion of logs, checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.storage.batches import (
 )
 
 
-def test_directory_names_round_trip() -> None:
+def test_directory_names_survive_encoding() -> None:
     for tp in (TopicPartition("a", 0), TopicPartition("a-1", 22), TopicPartition("..x-", 3)):
         assert parse_directory_name(directory_name(tp)) == tp
     for name in ("removed", "set-aside", "checkpoint", "running", "clean-stop", "meta.json", "broker.lock", "-1", "a-"):
@@ -56,7 +56,7 @@ def test_another_clusters_or_brokers_directory_is_refused(tmp_path: Path) -> Non
         LogDirectory.open(tmp_path, cluster_id="other", broker_id=1)
     with pytest.raises(StorageError, match="belongs to broker 1, this is broker 2"):
         LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=2)
-    # refusing freed the lock
+    # the refusal has released the lock
     open_directory(tmp_path).close()
 
 
@@ -72,8 +72,9 @@ def test_a_newer_format_is_refused_by_name(disk: SimDisk, name: str) -> None:
     assert read_file(disk, LOG_DIR / name) == b'{"version":2}'
 
 
-def test_a_log_named_by_a_checkpoint_but_absent_is_reported_missing(disk: SimDisk) -> None:
-    """Deleted just before the end, removed by hand, or without a readable partition.json: the caller finds out."""
+def test_a_log_in_a_checkpoint_without_files_is_reported_missing(disk: SimDisk) -> None:
+    """The log was deleted just before the end, removed by hand, or has no readable partition.json: the caller
+    decides."""
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 1)
@@ -86,7 +87,8 @@ def test_a_log_named_by_a_checkpoint_but_absent_is_reported_missing(disk: SimDis
 
 
 def test_a_log_that_never_had_a_record_is_not_missing(disk: SimDisk) -> None:
-    """Every broker has some: were it untrusted after each restart, partitions would wait for the last of them."""
+    """Every broker has such logs. If it were untrusted after each restart, partitions would wait for their last
+    member."""
     directory = open_directory(disk=disk)
     log = create_log(directory)
     directory.checkpoint()
@@ -95,7 +97,7 @@ def test_a_log_that_never_had_a_record_is_not_missing(disk: SimDisk) -> None:
     disk.restart(page_cache_lost=False)
     directory = open_directory(disk=disk)
     log = create_log(directory)
-    log.restart_at(7)  # a follower that begins where its leader begins, and has not got anything yet
+    log.restart_at(7)  # a follower that starts where its leader starts, and has no records yet
     directory.checkpoint()
     disk.restart(page_cache_lost=False)
     assert open_directory(disk=disk).missing == {}
@@ -128,7 +130,7 @@ def test_a_killed_process_starts_again_on_a_full_disk(disk: SimDisk) -> None:
     assert directory.trusted and log is not None and log.log_end_offset > 0
 
 
-def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be used"):
         open_directory(tmp_path / "file")
@@ -136,7 +138,7 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
         claim_directory([tmp_path / "file" / "below"], cluster_id="cluster")
 
 
-def test_damaged_checkpoint_means_that_everything_is_checked(disk: SimDisk) -> None:
+def test_a_damaged_checkpoint_makes_a_start_check_everything(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     fill(create_log(directory), 3)
     directory.write_clean_marker()
@@ -146,7 +148,7 @@ def test_damaged_checkpoint_means_that_everything_is_checked(disk: SimDisk) -> N
     assert log is not None and (log.log_end_offset, log.recovery_point, log.high_watermark) == (9, 0, 0)
 
 
-def test_create_is_idempotent_and_updates(disk: SimDisk) -> None:
+def test_a_repeated_create_updates_the_log(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = directory.create(TP, TOPIC_ID, schemas=SCHEMAS[:1], config=config())
     fill(log, 1)
@@ -177,7 +179,7 @@ def test_a_deleted_log_is_gone_at_once_and_may_be_recreated(disk: SimDisk) -> No
     fill(fresh, 1)
     disk.restart(page_cache_lost=False)
     again = open_directory(disk=disk).get(TP)
-    # the checkpoint of the deleted topic does not count for the new one
+    # the checkpoint of the deleted topic does not apply to the new one
     assert again is not None and (again.topic_id, again.log_end_offset, again.high_watermark) == ("t-2", 3, 0)
 
 
@@ -192,7 +194,7 @@ def test_an_interrupted_removal_is_finished_on_the_next_start(tmp_path: Path) ->
     assert list((tmp_path / "removed").iterdir()) == []
 
 
-def test_removal_runs_in_a_thread(tmp_path: Path) -> None:
+def test_a_removal_runs_in_a_thread(tmp_path: Path) -> None:
     class Disk(RealDisk):
         thread = ""
 
@@ -220,7 +222,7 @@ def test_a_directory_without_its_partition_file_is_set_aside(disk: SimDisk) -> N
     fill(create_log(directory), 2)
 
 
-def test_an_older_checkpoint_that_comes_late_writes_nothing(disk: SimDisk) -> None:
+def test_a_late_older_checkpoint_writes_nothing(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 2)
@@ -237,7 +239,7 @@ def test_an_older_checkpoint_that_comes_late_writes_nothing(disk: SimDisk) -> No
     assert again is not None and again.high_watermark == 6
 
 
-def test_an_older_checkpoint_is_also_late_after_one_with_nothing_to_write(disk: SimDisk) -> None:
+def test_a_late_checkpoint_writes_nothing_even_after_an_empty_one(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 2)
@@ -253,7 +255,7 @@ def test_an_older_checkpoint_is_also_late_after_one_with_nothing_to_write(disk: 
     assert again is not None and again.high_watermark == 3
 
 
-def test_a_full_disk_keeps_the_last_checkpoint_and_the_directory_usable(disk: SimDisk) -> None:
+def test_a_full_disk_keeps_the_last_checkpoint_and_the_directory(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 2)
@@ -295,10 +297,10 @@ def test_the_lock_and_boot_id_are_real(tmp_path: Path) -> None:
     directory.close()
 
 
-# --- claiming ---------------------------------------------------------------------------------------------------
+# --- claims -----------------------------------------------------------------------------------------------------
 
 
-def test_claim_prefers_known_directories_and_frees_on_release(tmp_path: Path) -> None:
+def test_a_claim_prefers_known_directories_and_is_released(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     LogDirectory.open(b, cluster_id="cluster", broker_id=4, port=9094).close()
     first = claim_directory([a, b], cluster_id="cluster")
@@ -315,7 +317,7 @@ def test_claim_prefers_known_directories_and_frees_on_release(tmp_path: Path) ->
         claim.release()
 
 
-def test_a_claim_knows_whether_its_broker_runs(tmp_path: Path) -> None:
+def test_a_claim_knows_whether_its_broker_is_running(tmp_path: Path) -> None:
     claim = claim_directory([tmp_path], cluster_id="cluster")
     assert claim is not None and not claim.broker_running
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
@@ -355,7 +357,7 @@ def test_remote_file_systems_are_refused(path: str, kind: str) -> None:
         refuse_remote(Path(path), mounts=MOUNTS)
 
 
-def test_a_checkpoint_has_every_log_however_few_have_moved(disk: SimDisk) -> None:
+def test_a_checkpoint_has_every_log_for_any_number_of_changes(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     tps = [TopicPartition("many", number) for number in range(3)]
     logs = [directory.create(tp, TOPIC_ID, schemas=SCHEMAS, config=config()) for tp in tps]
@@ -369,7 +371,7 @@ def test_a_checkpoint_has_every_log_however_few_have_moved(disk: SimDisk) -> Non
     directory.checkpoint()
     changes = disk.changes
     directory.checkpoint()
-    assert disk.changes == changes, "nothing has moved"
+    assert disk.changes == changes, "no log has changed"
     directory.delete(tps[2])
     directory.checkpoint()
     marks = {(e.topic, e.partition): e for e in read_checkpoint(disk, directory.path).values()}
@@ -378,7 +380,7 @@ def test_a_checkpoint_has_every_log_however_few_have_moved(disk: SimDisk) -> Non
     assert marks["many", 1].high_watermark == 3
 
 
-def test_an_intact_log_set_aside_is_served_again(disk: SimDisk) -> None:
+def test_an_intact_set_aside_log_is_served_again(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 4)
@@ -404,7 +406,7 @@ def test_an_intact_log_set_aside_is_served_again(disk: SimDisk) -> None:
     fill(again, 1)
 
 
-def test_the_copy_that_was_set_aside_last_is_served_again(disk: SimDisk) -> None:
+def test_the_last_set_aside_copy_is_served_again(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     for batches in (1, 3):
         fill(create_log(directory), batches)
@@ -420,7 +422,7 @@ def test_the_copy_that_was_set_aside_last_is_served_again(disk: SimDisk) -> None
         directory.remove_set_aside(left.name)
 
 
-def test_an_unreadable_log_set_aside_is_never_served_again_automatically(disk: SimDisk) -> None:
+def test_an_unreadable_set_aside_log_is_never_served_automatically(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 1)
@@ -432,7 +434,7 @@ def test_an_unreadable_log_set_aside_is_never_served_again_automatically(disk: S
     assert directory.put_back(TP, log.topic_id) is None
 
 
-def test_a_log_set_aside_survives_a_power_cut(disk: SimDisk) -> None:
+def test_a_set_aside_log_survives_a_power_failure(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 4)
@@ -448,7 +450,7 @@ def test_a_log_set_aside_survives_a_power_cut(disk: SimDisk) -> None:
     assert again is not None and again.log_end_offset == log.log_end_offset
 
 
-def test_a_log_set_aside_keeps_its_records_after_a_power_cut() -> None:
+def test_a_set_aside_log_keeps_its_records_after_a_power_failure() -> None:
     disk = SimDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory)
@@ -463,7 +465,7 @@ def test_a_log_set_aside_keeps_its_records_after_a_power_cut() -> None:
     assert (again.log_end_offset, again.high_watermark) == (end, end)
 
 
-def test_no_new_log_replaces_one_that_could_not_be_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_new_log_replaces_one_that_could_not_be_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory)

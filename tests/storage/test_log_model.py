@@ -1,4 +1,4 @@
-"""Random appends, truncations, seals, restarts and deletions against a plain list."""
+"""A test of random appends, truncations, seals, restarts and deletions against a plain list."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ModelBatch(NamedTuple):
 
 
 class LogMachine(RuleBasedStateMachine):
-    """``batches`` is what the log holds; the follower is brought up to date at the end of each step that asks so."""
+    """A log and its follower. ``batches`` is the log's content. Some steps copy it to the follower at their end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class LogMachine(RuleBasedStateMachine):
         offset = max(0, self.end - back)
         first = self.log.first_segment_offset
         self.batches = [kept for kept in self.batches if kept.end <= offset]
-        # batches below the log start count as long as their segment is there
+        # batches below the log start count while their segment exists
         self.end = self.batches[-1].end if self.batches else min(offset, first)
         self.start = min(self.start, self.end)
         self.high_watermark = min(self.high_watermark, self.end)
@@ -147,7 +147,7 @@ class LogMachine(RuleBasedStateMachine):
                     assert theirs.read(0, theirs.count)[0] == mine.read(0, mine.count)[0]
 
     def _align_follower(self) -> None:
-        """Truncate to where the two agree, as replication would before it fetches."""
+        """Truncate the follower to the divergence point, as replication does before a fetch."""
         while self.follower.last_epoch >= 0:
             point = self.log.end_of_epoch(self.follower.last_epoch)
             mine = self.follower.end_of_epoch(point.epoch)

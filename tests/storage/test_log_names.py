@@ -1,4 +1,4 @@
-"""What a log directory knows of logs that it does not hold any more, or that it cannot read."""
+"""Tests of a log directory's knowledge of logs that it no longer has or cannot read."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def written(disk: SimDisk, *tps: TopicPartition) -> LogDirectory:
     return directory
 
 
-def test_a_log_is_named_once_a_later_checkpoint_is_durable(disk: SimDisk) -> None:
+def test_a_log_is_named_after_a_later_checkpoint_is_durable(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     asked: list[int] = []
     directory.name_logs(lambda: asked.append(len(directory.unnamed)))
     log = create(directory)
-    assert not log.named and asked == [], "a log that holds nothing costs nothing"
+    assert not log.named and asked == [], "an empty log must cost nothing"
     early = directory.checkpoint_job()
     fill(log, 1)
     assert asked == [1] and directory.unnamed == {TP}
@@ -70,7 +70,7 @@ def test_a_failed_checkpoint_names_nothing(disk: SimDisk) -> None:
     directory.name_logs(lambda: None)
     log = create(directory)
     fill(log, 1)
-    for _ in range(2):  # the second one is of the room in reserve
+    for _ in range(2):  # the second checkpoint uses the reserved space
         disk.fail_next("sync", errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
         directory.checkpoint()
@@ -78,7 +78,7 @@ def test_a_failed_checkpoint_names_nothing(disk: SimDisk) -> None:
     assert name_all(directory) == [log]
 
 
-def test_a_log_recreated_during_a_checkpoint_is_not_the_named_one(disk: SimDisk) -> None:
+def test_a_log_recreated_during_a_checkpoint_has_another_name(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     directory.name_logs(lambda: None)
     fill(create(directory), 1)
@@ -91,7 +91,7 @@ def test_a_log_recreated_during_a_checkpoint_is_not_the_named_one(disk: SimDisk)
 
 
 def test_logs_found_at_start_are_named_before_they_count(disk: SimDisk) -> None:
-    """The process before this one ended before it had named them: nothing of them was acknowledged."""
+    """The last process ended before it had named them: it had acknowledged none of their records."""
     directory = open_directory(disk=disk)
     directory.name_logs(lambda: None)
     fill(create(directory), 1)
@@ -114,9 +114,9 @@ def of_another_topic_id(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("damage", [torn, missing, of_another_topic_id])
-def test_a_named_log_that_changed_or_vanished_is_in_doubt(disk: SimDisk, damage: object) -> None:
-    """All the others are trusted. The doubt stands until a registration has named it, however many processes end before
-    that, though the next checkpoint does not name the log any more."""
+def test_a_named_log_that_changed_or_disappeared_is_doubted(disk: SimDisk, damage: object) -> None:
+    """All other logs are trusted. The doubt stays until a registration has named it, over any number of processes,
+    although the next checkpoint no longer names the log."""
     written(disk, TP, OTHER, ELSEWHERE)
     assert callable(damage)
     damage(disk)
@@ -124,13 +124,13 @@ def test_a_named_log_that_changed_or_vanished_is_in_doubt(disk: SimDisk, damage:
         directory = reopened(disk)
         assert directory.doubted == {TP: TOPIC_ID} and directory.trusted
         directory.checkpoint()
-    assert not reopened(disk, boot_id="boot-2").trusted, "then all logs are in doubt"
+    assert not reopened(disk, boot_id="boot-2").trusted, "all logs must be doubted then"
     directory.note_incarnation(2)
     directory = reopened(disk)
     assert directory.doubted == {} and directory.trusted
 
 
-def test_swapped_logs_are_in_doubt(disk: SimDisk) -> None:
+def test_swapped_logs_are_doubted(disk: SimDisk) -> None:
     written(disk, TP, OTHER, ELSEWHERE)
     between = LOG_DIR / "between"
     disk.rename(LOG_DIR / directory_name(TP), between)
@@ -142,19 +142,19 @@ def test_swapped_logs_are_in_doubt(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", None])
-def test_without_the_checkpoint_every_log_is_in_doubt(disk: SimDisk, damage: bytes | None) -> None:
-    """It tells which logs there were."""
+def test_without_the_checkpoint_every_log_is_doubted(disk: SimDisk, damage: bytes | None) -> None:
+    """The checkpoint names the logs."""
     written(disk, TP)
     if damage is None:
         disk.remove(LOG_DIR / CHECKPOINT_FILE)
     else:
         replace_file(disk, LOG_DIR / CHECKPOINT_FILE, damage)
     assert not reopened(disk).trusted
-    assert not reopened(disk).trusted, "a new checkpoint does not settle it"
+    assert not reopened(disk).trusted, "a new checkpoint must not settle the doubt"
 
 
 @pytest.mark.parametrize("damage", [torn, missing])
-def test_a_log_that_never_counted_is_not_in_doubt(disk: SimDisk, damage: object) -> None:
+def test_a_log_that_never_counted_is_not_doubted(disk: SimDisk, damage: object) -> None:
     """Its process ended between its first record and its name."""
     directory = written(disk, OTHER)
     fill(create(directory), 1)
@@ -165,7 +165,7 @@ def test_a_log_that_never_counted_is_not_in_doubt(disk: SimDisk, damage: object)
 
 
 def of_an_earlier_release(disk: SimDisk) -> None:
-    """Leave the mark that such a process leaves, and the checkpoint of before its last records."""
+    """Write the mark that such a process leaves, and the checkpoint from before its last records."""
     path = LOG_DIR / RUNNING_FILE
     mark = decode_state(read_file(disk, path), BootMark, path=path)
     replace_file(disk, path, encode_state(BootMark(mark.boot_id, mark.incarnation)))
@@ -184,7 +184,7 @@ def test_an_unnamed_log_of_an_earlier_release_may_have_counted(disk: SimDisk) ->
     assert reopened(disk).doubted == {OTHER: TOPIC_ID}, "this release has named it"
 
 
-def test_swapped_unnamed_logs_of_an_earlier_release_are_in_doubt(disk: SimDisk) -> None:
+def test_swapped_unnamed_logs_of_an_earlier_release_are_doubted(disk: SimDisk) -> None:
     written(disk, TP, OTHER)
     of_an_earlier_release(disk)
     disk.rename(LOG_DIR / directory_name(TP), LOG_DIR / directory_name(ELSEWHERE))
@@ -192,7 +192,7 @@ def test_swapped_unnamed_logs_of_an_earlier_release_are_in_doubt(disk: SimDisk) 
     assert directory.doubted == {ELSEWHERE: ""}
 
 
-def test_an_earlier_release_reads_one_doubtful_log_as_all_doubtful(disk: SimDisk) -> None:
+def test_an_earlier_release_reads_one_doubted_log_as_all_doubted(disk: SimDisk) -> None:
     written(disk, TP)
     missing(disk)
     reopened(disk)

@@ -1,4 +1,4 @@
-"""The map of keys to offsets, against a dictionary; and the hash of keys."""
+"""Tests of the map of keys to offsets, against a dictionary, and of the hash of keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ keys = st.lists(st.binary(max_size=20), min_size=1, max_size=200)
 
 @settings(deadline=None)
 @given(written=st.lists(keys, min_size=1, max_size=5), asked=keys, capacity=st.integers(1, 300), seed=st.integers(0))
-def test_the_newest_offset_of_each_key(
+def test_the_newest_offset_of_each_key_is_found(
     written: list[list[bytes]], asked: list[bytes], capacity: int, seed: int
 ) -> None:
     hashes, found = KeyHash(seed % 2**64), OffsetMap(capacity * BYTES_PER_KEY)
@@ -40,7 +40,7 @@ def test_the_newest_offset_of_each_key(
 
 
 def test_a_growing_offset_map_stays_within_its_memory() -> None:
-    """The capacity is the one that leaves the most slots empty."""
+    """The capacity is the one that leaves most slots empty."""
     capacity, rows = 3 * 2**16 + 1, 1000
     keys = np.random.default_rng(1)
     tracemalloc.start()
@@ -67,7 +67,7 @@ def test_equal_upper_halves_are_distinguished() -> None:
     assert found.newest(asked).tolist() == [30, 10, 20, -1, 40, -1, -1]
 
 
-def test_a_million_keys_do_not_meet_and_zeros_count() -> None:
+def test_a_million_keys_do_not_collide_and_zeros_count() -> None:
     numbers = pa.array([b"%d" % number for number in range(1_000_000)], pa.binary())
     found = KeyHash(1).of(numbers)
     pairs = np.stack([found.high, found.low])
@@ -77,7 +77,7 @@ def test_a_million_keys_do_not_meet_and_zeros_count() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3, 4, 5, 1 << 20, (1 << 21) + 1])
-def test_a_hash_depends_on_content_alone(size: int) -> None:
+def test_a_hash_depends_only_on_the_content(size: int) -> None:
     key = bytes(np.random.default_rng(size).integers(0, 256, size, np.uint8))
     other = bytearray(key)
     if size:

@@ -1,4 +1,4 @@
-"""How descriptors are shared out between segments and sockets."""
+"""Tests of the division of file descriptors between segments and sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def limits() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("soft", [600, 1024, 4096])
-def test_segments_and_clients_together_leave_some_over(soft: int, limits: tuple[int, int]) -> None:
+def test_segments_and_clients_together_leave_some_descriptors(soft: int, limits: tuple[int, int]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
     assert 16 <= descriptors_for_clients() < soft - 3 * OpenFiles().limit
 

@@ -1,4 +1,4 @@
-"""A log that is filled by a restore: batches keep the offsets and times they had, on every replica."""
+"""Tests of a log that a restore fills: batches keep their offsets and times on every replica."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.storage.batches import (
 
 
 def placed(begin: int, end: int, *offsets: int, times: tuple[int, int] = (500, 900)) -> Batch:
-    """Records whose number is their offset."""
+    """Return records whose number is their offset."""
     columns = [pa.array(offsets, pa.int64()), pa.array(["x"] * len(offsets))]
     header, body = place_batch(
         pa.record_batch(columns, SCHEMA),
@@ -57,7 +57,7 @@ def nothing(begin: int, end: int) -> list[Batch]:
 
 
 def offsets(log: Log) -> list[int]:
-    """Of every record, by headers and offset arrays."""
+    """Return the time of every record, from headers and offset arrays."""
     found: list[int] = []
     for part in read_slices(log):
         bodies, at = memoryview(b"".join(part.bodies)), 0
@@ -71,7 +71,7 @@ EXPECTED = [10, 12, 13, *range(20, 60), 70]
 
 
 def fill(log: Log) -> None:
-    """From offset 10 on, with gaps in front, between and behind; the log ends at 90."""
+    """Fill the log from offset 10 on, with gaps before, between and after the records. It ends at 90."""
     restore(log, *nothing(0, 10))
     restore(log, placed(10, 15, 10, 12, 13), placed(15, 21, 20))
     for at in range(21, 60, 3):
@@ -89,7 +89,7 @@ def test_restored_records_keep_their_offsets_and_log_ends(log: Log) -> None:
 
 
 @pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
-def test_times_are_those_that_the_batches_had(log: Log, kind: str) -> None:
+def test_restored_batches_keep_their_times(log: Log, kind: str) -> None:
     log.config = config(segment_bytes=1 << 20, message_timestamp_type=kind)
     restore(log, *nothing(0, 3), placed(3, 5, 3, 4, times=(500, 900)), placed(5, 6, 5, times=(700, 700)))
     headers = unpack_headers(log.read(0, max_bytes=1 << 20, end_offset=6).headers)
@@ -128,7 +128,7 @@ def test_followers_are_byte_identical_and_survive_a_restart(disk: SimDisk, log: 
 
 
 def test_retention_waits_for_the_end_of_a_restore(disk: SimDisk) -> None:
-    """Its records may be older than the topic keeps them."""
+    """Its records may be older than the topic's retention time."""
     log = create_log(open_directory(disk=disk), segment_bytes=SMALL, retention_ms=1)
     log.config = config(segment_bytes=SMALL, retention_ms=1, restoring="true")
     fill(log)

@@ -1,4 +1,4 @@
-"""A log directory is for the user that its broker runs as: no other user reads records or holds a lock."""
+"""Tests that a log directory is private to the user of its broker: no other user reads records or holds a lock."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sparklog.storage.directory_meta import BROKER_LOCK, SUPERVISOR_LOCK, claim_
 from sparklog.storage.disk import RealDisk
 from tests.storage.batches import SMALL, TP, commit_and_seal, create_log, fill, open_directory
 
-#: The user "nobody" where there is one; any other user than root serves.
+#: The user without privileges if it exists. Any other user than root would do.
 _OTHER_USER = 65534
 
 
 @pytest.fixture
 def log_dir() -> Iterator[Path]:
-    """A log directory whose parents let every user in; pytest's own directories do not."""
+    """Create a log directory whose parents are open to every user. pytest's own directories are not."""
     parent = Path(tempfile.mkdtemp())
     parent.chmod(0o755)
     yield parent / "log"
@@ -38,7 +38,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def write_everything(log_dir: Path) -> None:
-    """Leave a claimed log directory with sealed and active segments, a copied one, a checkpoint and a clean stop."""
+    """Write a claimed log directory with sealed, active and copied segments, a checkpoint and a clean shutdown."""
     claim = claim_directory([log_dir], cluster_id="cluster")
     directory = open_directory(log_dir)
     directory.load()
@@ -53,7 +53,7 @@ def write_everything(log_dir: Path) -> None:
 
 
 def open_to_others(log_dir: Path) -> list[str]:
-    """What other users have rights on, the directory itself included."""
+    """Return the files that other users have rights on, including the directory itself."""
     return [
         f"{stat.filemode(path.lstat().st_mode)} {path.relative_to(log_dir)}"
         for path in (log_dir, *log_dir.rglob("*"))
@@ -62,7 +62,7 @@ def open_to_others(log_dir: Path) -> list[str]:
 
 
 def other_user_opens(path: Path) -> bool:
-    """Whether another user opens the file for reading, which is enough to lock it."""
+    """Return whether another user can open the file for reading, which is enough to lock it."""
     command = ["sh", "-c", 'exec 9<"$1"', "sh", str(path)]
     done = subprocess.run(
         command, check=False, user=_OTHER_USER, group=_OTHER_USER, extra_groups=[], stderr=subprocess.DEVNULL
@@ -123,7 +123,7 @@ def test_another_user_can_read_no_record_and_hold_no_lock(log_dir: Path) -> None
     readable = log_dir.parent / "readable"
     readable.write_bytes(b"")
     readable.chmod(0o644)
-    assert other_user_opens(readable), "the other user gets as far as the log directory"
+    assert other_user_opens(readable), "the other user must reach the log directory"
     names = [BROKER_LOCK, SUPERVISOR_LOCK, f"{TP}/00000000000000000000.arrow"]
     assert [name for name in names if other_user_opens(log_dir / name)] == []
     for path in (log_dir, *log_dir.rglob("*")):

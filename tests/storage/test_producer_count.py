@@ -1,4 +1,4 @@
-"""Producer ids that the logs of a broker remember are bounded, and none that is in use is forgotten."""
+"""Tests of the bound on a broker's producer ids: no id in use is dropped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_new_ids_are_refused_at_the_limit_and_used_ones_accepted() -> None:
     with pytest.raises(BrokerError):
         append(one, batch(1, producer=8, sequence=0), batch(1, producer=9, sequence=0))
     end = one.log_end_offset
-    assert write(one, 7) == living, "a retry is still known as one"
+    assert write(one, 7) == living, "a retry must still be recognized"
     assert one.log_end_offset == end
     write(one, 7, 1)
     append(one, batch(1))
@@ -69,7 +69,7 @@ def test_idle_producer_ids_make_room() -> None:
     fill(opened, other, now_us=now_us - 2 * DAY_US)
     for producer in range(LIMIT):
         write(one, producer)
-    assert count(opened) == LIMIT, "those of the other log are gone"
+    assert count(opened) == LIMIT, "the ids of the other log must be dropped"
     with pytest.raises(BrokerError):
         write(one, LIMIT)
 

@@ -1,4 +1,4 @@
-"""Idempotence: the pure rules, and that the log keeps them over restarts, truncation and retention."""
+"""Tests of idempotence: the pure rules, and that the log keeps them across restarts, truncation and retention."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def entry_after(*first_sequences: int, epoch: int = 0) -> ProducerEntry:
     return entry
 
 
-def test_next_in_line_is_new() -> None:
+def test_the_next_sequence_is_new() -> None:
     assert check_sequence(None, header(0)) is None
     assert check_sequence(entry_after(0, 10), header(20)) is None
 
 
-def test_the_last_five_batches_are_duplicates_and_older_ones_are_reported() -> None:
+def test_five_duplicates_are_known_and_older_ones_reported() -> None:
     entry = entry_after(*range(0, 70, 10))
     assert entry.batches[0] == AppendedBatch(20, 29, 200, 210)
     for number in range(2, 7):
@@ -68,7 +68,7 @@ def test_a_batch_overlapping_the_last_is_refused() -> None:
         check_sequence(entry_after(0), header(0, count=5))
 
 
-def test_epochs() -> None:
+def test_epochs_fence_and_restart_sequences() -> None:
     entry = entry_after(0, 10, epoch=3)
     with refused(ErrorCode.INVALID_PRODUCER_EPOCH):
         check_sequence(entry, header(20, epoch=2))
@@ -90,7 +90,7 @@ def test_sequences_wrap_around() -> None:
         check_sequence(entry, header(2**31 - 40))
 
 
-def test_snapshot_round_trip_and_expiry() -> None:
+def test_a_snapshot_survives_encoding_and_ids_expire() -> None:
     table = ProducerTable()
     for first, second in pairwise(range(0, 40, 10)):
         table.record(header(first, base_offset=second))
@@ -132,7 +132,7 @@ def test_a_single_batch_is_judged_as_the_first_of_several(
 
 
 def produce(log: Log, number: int, *, leader_epoch: int = 1, epoch: int = 0) -> OffsetRange:
-    """Batch ``number`` of producer P, three records each."""
+    """Return batch ``number`` of producer P, with three records."""
     return append(
         log, batch(3, first=3 * number, producer=P, epoch=epoch, sequence=3 * number), leader_epoch=leader_epoch
     )
@@ -150,7 +150,7 @@ def test_a_retry_gets_the_earlier_offsets() -> None:
     assert produce(log, 3) == OffsetRange(14, 17)
 
 
-def test_a_request_of_known_and_new_batches() -> None:
+def test_a_request_may_have_known_and_new_batches() -> None:
     log = create_log(open_directory(disk=SimDisk()))
     batches = [batch(3, producer=P, sequence=3 * number) for number in range(4)]
     append(log, *batches[:2])
@@ -169,7 +169,7 @@ def test_a_request_of_known_and_new_batches() -> None:
 
 @pytest.mark.parametrize("stop", ["clean", "process", "power"])
 @pytest.mark.parametrize("sealed", [False, True])
-def test_duplicates_are_known_after_a_restart(stop: str, sealed: bool) -> None:
+def test_duplicates_are_recognized_after_a_restart(stop: str, sealed: bool) -> None:
     disk = SimDisk(seed=3)
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=1280)
@@ -191,7 +191,7 @@ def test_duplicates_are_known_after_a_restart(stop: str, sealed: bool) -> None:
     assert produce(log, 20) == OffsetRange(60, 63)
 
 
-def test_truncation_forgets_the_batches_cut() -> None:
+def test_truncation_drops_the_truncated_batches() -> None:
     disk = SimDisk()
     log = create_log(open_directory(disk=disk), segment_bytes=1280)
     for number in range(20):
@@ -209,7 +209,7 @@ def test_truncation_forgets_the_batches_cut() -> None:
     assert produce(log, 11, leader_epoch=2) == OffsetRange(33, 36)
 
 
-def test_producers_outlive_retention() -> None:
+def test_producers_survive_retention() -> None:
     disk = SimDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=1280)

@@ -1,4 +1,5 @@
-"""What a log is after crashes, damage and power cuts. Files are damaged on purpose; see also test_crash_points."""
+"""Tests of a log after crashes, damage and power failures. The tests damage files on purpose; see also
+test_crash_points."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def index(base: int) -> str:
 
 
 def check_usable(log: Log, end: int) -> None:
-    """The log ends at ``end``, holds exactly the offsets below, and takes more."""
+    """Check that the log ends at ``end``, has exactly the offsets below, and accepts more."""
     assert log.log_end_offset == end
     assert read_numbers(log) == list(range(end))
     fill(log, 5, leader_epoch=9)
@@ -100,11 +101,11 @@ def test_high_watermark_and_log_start_come_from_the_checkpoint(disk: SimDisk) ->
 
 @pytest.mark.parametrize("regrown_to", [15, 45])
 @pytest.mark.parametrize("on_its_way", [False, True])
-def test_a_checkpoint_records_a_lowered_high_watermark_before_the_truncation(
+def test_a_lowered_high_watermark_is_stored_before_the_truncation(
     disk: SimDisk, regrown_to: int, on_its_way: bool
 ) -> None:
-    """After an unclean election: the follower lowers its mark, then cuts. Killed, it must neither take what it fetched
-    since for committed, nor its own log for one that has lost its end."""
+    """After an unclean election the follower lowers its high watermark and then truncates. If it is killed, it must
+    neither treat later records as committed, nor its own log as one that has lost its end."""
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
@@ -114,7 +115,7 @@ def test_a_checkpoint_records_a_lowered_high_watermark_before_the_truncation(
         write()
     log.set_high_watermark(15)
     log.truncate(15)
-    write()  # comes late
+    write()  # a late checkpoint
     fill(log, (regrown_to - 15) // 3, leader_epoch=2)
     disk.restart(page_cache_lost=False)
     directory = open_directory(disk=disk)
@@ -123,7 +124,7 @@ def test_a_checkpoint_records_a_lowered_high_watermark_before_the_truncation(
     assert (again.log_end_offset, again.high_watermark) == (regrown_to, 15)
 
 
-def test_cuts_above_the_checkpointed_mark_cost_no_checkpoint(disk: SimDisk) -> None:
+def test_truncations_above_the_stored_mark_write_no_checkpoint(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
@@ -137,19 +138,19 @@ def test_cuts_above_the_checkpointed_mark_cost_no_checkpoint(disk: SimDisk) -> N
     assert read_file(disk, LOG_DIR / CHECKPOINT_FILE) != before
 
 
-def test_torn_data(disk: SimDisk) -> None:
+def test_torn_data_are_truncated(disk: SimDisk) -> None:
     filled(disk)
     extend(disk, data(24), b"\xff\xff\xff\xff half of a batch")
     check_usable(reopened(disk), 30)
 
 
-def test_torn_header(disk: SimDisk) -> None:
+def test_a_torn_header_is_truncated(disk: SimDisk) -> None:
     filled(disk)
     cut(disk, index(24), 50)
     check_usable(reopened(disk), 27)
 
 
-def test_headers_without_their_data(disk: SimDisk) -> None:
+def test_headers_without_their_data_are_truncated(disk: SimDisk) -> None:
     filled(disk)
     cut(disk, data(24), 1)
     log = reopened(disk)
@@ -158,7 +159,7 @@ def test_headers_without_their_data(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize(("batch", "end"), [(0, 24), (1, 27)])
-def test_a_flipped_byte_in_the_active_segment(disk: SimDisk, batch: int, end: int) -> None:
+def test_a_flipped_byte_in_the_active_segment_is_found(disk: SimDisk, batch: int, end: int) -> None:
     log = filled(disk)
     disk.flip_bit(DIRECTORY / data(24), log.segments[2].position_of(batch) + 200)
     log = reopened(disk)
@@ -166,7 +167,7 @@ def test_a_flipped_byte_in_the_active_segment(disk: SimDisk, batch: int, end: in
     check_usable(log, end)
 
 
-def test_a_bit_flip_in_an_unsealed_segment_truncates_all_after_it(disk: SimDisk) -> None:
+def test_a_bit_flip_in_an_unsealed_segment_truncates_the_rest(disk: SimDisk) -> None:
     log = filled(disk, seal_to=12)
     disk.flip_bit(DIRECTORY / data(12), log.segments[1].position_of(2) + 100)
     log = reopened(disk)
@@ -175,7 +176,7 @@ def test_a_bit_flip_in_an_unsealed_segment_truncates_all_after_it(disk: SimDisk)
     check_usable(log, 18)
 
 
-def test_a_flipped_byte_in_a_header(disk: SimDisk) -> None:
+def test_a_flipped_byte_in_a_header_is_found(disk: SimDisk) -> None:
     filled(disk)
     disk.flip_bit(DIRECTORY / index(24), HEADER_BYTES + 30)
     log = reopened(disk)
@@ -183,14 +184,14 @@ def test_a_flipped_byte_in_a_header(disk: SimDisk) -> None:
     check_usable(log, 27)
 
 
-def test_a_damaged_prelude_cuts_the_segment(disk: SimDisk) -> None:
+def test_a_damaged_prelude_truncates_the_segment(disk: SimDisk) -> None:
     filled(disk)
     disk.flip_bit(DIRECTORY / data(24), 3)
     check_usable(reopened(disk), 24)
 
 
 @pytest.mark.parametrize("kind", [data, index])
-def test_a_missing_file_cuts_the_segment(disk: SimDisk, kind) -> None:  # type: ignore[no-untyped-def]
+def test_a_missing_file_truncates_the_segment(disk: SimDisk, kind) -> None:  # type: ignore[no-untyped-def]
     filled(disk)
     disk.remove(DIRECTORY / kind(12))
     log = reopened(disk)
@@ -199,7 +200,7 @@ def test_a_missing_file_cuts_the_segment(disk: SimDisk, kind) -> None:  # type: 
 
 
 @pytest.mark.parametrize("seed", [21, 25, 51, 166, 192])
-def test_batches_replacing_damaged_ones_are_not_believed_after_power_cuts(seed: int) -> None:
+def test_batches_that_replace_damaged_ones_are_not_trusted(seed: int) -> None:
     disk = SimDisk(seed=seed)
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
@@ -216,7 +217,7 @@ def test_batches_replacing_damaged_ones_are_not_believed_after_power_cuts(seed: 
 
 @pytest.mark.parametrize("field", [0, 8, 40, 72])
 def test_a_damaged_header_inside_a_segment_is_found(disk: SimDisk, field: int) -> None:
-    """Found where headers have to be read for want of the files that spare it, below the recovery point too."""
+    """Recovery finds it where it has to read headers because other files are missing, even below the recovery point."""
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     for number in range(0, 30, 3):
@@ -237,7 +238,7 @@ def test_a_damaged_header_inside_a_segment_is_found(disk: SimDisk, field: int) -
     assert reopened(disk).findings == ()
 
 
-def test_truncated_index_of_a_sealed_segment(disk: SimDisk) -> None:
+def test_a_truncated_index_of_a_sealed_segment_is_found(disk: SimDisk) -> None:
     filled(disk, seal_to=24)
     cut(disk, index(12), 2 * HEADER_BYTES + 10)
     log = reopened(disk)
@@ -246,7 +247,7 @@ def test_truncated_index_of_a_sealed_segment(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"", b"torn footer", bytes(5000)])
-def test_an_incomplete_footer_is_removed_and_the_segment_sealed_again(disk: SimDisk, tail: bytes) -> None:
+def test_an_incomplete_footer_is_removed_and_the_segment_resealed(disk: SimDisk, tail: bytes) -> None:
     log = filled(disk, seal_to=12)
     whole = read_file(disk, DIRECTORY / data(0))
     replace_file(disk, DIRECTORY / data(0), whole[: log.segments[0].data_size] + tail)
@@ -257,7 +258,7 @@ def test_an_incomplete_footer_is_removed_and_the_segment_sealed_again(disk: SimD
 
 
 def test_batches_below_the_recovery_point_are_not_read(disk: SimDisk) -> None:
-    """After a clean stop damage to the data is left to the readers' CRC: opening must not read everything."""
+    """After a clean shutdown the readers' CRC finds damage in the data: a start must not read all data."""
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
@@ -281,7 +282,7 @@ def test_a_leftover_copy_or_deletion_is_finished(disk: SimDisk) -> None:
     assert (log.log_start_offset, log.log_end_offset) == (12, 30)
 
 
-def test_epochs_are_rebuilt_from_the_batches_when_their_file_is_invalid(disk: SimDisk) -> None:
+def test_invalid_epoch_files_are_rebuilt_from_the_batches(disk: SimDisk) -> None:
     log = filled(disk, 3)
     for epoch in (4, 6):
         fill(log, 4, leader_epoch=epoch)
@@ -316,7 +317,7 @@ def test_truncated_epochs_do_not_return(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("change", ["append", "truncate", "restart"])
-def test_a_second_clean_stop_covers_what_changed_since_the_first(disk: SimDisk, change: str) -> None:
+def test_a_second_clean_stop_covers_later_changes(disk: SimDisk, change: str) -> None:
     filled(disk, 6)
     for _ in range(3):
         disk.restart(page_cache_lost=False)
@@ -336,8 +337,8 @@ def test_a_second_clean_stop_covers_what_changed_since_the_first(disk: SimDisk, 
         assert log.findings == () and log.recovery_point == log.log_end_offset
 
 
-def test_records_of_an_earlier_process_are_not_truncated_in_place(disk: SimDisk) -> None:
-    """A reader may have mapped it while that process served it; the high watermark on disk says too little."""
+def test_an_earlier_processs_records_are_not_truncated_in_place(disk: SimDisk) -> None:
+    """A reader may have mapped them while that process served them. The stored high watermark may be too low."""
     filled(disk, 4)
     log = reopened(disk)
     assert log.high_watermark == 0
@@ -361,7 +362,7 @@ def test_a_removal_in_progress_spares_a_recreated_log(disk: SimDisk) -> None:
     check_usable(reopened(disk), 6)
 
 
-def test_epochs_of_batches_lost_to_damage_are_forgotten(disk: SimDisk) -> None:
+def test_epochs_of_lost_batches_are_dropped(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 6)
@@ -374,14 +375,15 @@ def test_epochs_of_batches_lost_to_damage_are_forgotten(disk: SimDisk) -> None:
     check_usable(log, 12)
 
 
-def test_a_damaged_snapshot_is_passed_over(disk: SimDisk) -> None:
+def test_a_damaged_snapshot_is_ignored(disk: SimDisk) -> None:
     filled(disk, seal_to=24)
     replace_file(disk, DIRECTORY / f"{24:020d}.producers", b"nonsense")
     check_usable(reopened(disk), 30)
 
 
 def test_a_torn_producer_snapshot_is_not_used(disk: SimDisk) -> None:
-    """Those of many logs are written before any is fsynced; then the batches that a snapshot stands for may go."""
+    """Snapshots of many logs are written before any is fsynced, and then the batches that a snapshot covers may be
+    deleted."""
     log = create_log(open_directory(disk=disk), segment_bytes=SMALL)
     append(log, batch(3, producer=7, sequence=0))
     fill(log, 9)
@@ -400,7 +402,7 @@ def test_a_torn_producer_snapshot_is_not_used(disk: SimDisk) -> None:
     log = reopened(disk)
     start = log.log_end_offset
     append(log, batch(3, first=start, producer=7, sequence=3), leader_epoch=9)
-    assert log.log_end_offset == start + 3, "the next of its sequence"
+    assert log.log_end_offset == start + 3, "the next batch of its sequence must be accepted"
 
 
 def test_a_newer_batch_format_is_refused_and_nothing_is_truncated(disk: SimDisk) -> None:
@@ -444,8 +446,8 @@ def test_a_power_cut_keeps_everything_below_the_recovery_point(seed: int) -> Non
 
 
 def test_each_file_of_a_log_is_opened_once(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that starts opens thousands of logs: what has been read of one is not read again, and what is not there
-    is not looked for. Leader epochs and producers are found all the same."""
+    """A starting broker opens thousands of logs: it reads no file twice, and does not search for missing files. It
+    still finds leader epochs and producers."""
     log = create_log(open_directory(disk=disk), segment_bytes=SMALL)
     fill(log, 2)
     append(log, batch(producer=7, sequence=0), leader_epoch=4)
@@ -466,4 +468,4 @@ def test_each_file_of_a_log_is_opened_once(disk: SimDisk, monkeypatch: pytest.Mo
     assert sorted(opened) == sorted(["partition.json", data(0), index(0)])
     assert [again.end_of_epoch(epoch) for epoch in (1, 4, 5)] == [log.end_of_epoch(epoch) for epoch in (1, 4, 5)]
     append(again, batch(producer=7, sequence=3), leader_epoch=5)
-    assert again.log_end_offset == appended, "a repeated batch is known to be one"
+    assert again.log_end_offset == appended, "a repeated batch must be recognized"

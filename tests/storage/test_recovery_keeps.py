@@ -1,4 +1,5 @@
-"""What recovery cannot use and may hold records is not deleted: it moves to ``set-aside/``, and the log is in doubt."""
+"""Tests that recovery does not delete unusable data that may contain records: it moves to ``set-aside/``, and the
+log is doubted."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def index(base: int) -> str:
 
 @pytest.fixture(params=[True, False], ids=["checkpoint", "no checkpoint"])
 def files(disk: SimDisk, request: pytest.FixtureRequest) -> dict[str, bytes]:
-    """Write a log of three segments, of which the first is sealed; return its segments' files."""
+    """Write a log of three segments, the first of which is sealed. Return its segments' files."""
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
@@ -70,7 +71,7 @@ def kept(disk: SimDisk, directory: LogDirectory) -> tuple[SetAsideEntry, dict[st
 
 
 def test_without_any_index_all_data_are_kept(disk: SimDisk, files: dict[str, bytes]) -> None:
-    """Kafka makes an index again from its log. Here it has what the data do not: offsets, producers, checksums."""
+    """Kafka rebuilds an index from its log. Here the index has what the data do not: offsets, producers, checksums."""
     for base in BASES:
         disk.remove(DIRECTORY / index(base))
     directory, log = reopened(disk)
@@ -80,17 +81,17 @@ def test_without_any_index_all_data_are_kept(disk: SimDisk, files: dict[str, byt
     assert found == {data(base): files[data(base)] for base in BASES}
     assert (entry.mark.topic, entry.mark.partition, entry.mark.topic_id) == (*TP, TOPIC_ID)
     assert "segment 0 holds no batch, or lacks one of its files" in entry.mark.reason
-    assert not entry.mark.intact and entry.mark.last_epoch == -1, "nobody can tell what is in it"
+    assert not entry.mark.intact and entry.mark.last_epoch == -1, "its records are unknown"
     assert read_file(disk, ASIDE / entry.name / PARTITION_FILE) == read_file(disk, DIRECTORY / PARTITION_FILE)
     fill(log, 3, leader_epoch=2)
     assert numbers(log) == list(range(9))
     directory, log = reopened(disk)
-    assert kept(disk, directory) == (entry, found), "another start changes nothing"
+    assert kept(disk, directory) == (entry, found), "another start must change nothing"
     assert numbers(log) == list(range(9))
 
 
 def test_without_the_only_index_the_data_are_kept_and_doubted(disk: SimDisk) -> None:
-    """Of a single segment, which no checkpoint names yet, nothing else shows that there was one."""
+    """A single segment may be in no checkpoint yet, so nothing else shows that it existed."""
     fill(create_log(open_directory(disk=disk)), 3)
     before = read_file(disk, DIRECTORY / data(0))
     disk.remove(DIRECTORY / index(0))
@@ -108,7 +109,7 @@ def test_segments_after_one_that_lacks_a_file_are_kept(disk: SimDisk, files: dic
     assert numbers(log) == list(range(12))
     entry, found = kept(disk, directory)
     assert found == {name: files[name] for name in files if name not in (data(0), index(0), lost)}
-    assert (entry.mark.log_end_offset, entry.mark.last_epoch) == (30, 1), "a leader can be asked for these"
+    assert (entry.mark.log_end_offset, entry.mark.last_epoch) == (30, 1), "a leader has these records"
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -130,7 +131,7 @@ def test_batches_after_a_damaged_one_are_kept(disk: SimDisk, files: dict[str, by
 
 
 @pytest.mark.parametrize("base", [0, 12])
-def test_data_whose_headers_are_lost_are_kept(disk: SimDisk, files: dict[str, bytes], base: int) -> None:
+def test_data_without_headers_are_kept(disk: SimDisk, files: dict[str, bytes], base: int) -> None:
     handle = disk.open(DIRECTORY / index(base))
     disk.truncate(handle, HEADER_BYTES)
     disk.close(handle)
@@ -145,7 +146,7 @@ def test_data_whose_headers_are_lost_are_kept(disk: SimDisk, files: dict[str, by
 
 
 def test_data_named_by_a_checkpoint_survive_an_emptied_index(disk: SimDisk) -> None:
-    """Without that claim they are what an append left that did not finish."""
+    """Without the checkpoint's claim they are the rest of an unfinished append."""
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 3)
@@ -160,8 +161,8 @@ def test_data_named_by_a_checkpoint_survive_an_emptied_index(disk: SimDisk) -> N
     assert kept(disk, directory)[1] == {data(0): before, index(0): b""}
 
 
-def test_without_room_for_a_copy_the_whole_segment_is_kept(disk: SimDisk, files: dict[str, bytes]) -> None:
-    """A rename needs none. The log then ends before the segment."""
+def test_without_space_for_a_copy_the_whole_segment_is_kept(disk: SimDisk, files: dict[str, bytes]) -> None:
+    """A rename needs no space. The log then ends before the segment."""
     disk.flip_bit(DIRECTORY / data(12), unpack_headers(files[index(12)])[2].position + 200)
     damaged = read_file(disk, DIRECTORY / data(12))
     disk.restart(page_cache_lost=False)
@@ -192,8 +193,8 @@ def test_a_failing_copy_truncates_nothing(disk: SimDisk, files: dict[str, bytes]
 
 
 @pytest.mark.parametrize("batches", [4, 3])
-def test_remains_of_a_killed_append_are_not_kept(disk: SimDisk, batches: int) -> None:
-    """It was acknowledged to nobody: of the first batch of a segment, and of one that follows others."""
+def test_the_rest_of_a_killed_append_is_not_kept(disk: SimDisk, batches: int) -> None:
+    """No client got an acknowledgement: neither for the first batch of a segment nor for a later one."""
     fill(create_log(open_directory(disk=disk), segment_bytes=SMALL), batches)
     for operations in range(20):
         directory, log = reopened(disk)
@@ -207,10 +208,10 @@ def test_remains_of_a_killed_append_are_not_kept(disk: SimDisk, batches: int) ->
             continue
         assert log.log_end_offset == end + 3
         return
-    pytest.fail("the append did not get through")
+    pytest.fail("the append must have failed")
 
 
-def test_a_real_disk_keeps_the_same(tmp_path: Path) -> None:
+def test_a_real_disk_keeps_the_same_data(tmp_path: Path) -> None:
     directory = open_directory(tmp_path)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)

@@ -1,4 +1,4 @@
-"""Room on the disk for what large segments are about to be given: how much, when, and that it is given back."""
+"""Tests of disk space that is reserved for large segments: how much, when, and its release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.storage.batches import (
 
 _FROM, _MOST, _LARGE = 4096, 2048, 1 << 20
 
-#: What a file system takes besides a file's own blocks, where these are scattered.
+#: Blocks that a file system uses in addition to those of a scattered file.
 _BOOKKEEPING = 32 << 10
 
 
@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Noting(SimDisk):
-    """Notes what is reserved, as (from, to), and each cut's length."""
+    """A disk that records reserved ranges as (from, to), and the length of each truncation."""
 
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         super().__init__(capacity_bytes=capacity_bytes)
@@ -101,7 +101,7 @@ def test_appends_continue_where_space_cannot_be_reserved(code: int) -> None:
         disk.cuts.clear()
         _append(log)
     assert before + 2000 > _FROM and log.segments[-1]._reserved == NO_TRUNCATION
-    assert disk.cuts == [before]  # a part of it may have been taken from others
+    assert disk.cuts == [before]  # other files may have taken a part of it
     _append(log, 20)
     assert disk.reserved == []
     assert read_numbers(log) == list(range(log.log_end_offset))
@@ -131,7 +131,7 @@ def test_a_truncated_log_reserves_again() -> None:
 def test_an_undone_append_drops_its_reserved_space() -> None:
     disk = Noting()
     log = _log(disk)
-    while not disk.reserved or disk.reserved[-1][1] < _size(log) + 2000:  # the next one finds room
+    while not disk.reserved or disk.reserved[-1][1] < _size(log) + 2000:  # the next append finds space
         _append(log)
     reserved = len(disk.reserved)
     disk.fail_next("write", errno.ENOSPC)
@@ -153,7 +153,7 @@ def test_sealed_files_have_no_reserved_space_after_their_end(tmp_path: Path, mon
         return found.st_blocks * 512 - found.st_size
 
     if not any(behind(part) > _BOOKKEEPING for part in log.segments[:-1]):
-        pytest.skip("the file system cannot reserve")
+        pytest.skip("the file system cannot reserve space")
     assert commit_and_seal(log) == 2
     assert [behind(part) <= _BOOKKEEPING for part in log.segments[:-1]] == [True, True]
     assert read_numbers(log) == list(range(log.log_end_offset))

@@ -1,4 +1,4 @@
-"""Which segments are old enough: a pure decision."""
+"""Tests of the segments that are old enough to be deleted: a pure decision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEGMENTS = [SealedSegment(100, 10_000), SealedSegment(100, 30_000), SealedSegmen
         (50_000, -1, -1, 0),
         (15_000, 5, -1, 0),
         (15_001, 5, -1, 1),
-        # the third is older than the second, but goes only after it
+        # the third is older than the second, but is deleted only after it
         (30_000, 5, -1, 1),
         (35_001, 5, -1, 3),
         (0, -1, 350, 0),
@@ -26,14 +26,16 @@ SEGMENTS = [SealedSegment(100, 10_000), SealedSegment(100, 30_000), SealedSegmen
         (15_001, 5, 150, 2),
     ],
 )
-def test_deletable(now_us: int, retention_ms: int, retention_bytes: int, expected: int) -> None:
+def test_segments_are_deletable_by_age_and_size(
+    now_us: int, retention_ms: int, retention_bytes: int, expected: int
+) -> None:
     """The log has 50 bytes in its active segment besides the three sealed ones."""
     found = deletable(
         SEGMENTS, log_size_bytes=350, now_us=now_us, retention_ms=retention_ms, retention_bytes=retention_bytes
     )
     assert found == expected
     due = due_us(SEGMENTS[0], log_size_bytes=350, retention_ms=retention_ms, retention_bytes=retention_bytes)
-    assert (due is not None and due <= now_us) == (expected > 0), "nobody asks before"
+    assert (due is not None and due <= now_us) == (expected > 0), "retention is not due earlier"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Active segments that nobody writes to, ended so that what is in them may go."""
+"""Tests of idle active segments that are rolled so that their records can be deleted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.storage.batches import (
 from tests.storage.compacting import clean, keyed, keyed_log, seen
 from tests.storage.compacting import commit_and_seal as commit_and_seal_keyed
 
-#: The newest of the records' times, and retention in ms.
+#: The newest time of the records, and the retention in ms.
 NEWEST_US = 1_000_000
 RETENTION_MS = 500
 EXPIRED_US = NEWEST_US + RETENTION_MS * 1000 + 1000
@@ -35,7 +35,7 @@ def disk() -> SimDisk:
 
 
 def aged(disk: SimDisk, **overrides: int | str) -> Log:
-    """Two batches, both of ``NEWEST_US`` at most."""
+    """Append two batches, both with ``NEWEST_US`` at most."""
     log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS, **overrides)
     append(log, batch(timestamp=NEWEST_US))
     append(log, batch(timestamp=NEWEST_US - 10))
@@ -52,7 +52,7 @@ def test_a_segment_with_only_expired_records_is_sealed_and_deleted(disk: SimDisk
     assert not log.retention.roll_due(EXPIRED_US - 2000) and log.retention.roll_due(EXPIRED_US)
     due_us = log.retention.due_us()
     assert due_us is not None and log.retention.roll_due(due_us) and not log.retention.roll_due(due_us - 1)
-    assert log.retention.apply(EXPIRED_US) == 0, "it is active"
+    assert log.retention.apply(EXPIRED_US) == 0, "the segment is active"
     follower = create_log(open_directory(disk=SimDisk()), retention_ms=RETENTION_MS)
     follow(follower, log)
     roll(log, EXPIRED_US)
@@ -66,7 +66,7 @@ def test_a_segment_with_only_expired_records_is_sealed_and_deleted(disk: SimDisk
     for one in (log, follower):
         assert (one.log_start_offset, one.log_end_offset, len(one.segments)) == (6, 7, 1)
     assert [found.headers for found in read_slices(log)] == [found.headers for found in read_slices(follower)]
-    # the marker is too old in its turn, and nothing follows from that
+    # the marker expires in its turn, which has no consequence
     assert (
         not log.retention.roll_due(2 * EXPIRED_US)
         and not log.retention.roll_due(2**50)
@@ -74,7 +74,7 @@ def test_a_segment_with_only_expired_records_is_sealed_and_deleted(disk: SimDisk
     )
     append(log, batch(timestamp=NEWEST_US))
     log.set_high_watermark(log.log_end_offset)
-    assert log.retention.roll_due(2 * EXPIRED_US), "it was written to"
+    assert log.retention.roll_due(2 * EXPIRED_US), "the segment was written to"
 
 
 def test_the_rest_of_an_expired_log_opens_again(disk: SimDisk) -> None:
@@ -94,11 +94,11 @@ def test_the_rest_of_an_expired_log_opens_again(disk: SimDisk) -> None:
 
 def test_an_uncommitted_or_undecided_segment_is_not_rolled(disk: SimDisk) -> None:
     log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS)
-    assert not log.retention.roll_due(EXPIRED_US), "it is empty"
+    assert not log.retention.roll_due(EXPIRED_US), "the segment is empty"
     append(log, batch(timestamp=NEWEST_US, producer=4, sequence=0, transactional=True))
-    assert not log.retention.roll_due(EXPIRED_US), "it is not committed"
+    assert not log.retention.roll_due(EXPIRED_US), "the segment is not committed"
     log.set_high_watermark(log.log_end_offset)
-    assert not log.retention.roll_due(EXPIRED_US), "it is not decided"
+    assert not log.retention.roll_due(EXPIRED_US), "the transaction is not decided"
     append(log, marker(committed=(4,)), now_us=NEWEST_US)
     assert not log.retention.roll_due(EXPIRED_US)
     log.set_high_watermark(log.log_end_offset)
@@ -114,7 +114,7 @@ def test_no_segment_after_a_retained_one_is_rolled(disk: SimDisk) -> None:
     assert log.retention.roll_due(EXPIRED_US + RETENTION_MS * 1000 + 1)
 
 
-def test_idle_logs_are_looked_at_without_their_files(disk: SimDisk) -> None:
+def test_idle_logs_are_checked_without_their_files(disk: SimDisk) -> None:
     log = aged(disk)
     roll(log, EXPIRED_US)
     commit_and_seal(log)
@@ -129,7 +129,7 @@ def test_idle_logs_are_looked_at_without_their_files(disk: SimDisk) -> None:
     assert not again.retention.roll_due(2**50)
 
 
-def test_a_retry_is_recognised_after_its_segment_was_deleted(disk: SimDisk) -> None:
+def test_a_retry_is_recognized_after_its_segment_was_deleted(disk: SimDisk) -> None:
     log = create_log(open_directory(disk=disk), retention_ms=RETENTION_MS)
     sent = batch(timestamp=NEWEST_US, producer=4, sequence=0)
     assert append(log, sent, now_us=NEWEST_US) == OffsetRange(0, 3)

@@ -1,4 +1,4 @@
-"""Rows out of segment files that no broker uses any more: all whole batches, and none that is damaged."""
+"""Tests of rows from segment files that no broker uses any more: all intact batches, and no damaged one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def index(base: int) -> str:
 
 @pytest.fixture(params=["none", "lz4", "zstd"])
 def log_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Write three segments, of which the first is sealed, with a transaction and its marker in the second."""
+    """Write three segments, the first of which is sealed, with a transaction and its marker in the second."""
     directory = open_directory(tmp_path)
     log = create_log(directory, segment_bytes=SMALL)
     compression = None if request.param == "none" else request.param
@@ -55,7 +55,7 @@ def log_dir(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def rows(directory: Path) -> tuple[list[int], list[int | None]]:
-    """Return what is salvaged: column ``number``, and the offset of each row."""
+    """Return the salvaged rows: column ``number``, and the offset of each row."""
     numbers: list[int] = []
     offsets: list[int | None] = []
     for segment in segments_to_salvage(directory):
@@ -89,7 +89,7 @@ def test_all_rows_are_salvaged_without_any_index(log_dir: Path, schemas: str) ->
     assert set(offsets) == {None}
 
 
-def test_rows_whose_headers_are_lost_are_salvaged_without_offsets(log_dir: Path) -> None:
+def test_rows_without_headers_are_salvaged_without_offsets(log_dir: Path) -> None:
     expected, _ = rows(log_dir)
     path = log_dir / index(0)
     path.write_bytes(path.read_bytes()[:HEADER_BYTES])
@@ -99,7 +99,7 @@ def test_rows_whose_headers_are_lost_are_salvaged_without_offsets(log_dir: Path)
     assert offsets == [0, 1, 2] + [None] * (end - 3) + expected[end:]
 
 
-def test_a_damaged_batch_is_left_out_and_named(log_dir: Path) -> None:
+def test_a_damaged_batch_is_omitted_and_named(log_dir: Path) -> None:
     expected, _ = rows(log_dir)
     position = unpack_headers((log_dir / index(0)).read_bytes())[1].position
     content = bytearray((log_dir / data(0)).read_bytes())
@@ -123,8 +123,8 @@ def test_a_damaged_header_costs_its_rows_only_their_offsets(log_dir: Path) -> No
 
 
 @pytest.mark.parametrize("at", range(0, 1400, 131))
-def test_no_damage_anywhere_brings_rows_that_were_never_written(log_dir: Path, at: int) -> None:
-    """With checksums none at all; without, only whole messages that Arrow finds valid."""
+def test_no_damage_produces_rows_that_were_never_written(log_dir: Path, at: int) -> None:
+    """With checksums no such row exists. Without them, only whole messages that Arrow accepts are rows."""
     expected, _ = rows(log_dir)
     content = bytearray((log_dir / data(0)).read_bytes())
     content[at % len(content)] ^= 0x5A
@@ -133,11 +133,11 @@ def test_no_damage_anywhere_brings_rows_that_were_never_written(log_dir: Path, a
     assert [n for n, offset in zip(found, offsets, strict=True) if offset is not None and n != offset] == []
     assert {number for number in expected if number >= bases(log_dir)[1]} <= set(found)
     (log_dir / index(0)).unlink()
-    rows(log_dir)  # nothing is raised
+    rows(log_dir)  # no error is raised
 
 
 def test_records_set_aside_by_recovery_are_salvaged(log_dir: Path) -> None:
-    """What is left of the log and what was set aside are all rows but those of the damaged batch."""
+    """The remaining log and the data set aside together have all rows except those of the damaged batch."""
     expected, _ = rows(log_dir)
     base = bases(log_dir)[1]
     position = unpack_headers((log_dir / index(base)).read_bytes())[0].position

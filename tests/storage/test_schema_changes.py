@@ -1,7 +1,8 @@
-"""A log gets new schemas and power fails: what was fsynced is there afterwards, whatever became of ``partition.json``.
+"""Tests of new schemas of a log and power failures: fsynced records exist afterwards, whatever happened to
+``partition.json``.
 
-That file has the topic's id, so a log is nothing without it. A schema that came later is at the front of its segments,
-and a thread brings it into the file.
+That file has the topic's id, and a log is unusable without it. The segments of a later schema begin with it, and a
+thread stores it in the file.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ ALL = (*SCHEMAS, TopicSchema(2, schema_message(WIDEST)))
 
 
 def new_log(directory: LogDirectory, known: int = 1) -> Log:
-    """Of a topic with so many schemas."""
+    """Return a topic with this number of schemas."""
     return directory.create(TP, TOPIC_ID, schemas=ALL[:known], config=config(segment_bytes=SMALL))
 
 
 def fill(log: Log, batches: int, schema_id: int, *, leader_epoch: int = 1) -> None:
-    """``batches`` of three records each, numbered by their offsets."""
+    """Append ``batches`` of three records each, numbered by their offsets."""
     for _ in range(batches):
         append(log, batch(3, first=log.log_end_offset, schema_id=schema_id), leader_epoch=leader_epoch)
 
@@ -63,11 +64,11 @@ def reopened(disk: SimDisk, *, power_cut: bool = False) -> Log | None:
 
 
 class Witness:
-    """What an outsider knows: how far the log was appended to, and how far fsynced, as its directory says."""
+    """A client's knowledge: the end of the log, and the fsynced end according to its directory."""
 
     appended = 0
     fsynced = 0
-    #: operations before the first new schema
+    #: the number of operations before the first new schema
     before = 0
 
 
@@ -97,7 +98,7 @@ def script(disk: SimDisk, witness: Witness) -> None:
     checkpoint()
     log.add_schema(ALL[2])
     more(2, 2)
-    log.durability.flush()  # sooner than a thread has stored the schema, and than the next checkpoint
+    log.durability.flush()  # before a thread has stored the schema, and before the next checkpoint
     witness.fsynced = log.log_end_offset
     more(4, 2)
     commit_and_seal(log)
@@ -114,7 +115,7 @@ def operations() -> range:
 
 
 OPERATIONS = operations()
-#: power cuts at each operation
+#: power failures at each operation
 _SEEDS = 2
 
 
@@ -127,7 +128,8 @@ def died_at(operation: int, *, seed: int) -> tuple[SimDisk, Witness]:
 
 
 def check(log: Log, *, at_least: int) -> None:
-    """All of it is there, and it goes on as before: with the newest schema, in Arrow files of one schema each."""
+    """Check that all records exist, and that the log continues with the newest schema, in Arrow files of one schema
+    each."""
     log.config = config(segment_bytes=SMALL)
     assert log.log_end_offset >= at_least
     assert read_numbers(log) == list(range(log.log_end_offset))
@@ -146,7 +148,7 @@ def check(log: Log, *, at_least: int) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_power_cut_around_a_new_schema_keeps_what_was_fsynced(operation: int) -> None:
+def test_a_power_failure_around_a_new_schema_keeps_fsynced_records(operation: int) -> None:
     for seed in range(_SEEDS):
         disk, witness = died_at(operation, seed=1000 * seed + operation)
         disk.restart(page_cache_lost=True)
@@ -154,7 +156,7 @@ def test_a_power_cut_around_a_new_schema_keeps_what_was_fsynced(operation: int) 
         log = reopened(disk, power_cut=True)
         assert log is not None and log.log_end_offset >= witness.fsynced > 0
         again = reopened(disk, power_cut=True)
-        assert again is not None and again.log_end_offset >= witness.fsynced, "a start makes it no worse"
+        assert again is not None and again.log_end_offset >= witness.fsynced, "a start must not make it worse"
         check(again, at_least=witness.fsynced)
 
 
@@ -167,8 +169,8 @@ def test_a_process_crash_around_a_new_schema_loses_nothing(operation: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_histories_with_new_schemas_keep_what_was_fsynced(seed: int) -> None:
-    """Appends, cuts, seals, flushes, starts and power cuts in any order."""
+def test_random_histories_with_new_schemas_keep_fsynced_records(seed: int) -> None:
+    """Appends, truncations, seals, flushes, starts and power failures in any order."""
     rng = random.Random(seed)
     disk = SimDisk(seed=seed)
     directory, known, epoch, boots, fsynced = open_directory(disk=disk), 1, 1, 1, 0
@@ -210,7 +212,7 @@ def test_random_histories_with_new_schemas_keep_what_was_fsynced(seed: int) -> N
 
 
 def test_an_unused_new_schema_costs_a_log_nothing(disk: SimDisk, directory: LogDirectory) -> None:
-    """There may be ten thousand of them, and the event loop hears of the schema for all."""
+    """There may be ten thousand such logs, and the event loop learns of the schema for all."""
     log = new_log(directory)
     fill(log, 1, 0)
     before = disk.changes
@@ -220,7 +222,7 @@ def test_an_unused_new_schema_costs_a_log_nothing(disk: SimDisk, directory: LogD
     assert not store_schemas(log)
     assert disk.changes == before + 2
     fill(log, 1, 1)
-    assert disk.changes == before + 6, "two files made and written"
+    assert disk.changes == before + 6, "two files must be created and written"
     assert store_schemas(log)
     assert not store_schemas(log)
     assert stored_ids(disk) == [0, 1]
@@ -241,8 +243,9 @@ def test_schemas_of_segments_alone_are_found_and_then_stored(disk: SimDisk) -> N
     assert stored_ids(disk) == [0, 1, 2]
 
 
-def test_a_schema_without_a_checksum_is_not_believed_after_power_cuts(disk: SimDisk) -> None:
-    """Some sectors of a segment's front may be missing: it would be read by another schema than it was written by."""
+def test_a_schema_without_a_checksum_is_not_trusted_after_power_failures(disk: SimDisk) -> None:
+    """Some sectors at the start of a segment may be missing: it would be read with another schema than it was
+    written with."""
     directory = open_directory(disk=disk)
     log = new_log(directory)
     fill(log, 2, 0)
@@ -260,7 +263,7 @@ def test_a_schema_without_a_checksum_is_not_believed_after_power_cuts(disk: SimD
     assert (found.schema_ids, found.log_end_offset) == ((0,), 6)
 
 
-def test_a_deleted_log_stores_no_schemas_in_its_successor(disk: SimDisk) -> None:
+def test_a_deleted_log_stores_no_schema_in_its_successor(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = new_log(directory)
     fill(log, 1, 0)
@@ -276,7 +279,7 @@ def test_a_deleted_log_stores_no_schemas_in_its_successor(disk: SimDisk) -> None
     assert read_partition_file(disk, DIRECTORY).topic_id == "t-2"
 
 
-def test_schemas_that_there_is_no_room_for_are_stored_later(disk: SimDisk, directory: LogDirectory) -> None:
+def test_schemas_without_disk_space_are_stored_later(disk: SimDisk, directory: LogDirectory) -> None:
     log = new_log(directory)
     fill(log, 1, 0)
     log.add_schema(ALL[1])
@@ -289,7 +292,7 @@ def test_schemas_that_there_is_no_room_for_are_stored_later(disk: SimDisk, direc
     assert stored_ids(disk) == [0, 1]
 
 
-def test_a_disk_failure_while_schemas_are_stored_is_reported(disk: SimDisk, directory: LogDirectory) -> None:
+def test_a_disk_failure_during_a_schemas_storage_is_reported(disk: SimDisk, directory: LogDirectory) -> None:
     log = new_log(directory)
     fill(log, 1, 0)
     log.add_schema(ALL[1])
@@ -299,7 +302,7 @@ def test_a_disk_failure_while_schemas_are_stored_is_reported(disk: SimDisk, dire
         store_schemas(log)
 
 
-def test_a_schema_learned_on_a_full_disk_is_stored_with_its_batch(disk: SimDisk, directory: LogDirectory) -> None:
+def test_a_new_schema_on_a_full_disk_is_stored_with_its_batch(disk: SimDisk, directory: LogDirectory) -> None:
     log = new_log(directory)
     fill(log, 2, 0)
     disk.capacity_bytes = disk.used_bytes
@@ -317,7 +320,7 @@ def test_a_schema_learned_on_a_full_disk_is_stored_with_its_batch(disk: SimDisk,
 
 @pytest.mark.parametrize("content", [b"", b"{}", None])
 def test_an_unreadable_fsynced_partition_file_is_rebuilt(disk: SimDisk, content: bytes | None) -> None:
-    """As earlier releases left one behind when power failed after a new schema."""
+    """Earlier releases left such a file after a power failure following a new schema."""
     directory = open_directory(disk=disk)
     log = new_log(directory)
     fill(log, 6, 0)

@@ -1,4 +1,4 @@
-"""Sealed segments: ordinary Arrow files, equal on all replicas, durable; and what interrupts sealing."""
+"""Tests of sealed segments: ordinary Arrow files, equal on all replicas, durable; and of interrupted seals."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_sealed_segments_are_arrow_files_for_other_tools(tmp_path: Path) -> None
     directory.close()
 
 
-def test_replicas_have_equal_files_whatever_their_history(tmp_path: Path) -> None:
-    """Different fetch sizes, a restart, a truncation and a change of leader on the way; the same bytes at the end."""
+def test_replicas_have_equal_files_after_any_history(tmp_path: Path) -> None:
+    """With different fetch sizes, a restart, a truncation and a change of leader the bytes are equal at the end."""
     leader_dir, follower_dir = open_directory(tmp_path / "a"), open_directory(tmp_path / "b", hot_bytes=0)
     leader, follower = create_log(leader_dir, segment_bytes=SMALL), create_log(follower_dir)
     fill(leader, 10)
@@ -121,7 +121,7 @@ def test_seal_jobs_are_issued_once_and_finish_in_any_order(log: Log) -> None:
     assert log.recovery_point == 24
 
 
-def test_sealing_on_a_full_disk_is_tried_again(disk: SimDisk, log: Log) -> None:
+def test_a_seal_on_a_full_disk_is_retried(disk: SimDisk, log: Log) -> None:
     log.set_high_watermark(12)
     (job,) = log.durability.seals_due()
     disk.capacity_bytes = disk.used_bytes + 50
@@ -134,7 +134,7 @@ def test_sealing_on_a_full_disk_is_tried_again(disk: SimDisk, log: Log) -> None:
     assert log.segments[0].sealed
 
 
-def test_sealing_on_a_broken_disk_raises(disk: SimDisk, log: Log) -> None:
+def test_a_seal_on_a_broken_disk_raises(disk: SimDisk, log: Log) -> None:
     log.set_high_watermark(12)
     (job,) = log.durability.seals_due()
     disk.fail_next("sync", errno.EIO)
@@ -145,8 +145,10 @@ def test_sealing_on_a_broken_disk_raises(disk: SimDisk, log: Log) -> None:
 @pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("cut_at", [0, 6, 12, 15, 24, 30])
 @pytest.mark.parametrize("segment_bytes", [SMALL, SMALL + 256])
-def test_truncation_during_a_seal(disk: SimDisk, log: Log, ran: bool, cut_at: int, segment_bytes: int) -> None:
-    """With the larger segments the segment whose seal was cut short goes on, where its footer was."""
+def test_a_truncation_during_a_seal_reopens_the_segment(
+    disk: SimDisk, log: Log, ran: bool, cut_at: int, segment_bytes: int
+) -> None:
+    """With the larger segments the segment continues where the footer of its interrupted seal was."""
     log.set_high_watermark(36)
     jobs = log.durability.seals_due()
     if ran:
@@ -171,10 +173,11 @@ def test_truncation_during_a_seal(disk: SimDisk, log: Log, ran: bool, cut_at: in
 
 @pytest.mark.parametrize("changes", range(5))
 @pytest.mark.parametrize("clean_stop", [False, True])
-def test_segments_sealed_by_a_killed_process_are_fsynced_before_they_count(
+def test_segments_of_a_killed_process_are_fsynced_before_they_count(
     disk: SimDisk, log: Log, changes: int, clean_stop: bool
 ) -> None:
-    """It may have died with a whole footer and nothing fsynced. The next seal, or a clean stop, says that all is."""
+    """It may have died with a complete footer and nothing fsynced. The next seal or a clean shutdown reports
+    everything as fsynced."""
     log.set_high_watermark(12)
     (job,) = log.durability.seals_due()
     disk.die_after(changes)
@@ -195,8 +198,8 @@ def test_segments_sealed_by_a_killed_process_are_fsynced_before_they_count(
 
 
 @pytest.mark.parametrize("step", range(8))
-def test_deletion_during_a_seal(disk: SimDisk, directory: LogDirectory, step: int) -> None:
-    """Whichever operation of the job the deletion comes before, the new log of the same name stays untouched."""
+def test_a_deletion_during_a_seal_spares_the_next_log(disk: SimDisk, directory: LogDirectory, step: int) -> None:
+    """The deletion may come before any operation of the job: the new log of the same name stays unchanged."""
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 5)
     log.set_high_watermark(15)
@@ -232,7 +235,7 @@ def test_deletion_during_a_seal(disk: SimDisk, directory: LogDirectory, step: in
 
 
 class _AskedFor:
-    """A lock that says when somebody waits for it."""
+    """A lock that records when another thread waits for it."""
 
     def __init__(self) -> None:
         self.waited_for = threading.Event()

@@ -1,5 +1,5 @@
-"""Files beside the segments that know of more than a start finds: they must not be believed when the log is as long
-again."""
+"""Tests of files beside the segments that contain more than a start finds: they must not count when the log is as
+long again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = pytest.mark.parametrize("seed", range(12))
 
 
 def _killed_and_cut(disk: SimDisk, log: Log) -> tuple[LogDirectory, Log]:
-    """The last segment lacks headers: a start finds half of it."""
+    """Write a log whose last segment lacks headers. A start finds half of it."""
     path = log.segments[-1].index_path
     disk.restart(page_cache_lost=False)
     handle = disk.open(path)
@@ -38,7 +38,7 @@ def _after_a_power_cut(disk: SimDisk) -> Log:
 
 @SEEDS
 @pytest.mark.parametrize("flushed", [True, False])
-def test_leader_epochs_of_a_longer_log(seed: int, flushed: bool) -> None:
+def test_leader_epochs_of_a_longer_log_are_ignored(seed: int, flushed: bool) -> None:
     disk = SimDisk(seed=seed)
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
@@ -64,8 +64,8 @@ def test_leader_epochs_of_a_longer_log(seed: int, flushed: bool) -> None:
 
 
 @pytest.mark.parametrize("seeds", range(0, 400, 100))
-def test_producers_of_a_longer_log(seeds: int) -> None:
-    """Also where power fails before anything else is made durable."""
+def test_producers_of_a_longer_log_are_ignored(seeds: int) -> None:
+    """The same holds if power fails before anything else is durable."""
     for seed in range(seeds, seeds + 100):
         disk = SimDisk(seed=seed)
         directory = open_directory(disk=disk)
@@ -84,7 +84,7 @@ def test_producers_of_a_longer_log(seeds: int) -> None:
 
 @pytest.mark.parametrize("seeds", range(0, 400, 100))
 def test_a_stale_copy_of_a_truncated_segment_is_not_reused(seeds: int) -> None:
-    """The log has grown to where it begins: it would be taken for what comes next, and nothing could be opened."""
+    """The log has grown to the copy's base offset. As the next segment the copy would prevent a start."""
     for seed in range(seeds, seeds + 100):
         disk = SimDisk(seed=seed)
         directory = open_directory(disk=disk)

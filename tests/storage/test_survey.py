@@ -1,4 +1,4 @@
-"""What a log directory says of its cluster with no broker running, also one that release 0.1.0 has written."""
+"""Tests of the survey of a log directory without a broker, including one that release 0.1.0 has written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.golden.test_release_0_1_0 import expected, unpack
 from tests.storage.batches import create_log, fill
 
 
-def test_a_0_1_0_directory_has_all_for_a_rebuild_but_settings(tmp_path: Path) -> None:
+def test_a_0_1_0_directory_suffices_for_a_rebuild_without_settings(tmp_path: Path) -> None:
     (log_dir,) = unpack("cluster.tar.xz", tmp_path).glob("data/broker-*/")
     found = survey(log_dir)
     assert (found.broker_id, found.problems, found.topics) == (0, (), ())
@@ -32,7 +32,7 @@ def test_a_0_1_0_directory_has_all_for_a_rebuild_but_settings(tmp_path: Path) ->
             offsets = table.filter(table["_partition"].to_numpy() == number)["_offset"].to_pylist()
             assert end > max(offsets)
         assert topics[name].states.keys() == ends.keys()
-    assert topics["typed"].record.key_columns == (), "a release that noted nothing"
+    assert topics["typed"].record.key_columns == (), "a release that stored no number"
     assert any(finding.startswith("typed: its settings are not known") for finding in cluster.findings)
 
 
@@ -54,6 +54,6 @@ def test_a_survey_lists_stored_notes_and_damaged_logs(tmp_path: Path) -> None:
     assert "broken-0" in problem
 
 
-def test_a_path_that_is_no_log_directory_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_log_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="not a broker's log directory"):
         survey(tmp_path)

@@ -1,4 +1,4 @@
-"""Open transactions, the last stable offset and aborted ranges: kept by the log whatever happens to it."""
+"""Tests of open transactions, the last stable offset and aborted ranges: the log keeps them through any event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.storage.batches import (
 
 
 def send(log: Log, producer: int, *, sequence: int = 0, count: int = 3, transactional: bool = True) -> int:
-    """One batch; returns its first offset."""
+    """Append one batch. Return its first offset."""
     found = batch(count, first=log.log_end_offset, producer=producer, sequence=sequence, transactional=transactional)
     return append(log, found).start
 
@@ -81,7 +81,7 @@ def test_an_unreadable_marker_is_refused_before_any_write() -> None:
 
 
 class Appended(NamedTuple):
-    """``fate``: None for records, else producer to whether it was aborted."""
+    """An appended batch. ``fate`` is None for records, or maps each producer to whether it was aborted."""
 
     start: int
     end: int
@@ -91,7 +91,7 @@ class Appended(NamedTuple):
 
 
 class Model:
-    """What a log should say, worked out anew each time from the list of all that was appended."""
+    """The expected state of a log, computed each time from the list of all appends."""
 
     def __init__(self) -> None:
         self.batches: list[Appended] = []
@@ -123,7 +123,7 @@ class Model:
 
 
 class Story:
-    """One seed: a leader and a follower through appends, cuts, crashes and retention."""
+    """One seed: a leader and a follower with appends, truncations, crashes and retention."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -186,7 +186,7 @@ class Story:
             commit_and_seal(log, self.high_watermark)
 
     def cut(self) -> None:
-        """As after a lost leadership: everything not committed may go."""
+        """Truncate as after a lost leadership: all uncommitted records may be removed."""
         end = self.chance.randint(self.high_watermark, self.logs[0].log_end_offset)
         ends = {log.truncate(end) for log in self.logs}
         assert len(ends) == 1
@@ -218,7 +218,7 @@ class Story:
             log.advance_log_start(start)
 
     def _forget_cut_producers(self) -> None:
-        """A producer whose batches were cut goes on where they ended; one whose marker was cut is open again."""
+        """Continue a producer whose batches were truncated. A producer whose marker was truncated is open again."""
         begun, _ = self.model.transactions()
         self.sequences = {
             producer: 3 * sum(1 for found in self.model.batches if found.producer == producer) for producer in begun
@@ -242,7 +242,7 @@ def test_transactions_survive_random_histories_of_a_log(seed: int) -> None:
     assert read_numbers(story.logs[0]) == read_numbers(story.logs[1])
 
 
-def test_ended_transactions_are_dropped_where_no_record_is_left() -> None:
+def test_ended_transactions_are_dropped_with_their_records() -> None:
     log = create_log(open_directory(disk=SimDisk()))
     for producer in range(100):
         send(log, producer)

@@ -1,4 +1,4 @@
-"""What a log lets go of: truncation, restart, retention, on a disk in memory."""
+"""Tests of removed records: truncation, restart, retention, on a disk in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.storage.batches import (
 )
 
 
-def test_truncate_goes_down_to_a_batch_boundary(log: Log) -> None:
+def test_truncate_ends_at_a_batch_boundary(log: Log) -> None:
     fill(log, 10)
     fill(log, 2, leader_epoch=3)
     assert len(log.segments) > 2
@@ -55,7 +55,7 @@ def test_truncate_at_a_segments_first_batch_removes_the_segment(log: Log) -> Non
 
 @pytest.mark.parametrize("at_boundary", [False, True])
 def test_truncate_below_the_high_watermark_spares_mapped_readers(disk: SimDisk, log: Log, at_boundary: bool) -> None:
-    """SimDisk raises when a file shrinks under a live map."""
+    """SimDisk raises if a file shrinks under a live map."""
     fill(log, 10)
     commit_and_seal(log)
     log._tail.hot.clear()
@@ -71,10 +71,8 @@ def test_truncate_below_the_high_watermark_spares_mapped_readers(disk: SimDisk, 
 
 
 @pytest.mark.parametrize(("cut_at", "survives"), [(3, True), (6, True), (9, False)])
-def test_a_map_of_the_active_segment_below_the_high_watermark_survives(
-    disk: SimDisk, log: Log, cut_at: int, survives: bool
-) -> None:
-    """Readers on the same host map what is committed, sealed or not; beyond that nobody may."""
+def test_a_map_of_committed_active_records_survives(disk: SimDisk, log: Log, cut_at: int, survives: bool) -> None:
+    """Readers on the same host map committed records, sealed or not. They may not map later ones."""
     fill(log, 4)
     log.set_high_watermark(9)
     segment = log.segments[0]
@@ -104,7 +102,7 @@ def test_truncate_above_the_high_watermark_is_in_place(disk: SimDisk, log: Log) 
     assert log.log_end_offset == 0
 
 
-def test_restart_at_throws_everything_away(disk: SimDisk, log: Log) -> None:
+def test_restart_at_removes_everything(disk: SimDisk, log: Log) -> None:
     fill(log, 10)
     commit_and_seal(log)
     log.restart_at(500)
@@ -113,8 +111,8 @@ def test_restart_at_throws_everything_away(disk: SimDisk, log: Log) -> None:
     assert append(log, batch()) == OffsetRange(500, 503)
 
 
-def test_a_follower_continues_in_a_sealed_segment_when_its_leader_does(log: Log) -> None:
-    """The old leader rolled and sealed; the new one never saw the roll and goes on in the same segment."""
+def test_a_follower_continues_in_a_sealed_segment_like_its_leader(log: Log) -> None:
+    """The old leader rolled and sealed. The new one never saw the roll and continues in the same segment."""
     new_leader = create_log(open_directory(disk=SimDisk()), segment_bytes=1 << 20)
     fill(log, 8)
     base = log.segments[1].base_offset
@@ -164,7 +162,7 @@ def test_advance_log_start_deletes_whole_segments(disk: SimDisk, directory: LogD
     assert read_numbers(log, end) == [end, end + 1, end + 2]
 
 
-def test_retention_deletes_sealed_segments_only(directory: LogDirectory) -> None:
+def test_retention_deletes_only_sealed_segments(directory: LogDirectory) -> None:
     log = create_log(directory, segment_bytes=SMALL, retention_ms=1)
     fill(log, 20)
     assert log.retention.apply(10**15) == 0
@@ -180,7 +178,7 @@ def test_retention_deletes_sealed_segments_only(directory: LogDirectory) -> None
 
 
 def test_retention_frees_a_full_disk(disk: SimDisk, directory: LogDirectory) -> None:
-    """Segments go only when a checkpoint says so, and a checkpoint takes room: that is kept in reserve."""
+    """Segments are deleted only after a checkpoint, and a checkpoint needs space, which is reserved."""
     log = create_log(directory, segment_bytes=SMALL, retention_ms=1)
     fill(log, 20)
     commit_and_seal(log, log.segments[3].base_offset)
@@ -202,8 +200,8 @@ def test_retention_frees_a_full_disk(disk: SimDisk, directory: LogDirectory) -> 
 
 
 def test_a_log_start_that_needs_space_on_a_full_disk_waits(disk: SimDisk, directory: LogDirectory) -> None:
-    """A follower's segments need not be sealed when its leader deletes them, so what they say of producers is in no
-    snapshot yet. The disk is full, not broken."""
+    """A follower's segments may not be sealed when its leader deletes them, so their producers are in no snapshot
+    yet. The disk is full and not broken."""
     log = create_log(directory, segment_bytes=SMALL)
     for sequence in range(0, 60, 3):
         append(log, batch(3, first=sequence, producer=7, sequence=sequence))
@@ -219,7 +217,9 @@ def test_a_log_start_that_needs_space_on_a_full_disk_waits(disk: SimDisk, direct
     disk.restart(page_cache_lost=False)
     again = open_directory(disk=disk).get(TP)
     assert again is not None and again.log_start_offset == start
-    assert append(again, batch(3, first=57, producer=7, sequence=57)) == OffsetRange(57, 60), "known, as it was before"
+    assert append(again, batch(3, first=57, producer=7, sequence=57)) == OffsetRange(57, 60), (
+        "the producer must be known as before"
+    )
 
 
 def test_retention_on_a_full_disk_counts_only_deleted_segments(disk: SimDisk, directory: LogDirectory) -> None:

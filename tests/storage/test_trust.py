@@ -1,4 +1,4 @@
-"""Whether a log directory may be counted on as it is: after a clean stop, a crash, a power cut and damage."""
+"""Tests of the trust in a log directory: after a clean shutdown, a crash, a power failure and damage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DIRECTORY = LOG_DIR / str(TP)
 
 
 def test_damage_makes_the_directory_untrusted(disk: SimDisk) -> None:
-    """Records this replica had acknowledged may be gone: it must not come back as if it had them."""
+    """Records that this replica had acknowledged may be lost: it must not return as if it had them."""
     directory = open_directory(disk=disk)
     log = create_log(directory, segment_bytes=SMALL)
     fill(log, 10)
@@ -30,7 +30,8 @@ def test_damage_makes_the_directory_untrusted(disk: SimDisk) -> None:
 
 
 def test_doubt_survives_processes_that_end_before_they_register(disk: SimDisk) -> None:
-    """ZooKeeper may be away just then, and the supervisor starts the next one: by then nothing looks wrong any more."""
+    """ZooKeeper may be unreachable at that time, and the supervisor starts the next process, which finds no damage
+    any more."""
 
     def trusted(boot_id: str = "a") -> bool:
         disk.restart(page_cache_lost=False)
@@ -38,7 +39,7 @@ def test_doubt_survives_processes_that_end_before_they_register(disk: SimDisk) -
 
     assert trusted()
     assert not trusted("b")
-    assert not trusted("b"), "the same boot id, and still nobody has heard"
+    assert not trusted("b"), "with the same boot id, and the doubt still not registered"
     disk.restart(page_cache_lost=False)
     directory = open_directory(disk=disk, boot_id="b")
     directory.note_incarnation(1)
@@ -49,7 +50,7 @@ def test_doubt_survives_processes_that_end_before_they_register(disk: SimDisk) -
     disk.restart(page_cache_lost=False)
     disk.flip_bit(DIRECTORY / f"{12:020d}.arrow", 500)
     assert not trusted("b")
-    assert not trusted("b"), "the damage has been cut off"
+    assert not trusted("b"), "the damage has been truncated"
 
 
 def test_a_directory_knows_the_last_incarnation_that_wrote_to_it(disk: SimDisk) -> None:
@@ -61,7 +62,7 @@ def test_a_directory_knows_the_last_incarnation_that_wrote_to_it(disk: SimDisk) 
     assert open_directory(disk=disk).incarnation == 7
 
 
-def test_clean_and_trusted(disk: SimDisk) -> None:
+def test_a_clean_directory_is_trusted(disk: SimDisk) -> None:
     def opened(boot_id: str) -> tuple[LogDirectory, bool, bool]:
         disk.restart(page_cache_lost=False)
         directory = open_directory(disk=disk, boot_id=boot_id)

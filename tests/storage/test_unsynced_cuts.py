@@ -1,4 +1,4 @@
-"""What was cut may be back after a power cut, until that is fsynced: what counts as fsynced must not lie behind it."""
+"""Tests of truncations before their fsync: a power failure may undo them, so the fsynced end must not be above them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _log(disk: SimDisk, boot_id: str = "boot-1") -> tuple[LogDirectory, Log]:
 
 
 def _kill(disk: SimDisk) -> tuple[LogDirectory, Log]:
-    """The log after a start that finds the page cache as it was."""
+    """Return the log after a start with an intact page cache."""
     disk.restart(page_cache_lost=False)
     return _log(disk)
 
@@ -70,7 +70,7 @@ def _next_segment(log: Log) -> None:
 
 
 def _check(disk: SimDisk, end: int, *, start: int = 0) -> None:
-    """A power cut leaves what there was up to ``end``."""
+    """Check that a power failure leaves the records up to ``end``."""
     disk.restart(page_cache_lost=True)
     log = open_directory(disk=disk, boot_id="another").get(TP)
     assert log is not None
@@ -130,7 +130,7 @@ def test_a_truncation_at_start_is_fsynced_with_the_next_segment(seed: int, flush
 @SEEDS
 @FLUSHES
 def test_remains_of_a_refused_append_are_fsynced_with_the_next_segment(seed: int, flush: Flush) -> None:
-    """The disk is full in the middle of a request, when its first batches are written."""
+    """The disk fills up during a request, when its first batches are written."""
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 3)
@@ -146,8 +146,8 @@ def test_remains_of_a_refused_append_are_fsynced_with_the_next_segment(seed: int
 
 @SEEDS
 @pytest.mark.parametrize("flush", [_at_once, _by_time])
-def test_a_removed_segment_does_not_take_fsynced_ones_along(seed: int, flush: Flush) -> None:
-    """No checkpoint says yet that it has."""
+def test_a_removed_segment_does_not_take_fsynced_records_along(seed: int, flush: Flush) -> None:
+    """No checkpoint contains the removal yet."""
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 2)
@@ -168,7 +168,7 @@ def test_a_flush_covers_files_that_a_checkpoint_closes_during_it() -> None:
     job = log.durability.flush_due(10**15)
     assert job is not None
     directory.checkpoint()
-    job.run()  # files are gone: no fault of the disk
+    job.run()  # the files are deleted, which is not a fault of the disk
     log.durability.flush_finished(job)
     assert log.recovery_point == 0
     _by_time(directory, log)
@@ -179,7 +179,7 @@ def test_a_flush_covers_files_that_a_checkpoint_closes_during_it() -> None:
 @FLUSHES
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_truncation_before_a_kill_is_fsynced_with_the_next_segment(seed: int, flush: Flush, in_place: bool) -> None:
-    """The segment that was cut ends at the recovery point: nothing on disk tells that it is not fsynced."""
+    """The truncated segment ends at the recovery point: no file shows that it is not fsynced."""
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 3)
@@ -197,7 +197,7 @@ def test_a_truncation_before_a_kill_is_fsynced_with_the_next_segment(seed: int, 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_truncation_after_a_kill_removes_nothing_fsynced(seed: int) -> None:
-    """The recovery point that the start finds is older than the flush."""
+    """The recovery point at the start is older than the flush."""
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 1)
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_closes_no_file_keeps_the_running_flush() -> None:
 
 
 class _Life:
-    """A log to which anything happens, and up to where it has been said to be fsynced."""
+    """A log with random events, and the offset up to which it was reported as fsynced."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -299,7 +299,7 @@ class _Life:
         self.disk.capacity_bytes = None
 
     def cut(self) -> None:
-        """Nothing that is committed, and not all there is."""
+        """Truncate no committed record, and not the whole log."""
         start, end = max(self.log.first_segment_offset + 3, self.log.high_watermark), self.log.log_end_offset
         if start < end:
             self.log.truncate(self.random.randrange(start, end))
@@ -307,7 +307,8 @@ class _Life:
             self.epoch += 1
 
     def cut_by_a_copy(self) -> None:
-        """What happens to a follower's log between is of no use to the cut, or none of its business."""
+        """Truncate with a copy. Another event of the follower's log comes between, which the copy does not survive
+        or does not concern."""
         start, end = max(self.log.first_segment_offset + 3, self.log.high_watermark), self.log.log_end_offset
         if start >= end:
             return
@@ -349,7 +350,7 @@ class _Life:
         self.promised = max(self.promised, self.log.recovery_point)
 
     def seal_and_die(self) -> None:
-        """Anywhere in it, most often between footer and fsync."""
+        """Die anywhere in the job, most often between footer and fsync."""
         jobs = self.log.durability.seals_due()
         if jobs:
             self.disk.die_after(self.random.choice([1, 1, 1, 2, 3, 4]))
@@ -367,7 +368,7 @@ class _Life:
             self.epoch += 1
 
     def check_what_is_sealed(self) -> None:
-        """Its batches are durable: the recovery point goes by it, and nobody fsyncs it again."""
+        """Check that sealed segments are durable: the recovery point is above them, and no later fsync covers them."""
         for segment in self.log.segments:
             if segment.sealed:
                 size = segment.count * HEADER_BYTES
@@ -402,7 +403,7 @@ _STEPS = (
     (_Life.checkpoint, 2),
     (_Life.kill, 1),
 )
-#: those in which much is sealed
+#: the seeds with many seals
 _SEALING = (
     *_STEPS,
     (_Life.roll, 3),
@@ -413,7 +414,7 @@ _SEALING = (
 
 
 @pytest.mark.parametrize("seeds", range(0, 1000, 50))
-def test_a_power_cut_keeps_what_was_fsynced_in_random_histories(seeds: int) -> None:
+def test_a_power_failure_keeps_fsynced_records_in_random_histories(seeds: int) -> None:
     for seed in range(seeds, seeds + 50):
         life = _Life(seed)
         steps, weights = zip(*(_SEALING if seed % 2 else _STEPS), strict=True)
@@ -434,13 +435,13 @@ def test_a_power_cut_keeps_what_was_fsynced_in_random_histories(seeds: int) -> N
 
 
 def _batches(log: Log) -> set[tuple[int, int]]:
-    """Base offset and leader epoch of each."""
+    """Return the base offset and the leader epoch of each batch."""
     headers = [header for segment in log.segments for header in segment.headers()]
     return {(int(header["base_offset"]), int(header["leader_epoch"])) for header in headers}
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_interrupted_seals_promise_nothing_that_a_power_cut_can_lose(seed: int) -> None:
+def test_interrupted_seals_report_nothing_that_a_power_failure_loses(seed: int) -> None:
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 3)
@@ -451,7 +452,7 @@ def test_interrupted_seals_promise_nothing_that_a_power_cut_can_lose(seed: int) 
         _next_segment(log)
         log.set_high_watermark(log.log_end_offset)
         job, *_ = log.durability.seals_due()
-        disk.die_after(1)  # behind the footer
+        disk.die_after(1)  # after the footer
         with pytest.raises(ProcessDied):
             job.run()
         directory, log = _kill(disk)
