@@ -8,7 +8,6 @@ not at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -33,7 +32,7 @@ PreludeLength = Callable[[int], int]
 CutFront = Callable[[BatchHeader, memoryview, int], tuple[BatchHeader, Buffer]]
 
 
-class AppendPoint(NamedTuple):
+class AppendPoint(msgspec.Struct, frozen=True, gc=False):
     """The place of the next batch of a log, as far as a plan depends on it."""
 
     log_end_offset: int
@@ -82,7 +81,8 @@ def plan_leader_append(
         BrokerError: CORRUPT_MESSAGE if a body's length differs from its header, or for an unreadable marker;
             SCHEMA_OUTDATED for an unknown id; OFFSET_OUT_OF_RANGE for a placed batch that does not begin at the end.
     """
-    end, _, position, running_max, first_append_us, schema_id, _ = point
+    end, position, running_max = point.log_end_offset, point.position, point.running_max
+    first_append_us, schema_id = point.first_append_us, point.schema_id
     log_append_time = config.timestamp_type == "LogAppendTime"
     segment_ms = config.segment_ms
     if config.compacted:  # compaction skips the active segment, so it must roll in time
@@ -109,24 +109,28 @@ def plan_leader_append(
         else:
             min_timestamp, max_timestamp = header.min_timestamp, header.max_timestamp
         running_max = max(running_max, max_timestamp)
-        final = BatchHeader(
-            end,
-            position,
-            max_timestamp,
-            running_max,
-            now_us,
-            header.producer_id,
-            min_timestamp,
-            header.offset_span,
-            header.record_count,
-            header.length,
-            header.body_crc,
-            leader_epoch,
-            schema_id,
-            header.first_sequence,
-            header.offset_array_length,
-            header.producer_epoch,
-            header.flags | _FIRST if roll else header.flags & ~_FIRST,
+        # Built as the class does it, but without a Python call, because this runs for every batch.
+        final = tuple.__new__(
+            BatchHeader,
+            (
+                end,
+                position,
+                max_timestamp,
+                running_max,
+                now_us,
+                header.producer_id,
+                min_timestamp,
+                header.offset_span,
+                header.record_count,
+                header.length,
+                header.body_crc,
+                leader_epoch,
+                schema_id,
+                header.first_sequence,
+                header.offset_array_length,
+                header.producer_epoch,
+                header.flags | _FIRST if roll else header.flags & ~_FIRST,
+            ),
         )
         if roll or not runs:
             runs.append(SegmentWrite(roll, [], [], [], {}))
@@ -161,7 +165,8 @@ def plan_follower_append(
         BrokerError: CORRUPT_MESSAGE naming found and expected, or for an unreadable marker; SCHEMA_OUTDATED for an
             unknown schema id.
     """
-    end, last_epoch, position, running_max, _, schema_id, _ = point
+    end, position, running_max = point.log_end_offset, point.position, point.running_max
+    last_epoch, schema_id = point.last_epoch, point.schema_id
     empty = last_epoch < 0
     own_place = point.cleaned
     runs: list[SegmentWrite] = []

@@ -105,22 +105,21 @@ class Log:
             NewerFormatError, StorageError: as ``recover_log``.
         """
         files = self._files
-        start = checkpoint.log_start_offset if checkpoint is not None else 0
-        recovery_point = checkpoint.recovery_point if checkpoint is not None else 0
+        at = checkpoint if checkpoint is not None else PartitionCheckpoint(*self.tp, self.topic_id, 0, 0, 0)
         found = recover_log(
             files.disk,
             files.directory.path,
             schemas=files.directory.schemas,
             files=files.services.files,
-            recovery_point=recovery_point,
-            log_start_offset=start,
-            claimed=max(checkpoint.high_watermark, recovery_point) if checkpoint is not None else 0,
+            recovery_point=at.recovery_point,
+            log_start_offset=at.log_start_offset,
+            claimed=max(at.high_watermark, at.recovery_point),
             thorough=not (clean or trusted),
         )
         self.findings = found.findings
         files.recovered(found)
-        log_end = found.segments[-1].end_offset if found.segments else start
-        self._offsets.recovered(checkpoint, first_segment_offset=files.chain.first_offset(log_end), log_end=log_end)
+        log_end = found.segments[-1].end_offset if found.segments else at.log_start_offset
+        self._offsets.recovered(at, first_segment_offset=files.chain.first_offset(log_end), log_end=log_end)
         self._tail.recovered(found)
         self.durability.recovered(found, clean=clean)
         if CLEANER_FILE in found.names:

@@ -55,17 +55,13 @@ class LogOffsets:
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
-    def recovered(self, checkpoint: PartitionCheckpoint | None, *, first_segment_offset: int, log_end: int) -> None:
+    def recovered(self, checkpoint: PartitionCheckpoint, *, first_segment_offset: int, log_end: int) -> None:
         """Set the offsets of a log that was found on disk."""
-        start = high_watermark = recovery_point = 0
-        if checkpoint is not None:
-            start, high_watermark = checkpoint.log_start_offset, checkpoint.high_watermark
-            recovery_point = checkpoint.recovery_point
         self.log_end = log_end
-        self.log_start = min(max(start, first_segment_offset), log_end)
-        self._claimed_end = max(high_watermark, recovery_point)
-        self.high_watermark = min(max(high_watermark, self.log_start), log_end)
-        self.recovery_point = min(recovery_point, log_end)
+        self.log_start = min(max(checkpoint.log_start_offset, first_segment_offset), log_end)
+        self._claimed_end = max(checkpoint.high_watermark, checkpoint.recovery_point)
+        self.high_watermark = min(max(checkpoint.high_watermark, self.log_start), log_end)
+        self.recovery_point = min(checkpoint.recovery_point, log_end)
         # A reader of the earlier process may still have all of this mapped.
         self.served_end = log_end
         self._moved()
