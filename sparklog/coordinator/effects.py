@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparklog.coordinator.group_target import TargetInputs
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TopicPartitions, TransactionMarker
@@ -43,6 +44,21 @@ class SendOffsets:
     decision: int
     group: str
     offsets: tuple[GroupOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTarget:
+    """A call of ``inputs.compute`` in another thread. The result is TargetComputed."""
+
+    group: str
+    inputs: TargetInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Another step for the group, in a later turn of the event loop. The result is Resumed."""
+
+    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +131,4 @@ class Report:
     detail: str
 
 
-Effect = Append | SendMarkers | SendOffsets | Answer | Rewritten | Report
+Effect = Append | SendMarkers | SendOffsets | ComputeTarget | Resume | Answer | Rewritten | Report

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sparklog.coordinator.assignor import TopicView
 from sparklog.coordinator.group_records import About
+from sparklog.coordinator.group_target import Target, TargetInputs
 from sparklog.protocol.messages import GroupOffset, TopicPartitions
 
 
@@ -83,5 +84,21 @@ class TopicsGone:
     topics: tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TargetComputed:
+    """The target that was computed from these inputs."""
+
+    group: str
+    inputs: TargetInputs
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The turn of the event loop in which the group's remaining work continues."""
+
+    group: str
+
+
 GroupRequest = CommitRequested | HoldRequested | HeartbeatRequested | DeleteRequested
-GroupEvent = GroupRequest | HoldEnded | TopicsSeen | TopicsGone
+GroupEvent = GroupRequest | HoldEnded | TopicsSeen | TopicsGone | TargetComputed | Resumed

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparklog.coordinator.core import CoordinatorCore
-from sparklog.coordinator.effects import Answer, Done, Effect, Refused, Report
+from sparklog.coordinator.effects import Answer, ComputeTarget, Done, Effect, Refused, Report, Resume
 from sparklog.coordinator.group_events import (
     CommitRequested,
     DeleteRequested,
@@ -33,6 +33,8 @@ from sparklog.coordinator.group_events import (
     HeartbeatRequested,
     HoldEnded,
     HoldRequested,
+    Resumed,
+    TargetComputed,
     TopicsGone,
     TopicsSeen,
 )
@@ -63,6 +65,9 @@ from sparklog.protocol.messages import GroupDescription, GroupOffset
 
 #: The number of requests of one group that may wait.
 MAX_QUEUED = 10_000
+#: The most work of one step, about the number of partitions and offsets in the requests that it handles. A single
+#: request may take more.
+WORK_AT_ONCE = 10_000
 #: A tick that is later than this shows that the process was paused and received nothing meanwhile.
 _LATE_MS = 250
 #: The time after a refused append before members move again.
@@ -100,6 +105,9 @@ class _Draft:
     gone: list[TopicsGone] = field(default_factory=list)
 
 
+_Queued = GroupRequest | HoldEnded | TopicsGone | TargetComputed
+
+
 @dataclass(slots=True)
 class _Group:
     #: The group's name.
@@ -108,7 +116,9 @@ class _Group:
     #: The committed state in the log.
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
     draft: _Draft | None = None
-    queue: list[GroupRequest | HoldEnded | TopicsGone] = field(default_factory=list)
+    queue: list[_Queued] = field(default_factory=list)
+    #: Whether the group waits for Resumed; until then its requests wait as well.
+    resuming: bool = False
     #: Deletions of topics whose append was refused. They are applied again after another append succeeds, or with the
     #: check for idle groups.
     again: list[TopicsGone] = field(default_factory=list)
@@ -173,10 +183,15 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         match event:
             case CommitRequested() | HoldRequested() | HeartbeatRequested() | DeleteRequested():
                 self._enqueue(event, now_ms)
-            case HoldEnded():
+            case HoldEnded() | TargetComputed():
                 known = self._entries.get(event.group)
                 if known is not None:
                     known.queue.append(event)
+                    self._serve(known, now_ms)
+            case Resumed():
+                known = self._entries.get(event.group)
+                if known is not None:
+                    known.resuming = False
                     self._serve(known, now_ms)
             case TopicsSeen():
                 first = not self._topics.told
@@ -314,12 +329,14 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         self._serve(group, now_ms)
 
     def _serve(self, group: _Group, now_ms: int) -> None:
-        """Put all waiting requests and the due changes of members into one append."""
-        if group.draft is not None:
+        """Put the waiting requests and the due changes of members into one append, as much as one step does.
+
+        The remaining ones follow after the commit, or after Resumed if there is nothing to append.
+        """
+        if group.draft is not None or group.resuming:
             return
         draft = _Draft(began_ms=now_ms)
-        waiting, group.queue = group.queue, []
-        for event in waiting:
+        for event in _pop_share(group.queue):
             match event:
                 case TopicsGone():
                     self._drop_topics(group, event, draft)
@@ -333,17 +350,25 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                     self._hold(group, event, draft, now_ms)
                 case HoldEnded():
                     self._end_hold(group, event, draft)
+                case TargetComputed():
+                    group.membership.target_computed(event.inputs, event.target, now_ms)
         for detail in group.membership.settle(self._topics, now_ms):
             self._effects.append(Report("groups.members.removed", detail))
         draft.changes.update(group.membership.pop_changes(now_ms))
         draft.answers += group.membership.pop_answers()
         draft.told = group.membership.pop_responded()
         self._note_members(group)
+        inputs = group.membership.pop_inputs()
+        if inputs is not None:
+            self._effects.append(ComputeTarget(group.key, inputs))
         if draft.changes:
             self._change(group, draft)
-        else:
-            self._effects += draft.answers
-            self._drop_if_empty(group)
+            return
+        self._effects += draft.answers
+        if group.queue or group.membership.unfinished:
+            group.resuming = True
+            self._effects.append(Resume(group.key))
+        self._drop_if_empty(group)
 
     def _delete(self, group: _Group, request: DeleteRequested, draft: _Draft, now_ms: int) -> None:
         if group.membership.members:
@@ -475,9 +500,12 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             self._schedule()
 
     def _schedule(self) -> None:
-        """Compute the time of the next check. A group with a draft in flight is checked when the draft ends."""
-        waiting = (group.membership.due_ms for group in self._active.values() if group.draft is None)
-        self._due_ms = min(waiting, default=NEVER)
+        """Compute the time of the next check.
+
+        A group with a draft in flight is checked when the draft ends, and one that waits for Resumed is checked then.
+        """
+        ready = (group for group in self._active.values() if group.draft is None and not group.resuming)
+        self._due_ms = min((group.membership.due_ms for group in ready), default=NEVER)
 
     def _note_members(self, group: _Group) -> None:
         if group.membership.members:
@@ -501,6 +529,25 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         ]
         if gone and not entry.queue:
             self._change(entry, _Draft(dict.fromkeys(gone), began_ms=now_ms))
+
+
+def _pop_share(queue: list[_Queued]) -> list[_Queued]:
+    """Remove and return the first requests of the queue, as many as one step handles."""
+    work = count = 0
+    for event in queue:
+        match event:
+            case CommitRequested() | HoldRequested():
+                work += 1 + len(event.offsets)
+            case HeartbeatRequested():
+                work += 1 + sum(len(found.partitions) for found in event.owned)
+            case _:
+                work += 1
+        if count and work > WORK_AT_ONCE:
+            break
+        count += 1
+    share = queue[:count]
+    del queue[:count]
+    return share
 
 
 def _given(member: GroupValue | None, topics: Set[str]) -> dict[tuple[str, int], int]:

@@ -12,6 +12,10 @@ The module is pure. Events and their results, as types:
   partitions outside its target learns this, gives them up (its next heartbeat omits them) and only then gets more. A
   partition is assigned only if no member owns it, in the current epoch, to the member that has it in the target. So a
   partition has at most one owner at a time, and one per epoch.
+- The target of a large group is computed by another thread (``ComputeTarget``), and counts from the epoch in which its
+  result arrives (``target_computed``). The result is dropped if a member changed its subscription, a static member was
+  replaced, or a topic was deleted meanwhile. Members that joined meanwhile have partitions in the next target. The
+  partitions of a target are assigned in parts, one step each (``unfinished``).
 - A commit names the member and its epoch. It is valid if the member owns the partitions and got them no later than in
   that epoch. Offsets of partitions that were given up, or that a removed member owned, cannot be committed any more
   (KIP-1251).
@@ -33,12 +37,14 @@ Source: KIP-848. There a member's epoch alone decides whether it may commit, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Set
+from itertools import islice
 
-from sparklog.coordinator.assignor import Part, Subscriber, TopicView, assign
+from sparklog.coordinator.assignor import Part, Subscriber, TopicView
 from sparklog.coordinator.effects import Answer, Assigned, Outcome, Refused
 from sparklog.coordinator.group_events import HeartbeatRequested
-from sparklog.coordinator.group_member import NEVER, Member, owned_parts, topic_partitions
+from sparklog.coordinator.group_member import NEVER, Member, owned_parts
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
     About,
@@ -49,6 +55,7 @@ from sparklog.coordinator.group_records import (
     MemberKey,
     MemberState,
 )
+from sparklog.coordinator.group_target import Target, TargetInputs
 from sparklog.coordinator.group_topics import Topics, pattern_error
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import (
@@ -64,6 +71,10 @@ _TOGETHER_MS = 100
 #: After an assignment, assignments pause for one millisecond per this number of members and partitions. Many members
 #: that join one after the other must not keep the coordinator busy with assignments alone.
 _PER_MS = 50
+#: The number of members and partitions of a target that is computed at once, in the step that needs it.
+COMPUTED_AT_ONCE = 10_000
+#: The number of partitions of members that one step examines and assigns. A single member may have more.
+PARTS_AT_ONCE = 10_000
 
 
 class Membership:
@@ -86,7 +97,15 @@ class Membership:
         self._target_owner: dict[Part, str] = {}
         #: Whether the target is older than the current members, subscriptions and topics.
         self.dirty = False
+        #: The inputs of the target that another thread is to compute, until ``pop_inputs``.
+        self._inputs: TargetInputs | None = None
+        #: The inputs of the target that another thread computes now. The results of other inputs do not count.
+        self._computing: TargetInputs | None = None
         self._assign_ms = 0
+        #: About the partitions that this step has examined. Beyond ``PARTS_AT_ONCE`` the rest is for another step.
+        self._examined = 0
+        #: Whether a new target is due, and was left for another step.
+        self._postponed = False
         #: Members to check: their owned, target or reported partitions changed.
         self._touched: set[str] = set()
         #: Members whose records must be written or removed.
@@ -100,6 +119,7 @@ class Membership:
         before, self.members = self.members, {}
         self._instances, self._owner, self._target_owner = {}, {}, {}
         self._changed, self._touched, self._epoch_changed = set(), set(), False
+        self._inputs = self._computing = None
         self.epoch = 0
         for key, value in state.items():
             if isinstance(key, EpochKey) and isinstance(value, GroupEpoch):
@@ -121,7 +141,7 @@ class Membership:
         member.sequence, member.joined = value.sequence, value.joined
         member.session_ms = now_ms + value.about.session_timeout_ms
         if before is not None:
-            member.sequence, member.reported = before.sequence, before.reported
+            member.sequence, member.reported, member.named = before.sequence, before.reported, before.named
             member.session_ms = before.session_ms
             member.held, member.held_until_ms = before.held, before.held_until_ms
         self.members[member_id] = member
@@ -158,12 +178,11 @@ class Membership:
         member.epoch = max(member.epoch, event.member_epoch)
         member.session_ms = now_ms + event.about.session_timeout_ms
         if event.about != member.about:
-            self.dirty |= event.about.subscription != member.about.subscription
+            if event.about.subscription != member.about.subscription:
+                self._outdate()
             member.about = event.about
             self._changed.add(member.member_id)
-        member.reported = frozenset(
-            (found.topic, found.topic_id, number) for found in event.owned for number in found.partitions
-        )
+        member.report(event.owned)
         self._disown_unreported(member)
         member.held = event.ticket
         hold_ms = min(event.about.heartbeat_interval_ms, event.about.session_timeout_ms // 3)
@@ -185,9 +204,21 @@ class Membership:
         An empty id means any topic with the name.
         """
         ended = set(gone)
-        for part in [part for part in self._owner if part[:2] in ended or (part[0], "") in ended]:
-            self._disown(part)
+        names = {name for name, _ in ended}
+
+        def among(parts: Iterable[Part]) -> list[Part]:
+            named = (part for part in parts if part[0] in names)
+            return [part for part in named if part[:2] in ended or (part[0], "") in ended]
+
+        self._examined += len(self._owner)
+        for part in among(self._target_owner):
+            self._remove_from_target(part)
             self.dirty = True
+        owned = among(self._owner)
+        self._disown_gone(owned)
+        self.dirty |= bool(owned)
+        if self._computing is not None and not names.isdisjoint(self._computing.topics):
+            self._outdate()
 
     def expire(self, now_ms: int) -> list[str]:
         """Remove members that were silent, or did not give partitions up, for too long; return the reasons."""
@@ -220,23 +251,52 @@ class Membership:
         """
         told = self.expire(now_ms) if now_ms >= self.due_ms else []
         # An empty group waits for nothing, and its epoch's time is the departure of its last member.
-        if self.dirty and (not self.members or (topics.told and now_ms >= self._assign_ms)):
+        due = topics.told and self._computing is None and now_ms >= self._assign_ms
+        self._postponed = self.dirty and due and bool(self.members) and self._examined >= PARTS_AT_ONCE
+        if self.dirty and (due or not self.members) and not self._postponed:
             self._assign(topics, now_ms)
-        touched, self._touched = self._touched, set()
-        for member_id in sorted(touched):
-            member = self.members.get(member_id)
-            if member is not None:
-                self._assign_free(member, now_ms)
-                if member.held is not None and member.assigned != member.reported:
-                    self._release(member)
+        self._settle_touched(now_ms)
+        self._examined = 0
         if now_ms >= self.due_ms:
             for member in self.members.values():
                 if member.held is not None and member.held_until_ms <= now_ms + _TOGETHER_MS:
                     self._release(member)
             self._schedule()
-        if self.dirty and topics.told:
+        if self.dirty and topics.told and self._computing is None:
             self.due_ms = min(self.due_ms, self._assign_ms)
         return told
+
+    def _settle_touched(self, now_ms: int) -> None:
+        """Assign to the touched members, and respond to those with news, as much as one step does."""
+        for member_id in sorted(self._touched):
+            if self._examined >= PARTS_AT_ONCE:
+                return
+            self._touched.discard(member_id)
+            member = self.members.get(member_id)
+            if member is None:
+                continue
+            self._examined += 1 + max(len(member.owned), len(member.target))
+            self._assign_free(member, now_ms)
+            if member.held is not None and member_id not in self._touched:
+                assigned = member.assigned
+                if assigned != member.reported:
+                    self._release(member, assigned)
+
+    @property
+    def unfinished(self) -> bool:
+        """Return whether ``settle`` has left work for another step."""
+        return bool(self._touched) or self._postponed
+
+    def target_computed(self, inputs: TargetInputs, target: Target, now_ms: int) -> None:
+        """Begin the epoch of a target that another thread computed, unless it no longer counts."""
+        if inputs is self._computing:
+            self._computing = None
+            self._install(target, now_ms)
+
+    def pop_inputs(self) -> TargetInputs | None:
+        """Return the inputs of a target that another thread must compute, once; otherwise None."""
+        inputs, self._inputs = self._inputs, None
+        return inputs
 
     def pop_changes(self, now_ms: int) -> dict[GroupKey, GroupValue | None]:
         """Return the changes that the log must have before ``answers`` may be sent."""
@@ -287,7 +347,8 @@ class Membership:
         """Return the state as in ``messages.GroupDescription.state``."""
         if not self.members:
             return "empty"
-        changing = self.dirty or any(member.owned.keys() != member.target for member in self.members.values())
+        changing = self.dirty or self._computing is not None
+        changing = changing or any(member.owned.keys() != member.target for member in self.members.values())
         return "reconciling" if changing else "stable"
 
     # --- join and leave --------------------------------------------------------------------------------------------
@@ -334,12 +395,13 @@ class Membership:
 
     def _replace(self, old: Member, new: Member) -> None:
         """Give a static member's target to its successor in a new epoch, so that other members are not affected."""
-        dirty = self.dirty or old.about.subscription != new.about.subscription
+        dirty = self.dirty or self._computing is not None or old.about.subscription != new.about.subscription
         new.target = old.target
         self._remove(old, ErrorCode.FENCED_INSTANCE_ID, f"{old.about.instance_id!r} is another member now")
         for part in new.target:
             self._target_owner[part] = new.member_id
         self._next_epoch()
+        self._inputs = self._computing = None
         self.dirty = dirty
 
     def _leave(self, event: HeartbeatRequested, now_ms: int) -> None:
@@ -360,6 +422,7 @@ class Membership:
         for part in member.target:
             if self._target_owner.get(part) == member.member_id:
                 del self._target_owner[part]
+        self._examined += len(member.owned)
         del self.members[member.member_id]
         if self._instances.get(member.about.instance_id) == member.member_id:
             del self._instances[member.about.instance_id]
@@ -373,48 +436,106 @@ class Membership:
 
         The member does not have them and will not take them: responses to its earlier heartbeats no longer count.
         """
-        for part in member.owned.keys() - member.reported:
-            self._disown(part)
+        unreported = frozenset(member.owned) - member.reported
+        if unreported:
+            self._disown(member, unreported)
 
-    def _disown(self, part: Part) -> None:
-        member_id = self._owner.pop(part)
-        del self.members[member_id].owned[part]
-        self._changed.add(member_id)
-        self._touched.add(member_id)
-        waiting = self._target_owner.get(part)
-        if waiting is not None:
-            self._touched.add(waiting)
+    def _disown(self, member: Member, parts: Collection[Part]) -> None:
+        """Take partitions from the member that owns them, and note the members that may get them."""
+        # A member may give up 100,000 partitions at once, and each lookup takes a few hundred nanoseconds.
+        deque(map(self._owner.__delitem__, parts), maxlen=0)
+        kept = frozenset(member.owned).difference(parts)
+        if len(kept) < len(parts):
+            member.owned = {part: member.owned[part] for part in kept}
+        else:
+            deque(map(member.owned.__delitem__, parts), maxlen=0)
+        self._examined += len(parts)
+        self._changed.add(member.member_id)
+        self._touched.add(member.member_id)
+        if len(parts) < len(self.members):
+            self._touched.update(filter(None, map(self._target_owner.get, parts)))
+        else:
+            found = self.members.items()
+            self._touched.update(name for name, other in found if len(other.owned) < len(other.target))
+
+    def _disown_gone(self, parts: Iterable[Part]) -> None:
+        """Take partitions that no longer exist from their owners, and out of the target."""
+        by_owner: dict[str, list[Part]] = {}
+        for part in parts:
+            by_owner.setdefault(self._owner[part], []).append(part)
+        for member_id, owned in by_owner.items():
+            for part in owned:  # Otherwise it would be assigned again.
+                self._remove_from_target(part)
+            self._disown(self.members[member_id], owned)
 
     def _assign_free(self, member: Member, now_ms: int) -> None:
-        """Assign the free partitions of the member's target; none while it has to give up others first."""
+        """Assign the free partitions of the member's target; none while it has to give up others first.
+
+        Of a large target assign only a part. The member stays touched, and gets its response in another step.
+        """
         if member.giving_up:
             if member.give_up_ms == NEVER:
                 member.give_up_ms = now_ms + member.about.rebalance_timeout_ms
                 self.due_ms = min(self.due_ms, member.give_up_ms)
             return
         member.give_up_ms = NEVER
-        for part in member.target:
-            if part not in self._owner:
-                member.owned[part] = member.epoch = self.epoch
-                self._owner[part] = member.member_id
-                self._changed.add(member.member_id)
+        if len(member.owned) == len(member.target):
+            return
+        missing = member.target.difference(member.owned)
+        free = list(islice((part for part in missing if part not in self._owner), PARTS_AT_ONCE))
+        for part in free:
+            member.owned[part] = self.epoch
+            self._owner[part] = member.member_id
+        if free:
+            member.epoch = self.epoch
+            self._changed.add(member.member_id)
+            if len(member.target) > PARTS_AT_ONCE:
+                self._touched.add(member.member_id)
 
     def _assign(self, topics: Topics, now_ms: int) -> None:
-        self._next_epoch()
+        """Compute a new target, or have it computed if the group is large."""
         self.dirty = False
         views = self._views(topics)
-        for part in [part for part in self._owner if views[part[0]].topic_id != part[1]]:
-            self._disown(part)  # The topic was recreated with this name.
-        subscribers = {
-            member_id: Subscriber(self._wanted(member.about, topics, views), member.about.rack)
-            for member_id, member in self.members.items()
-        }
-        target = assign(subscribers, views, {**self._owner, **self._target_owner})
-        self._target_owner = {part: member_id for member_id, parts in target.items() for part in parts}
-        for member_id, parts in target.items():
-            self.members[member_id].target = set(parts)
-        self._touched.update(target)
-        self._assign_ms = now_ms + (len(target) + len(self._target_owner)) // _PER_MS
+        # These topics were recreated with their names.
+        self._disown_gone([part for part in self._owner if views[part[0]].topic_id != part[1]])
+        wanted: dict[tuple[tuple[str, ...], str], frozenset[str]] = {}
+        subscribers = {}
+        for member_id, member in self.members.items():
+            named = (member.about.topics, member.about.pattern)
+            if named not in wanted:
+                wanted[named] = self._wanted(member.about, topics, views)
+            subscribers[member_id] = Subscriber(wanted[named], member.about.rack)
+        inputs = TargetInputs(subscribers, dict(views), self._owner.copy(), self._target_owner.copy())
+        self._inputs = self._computing = None
+        if inputs.size <= COMPUTED_AT_ONCE:
+            self._install(inputs.compute(), now_ms)
+        else:
+            self._inputs = self._computing = inputs
+            self._examined += inputs.size
+
+    def _install(self, target: Target, now_ms: int) -> None:
+        """Begin the epoch of ``target``."""
+        self._next_epoch()
+        for member_id in target.parts.keys() - self.members.keys():
+            for part in target.parts[member_id]:  # The member was removed during the computation.
+                del target.members[part]
+        self._target_owner = target.members
+        for member_id, member in self.members.items():
+            member.target = target.parts.get(member_id) or set()
+        self._touched.update(self.members)
+        self._assign_ms = now_ms + (len(self.members) + len(self._target_owner)) // _PER_MS
+
+    def _outdate(self) -> None:
+        """Note a change after which a target that is being computed must not be used."""
+        self.dirty = True
+        self._inputs = self._computing = None
+
+    def _remove_from_target(self, part: Part) -> None:
+        """Remove a partition that no longer exists from the target."""
+        member_id = self._target_owner.pop(part, None)
+        if member_id is not None:
+            self.members[member_id].target.discard(part)
+            self._touched.add(member_id)
 
     def _views(self, topics: Topics) -> Mapping[str, TopicView]:
         """Return the known topics, with those that only the members' owned partitions prove."""
@@ -439,17 +560,18 @@ class Membership:
 
     # --- responses -------------------------------------------------------------------------------------------------
 
-    def _assignment(self, member: Member) -> Assigned:
-        if not member.giving_up:
+    def _assignment(self, member: Member, assigned: frozenset[Part] | None = None) -> Assigned:
+        assigned = member.assigned if assigned is None else assigned
+        if len(assigned) == len(member.owned):  # The member has nothing to give up.
             member.epoch = self.epoch
-        return Assigned(member.epoch, topic_partitions(member.assigned))
+        return Assigned(member.epoch, member.response(assigned))
 
-    def _release(self, member: Member) -> None:
-        """Respond to the waiting heartbeat, if there is one."""
+    def _release(self, member: Member, assigned: frozenset[Part] | None = None) -> None:
+        """Respond to the waiting heartbeat, if there is one. ``assigned`` is what the member has, if it is known."""
         if member.held is not None:
             ticket, member.held = member.held, None
             self._told.add(member.member_id)
-            self._answer(ticket, self._assignment(member))
+            self._answer(ticket, self._assignment(member, assigned))
 
     def _answer(self, ticket: int, outcome: Outcome) -> None:
         self.answers.append(Answer(ticket, outcome))

@@ -115,7 +115,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     member_epoch: int
     sequence: int
     owned: Entries[TopicPartitions] = ()
-    topics: Entries[Name] = ()
+    topics: Plain[Name] = ()
     pattern: Name = ""
     instance_id: Name = ""
     rack: Name = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,9 @@ import pytest
 
 from sparklog.broker.groups.group_host import GroupHost
 from sparklog.broker.groups.group_requests import GroupRequests
+from sparklog.coordinator.assignor import TopicView
+from sparklog.coordinator.effects import Assigned, Outcome, Refused
+from sparklog.coordinator.group_events import HeartbeatRequested, TopicsSeen
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
     About,
@@ -27,15 +31,21 @@ from sparklog.coordinator.group_records import (
     OwnedTopic,
     group_record,
 )
+from sparklog.coordinator.group_target import Target, TargetInputs
+from sparklog.coordinator.membership import COMPUTED_AT_ONCE
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.protocol.messages import (
+    MAX_ENTRIES,
     FetchOffsets,
     FetchOffsetsReply,
     GroupOffset,
+    Heartbeat,
     ListParticipants,
     ListParticipantsReply,
     Reply,
     Request,
+    decode_request,
+    encode_message,
 )
 from tests.broker.staged import TOPIC_ID, Stage, until
 
@@ -269,5 +279,63 @@ def test_a_member_learns_of_offsets_that_no_transaction_holds() -> None:
         assert refused.value.code == ErrorCode.UNSTABLE_OFFSET_COMMIT
         await until(lambda: not host._asking)
         host.end()
+
+    asyncio.run(story())
+
+
+def test_a_heartbeat_with_too_many_topics_advises_a_pattern() -> None:
+    """Decode it from the wire: a bound of the message would refuse it without the advice."""
+
+    async def story() -> None:
+        stage = Stage()
+        topics = tuple(f"topic-{number}" for number in range(MAX_ENTRIES + 1))
+        request = decode_request(encode_message(Heartbeat(7, "g", "m", 0, 1, topics=topics)))
+        with pytest.raises(BrokerError, match="at most expected: subscribe by a pattern") as caught:
+            stage.handle(SimpleNamespace(client_id="c", within_host=False, peer="host:1"), request)
+        assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+    asyncio.run(story())
+
+
+def test_a_thread_computes_the_target_of_a_large_group() -> None:
+    async def story() -> None:
+        host = Stage().group_host()
+        host.unready = ""
+        host.step(TopicsSeen({"t": TopicView("t-id", 2 * COMPUTED_AT_ONCE)}))
+        threads: list[int] = []
+        compute = TargetInputs.compute
+
+        def noted(inputs: TargetInputs) -> Target:
+            threads.append(threading.get_ident())
+            return compute(inputs)
+
+        outcomes: list[Outcome] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TargetInputs, "compute", noted)
+            host.ask(lambda ticket: HeartbeatRequested(ticket, "g", "m", 0, 1, (), About(("t",))), outcomes.append)
+            assert not outcomes
+            await until(lambda: outcomes)
+        (outcome,) = outcomes
+        assert isinstance(outcome, Assigned)
+        assert len(outcome.assigned[0].partitions) == 2 * COMPUTED_AT_ONCE
+        assert len(threads) == 1 and threads != [threading.get_ident()]
+        host.end()
+
+    asyncio.run(story())
+
+
+def test_a_target_that_cannot_be_computed_ends_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the group would wait for its target forever."""
+
+    async def story() -> None:
+        host = Stage().group_host()
+        host.unready = ""
+        host.step(TopicsSeen({"t": TopicView("t-id", 2 * COMPUTED_AT_ONCE)}))
+        monkeypatch.setattr(TargetInputs, "compute", lambda _: 1 / 0)
+        outcomes: list[Outcome] = []
+        host.ask(lambda ticket: HeartbeatRequested(ticket, "g", "m", 0, 1, (), About(("t",))), outcomes.append)
+        await until(lambda: outcomes)
+        assert isinstance(outcomes[0], Refused) and outcomes[0].code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert host.unready == "failed"
 
     asyncio.run(story())

@@ -9,9 +9,26 @@ from collections.abc import Iterable
 from typing import Any
 
 from sparklog.coordinator.assignor import Part, TopicView
-from sparklog.coordinator.effects import Answer, Append, Assigned, Outcome, Refused, Report, Rewritten
+from sparklog.coordinator.effects import (
+    Answer,
+    Append,
+    Assigned,
+    ComputeTarget,
+    Outcome,
+    Refused,
+    Report,
+    Resume,
+    Rewritten,
+)
 from sparklog.coordinator.events import Appended, AppendRefused, Ticked
-from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, HeartbeatRequested, TopicsSeen
+from sparklog.coordinator.group_events import (
+    CommitRequested,
+    DeleteRequested,
+    HeartbeatRequested,
+    Resumed,
+    TargetComputed,
+    TopicsSeen,
+)
 from sparklog.coordinator.group_member import topic_partitions
 from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import About, MemberKey, MemberState, decode_group_record
@@ -30,6 +47,8 @@ class GroupsHost:
         self.now_ms = 1_000_000
         self.log: list[Record] = []
         self.appends: list[Append] = []
+        #: What another thread computes, and what waits for the next turn of the loop.
+        self.later: list[ComputeTarget | Resume] = []
         self.answers: dict[int, Outcome] = {}
         self.reports: list[str] = []
         self.views = {name: TopicView(f"id-{name}", count) for name, count in topics.items()}
@@ -49,7 +68,7 @@ class GroupsHost:
         response."""
         for append in self.appends[:keep]:
             self._write(append)
-        self.appends = []
+        self.appends, self.later = [], []
         self.core = self._fresh()
         self.see()
 
@@ -57,7 +76,10 @@ class GroupsHost:
         self.step(TopicsSeen(dict(self.views)))
 
     def step(self, event: object) -> None:
-        for effect in self.core.step(event, self.now_ms):
+        self.perform(self.core.step(event, self.now_ms))
+
+    def perform(self, effects: Iterable[object]) -> None:
+        for effect in effects:
             match effect:
                 case Append():
                     self.appends.append(effect)
@@ -66,6 +88,8 @@ class GroupsHost:
                     self.answers[effect.ticket] = effect.outcome
                 case Report():
                     self.reports.append(effect.detail)
+                case ComputeTarget() | Resume():
+                    self.later.append(effect)
                 case _:
                     assert isinstance(effect, Rewritten)
 
@@ -100,8 +124,18 @@ class GroupsHost:
         self.step(AppendRefused(self.appends.pop(0).append, "too few in-sync replicas"))
 
     def settle(self) -> None:
-        while self.appends:
-            self.commit_one()
+        while self.appends or self.later:
+            while self.appends:
+                self.commit_one()
+            if self.later:
+                self.do_later()
+
+    def do_later(self, number: int = 0) -> None:
+        effect = self.later.pop(number)
+        if isinstance(effect, Resume):
+            self.step(Resumed(effect.group))
+        else:
+            self.step(TargetComputed(effect.group, effect.inputs, effect.inputs.compute()))
 
     def wait(self, ms: int) -> None:
         """Advance the time tick by tick, as the core requests."""
@@ -229,7 +263,7 @@ class Chaos:
         acts = [
             (self._join, 3), (self._beat, 30), (self._give_up, 20), (self._lose_answer, 3), (self._die, 1),
             (self._leave, 1), (self._commit_append, 30), (self._refuse, 1), (self._crash, 1), (self._time, 6),
-            (self._grow, 1), (self._late_heartbeat, 3),
+            (self._grow, 1), (self._late_heartbeat, 3), (self._do_later, 10),
         ]  # fmt: skip
         for _ in range(steps):
             act = self.random.choices([act for act, _ in acts], [weight for _, weight in acts])[0]
@@ -300,6 +334,10 @@ class Chaos:
     def _commit_append(self) -> None:
         if self.host.appends:
             self.host.commit_one()
+
+    def _do_later(self) -> None:
+        if self.host.later:
+            self.host.do_later(self.random.randrange(len(self.host.later)))
 
     def _refuse(self) -> None:
         if self.host.appends:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from sparklog.coordinator import group_offsets, membership
 from sparklog.coordinator.assignor import TopicView
 from sparklog.coordinator.effects import Assigned
 from sparklog.coordinator.events import Ticked
@@ -415,7 +416,15 @@ def test_a_heartbeat_of_an_earlier_life_revives_no_member() -> None:
     ],
     ids=str,
 )
-def test_every_partition_has_one_owner_and_balance_returns(seeds: range) -> None:
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_every_partition_has_one_owner_and_balance_returns(
+    seeds: range, in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Balance the groups at once, or with targets of another thread that are assigned in small parts."""
+    if in_parts:
+        monkeypatch.setattr(membership, "COMPUTED_AT_ONCE", 0)
+        monkeypatch.setattr(membership, "PARTS_AT_ONCE", 2)
+        monkeypatch.setattr(group_offsets, "WORK_AT_ONCE", 3)
     for seed in seeds:
         chaos = Chaos(seed)
         chaos.run(250)

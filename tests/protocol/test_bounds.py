@@ -66,6 +66,7 @@ OF_PLAIN = {
     "EndTransaction.winners",
     "ListParticipants.producer_ids",
     "Heartbeat.owned[].partitions",
+    "Heartbeat.topics",
 }
 
 

@@ -15,7 +15,8 @@ from sparklog.broker.replication.partition import Partition
 from sparklog.broker.transactions.coordinator_runtime import CoordinatorRuntime
 from sparklog.config import BrokerConfig
 from sparklog.coordinator.assignor import TopicView
-from sparklog.coordinator.group_events import HoldEnded, TopicsGone, TopicsSeen
+from sparklog.coordinator.effects import ComputeTarget, Resume
+from sparklog.coordinator.group_events import HoldEnded, Resumed, TargetComputed, TopicsGone, TopicsSeen
 from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import Hold
 from sparklog.errors import BrokerError, ClusterError
@@ -64,7 +65,23 @@ class GroupHost(CoordinatorRuntime):
         super().__init__(context, partition, self.groups, log_start_moved=log_start_moved)
 
     def perform(self, effect: Any) -> None:
-        raise AssertionError(f"not an order of a group coordinator: {effect!r}")
+        match effect:
+            case ComputeTarget():
+                self.context.spawn(self._compute_target(effect), f"target of group {effect.group}")
+            case Resume():
+                asyncio.get_running_loop().call_soon(self.step, Resumed(effect.group))
+            case _:
+                raise AssertionError(f"not an order of a group coordinator: {effect!r}")
+
+    async def _compute_target(self, effect: ComputeTarget) -> None:
+        """Compute the target in a thread. An error ends this coordinator, as an error in one of its steps does."""
+        try:
+            target = await asyncio.get_running_loop().run_in_executor(None, effect.inputs.compute)
+        except Exception:
+            _log.exception("%s: cannot compute the target of group %s", self.partition.tp, effect.group)
+            self._fail()
+            return
+        self.step(TargetComputed(effect.group, effect.inputs, target))
 
     async def load(self) -> None:
         await super().load()

@@ -46,9 +46,6 @@ from sparklog.protocol.messages import (
 )
 from sparklog.protocol.senders import Sender
 
-#: The most topics that a member may name.
-MAX_TOPICS = 10_000
-
 
 class GroupRequests:
     """The handlers of requests about groups. Owner: the broker's event loop."""
@@ -134,14 +131,18 @@ class GroupRequests:
         connection.reply(FetchOffsetsReply(request.cid, found, tuple(sorted(held))))
 
     def _all_offsets(self, cid: int, values: Iterable[GroupValue]) -> Generator[None, None, Reply]:
-        """Respond with the offsets among the values of a group, which may be hundreds of thousands."""
-        found: list[GroupOffset] = []
+        """Respond with the offsets among the values of a group, which may be hundreds of thousands, in order."""
+        by_topic: dict[str, list[GroupOffset]] = {}
         for value in values:
             if self._slices.over():
                 yield
             if isinstance(value, CommittedOffset):
-                found.append(value.offset)
-        found.sort(key=lambda offset: (offset.topic, offset.partition))
+                by_topic.setdefault(value.offset.topic, []).append(value.offset)
+        found: list[GroupOffset] = []
+        for _, offsets in sorted(by_topic.items()):
+            if self._slices.over():
+                yield
+            found += sorted(offsets, key=lambda offset: offset.partition)
         return FetchOffsetsReply(cid, tuple(found))
 
     def hold_offsets(self, connection: ServerConnection, request: HoldOffsets, body: memoryview) -> None:
@@ -305,8 +306,8 @@ def _check_sizes(request: Heartbeat) -> None:
     if owned > MAX_PLAIN:
         detail = f"{owned} partitions found that a member owns, {MAX_PLAIN} at most expected"
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
-    if len(request.topics) > MAX_TOPICS:
-        detail = f"{len(request.topics)} topics found, {MAX_TOPICS} at most expected: name a pattern"
+    if len(request.topics) > MAX_ENTRIES:
+        detail = f"{len(request.topics)} topics found, {MAX_ENTRIES} at most expected: subscribe by a pattern instead"
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
 
 

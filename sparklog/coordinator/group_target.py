@@ -1,0 +1,44 @@
+"""The target of a group: which member has each partition in the group's next epoch.
+
+The module is pure. The computation for a large group takes hundreds of milliseconds, so its inputs are one frozen
+value: another thread may compute the target from them while the group serves requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sparklog.coordinator.assignor import Part, Subscriber, TopicView, assign
+
+
+class Target(NamedTuple):
+    """The partitions of each member, and the member of each partition. The receiver may change both."""
+
+    parts: dict[str, set[Part]]
+    members: dict[Part, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetInputs:
+    """The members and topics of a group at one moment, with the present owners of partitions and the last target.
+
+    It is the identity of its computation. Its mappings are copies that do not change.
+    """
+
+    subscribers: Mapping[str, Subscriber]
+    topics: Mapping[str, TopicView]
+    owners: Mapping[Part, str]
+    last_target: Mapping[Part, str]
+
+    @property
+    def size(self) -> int:
+        """Return the number of members and of partitions to assign."""
+        wanted = frozenset[str]().union(*{subscriber.topics for subscriber in self.subscribers.values()})
+        return len(self.subscribers) + sum(self.topics[name].partitions for name in wanted)
+
+    def compute(self) -> Target:
+        assigned = assign(self.subscribers, self.topics, {**self.owners, **self.last_target})
+        members = {part: member_id for member_id, parts in assigned.items() for part in parts}
+        return Target({member_id: set(parts) for member_id, parts in assigned.items()}, members)
