@@ -1,8 +1,8 @@
-"""A process that copies a topic in transactions, from where its group stands, until it is killed.
+"""A process that copies a topic in transactions, from its group's position, until it is killed.
 
-``python -m tests.client.copy_worker <bootstrap>``: reads ``in``, writes ``out``, group ``copy``, id ``copier``; says
-``done`` for every transaction it has seen committed. With a second argument it begins a transaction under that id with
-that time-out (``id:seconds``), writes one record to ``t``, says ``open``, and waits to be killed.
+``python -m tests.client.copy_worker <bootstrap>`` reads ``in``, writes ``out``, and uses group ``copy`` and id
+``copier``. It prints ``done`` for every committed transaction. With a second argument ``id:seconds`` it begins a
+transaction with that id and timeout, writes one record to ``t``, prints ``open``, and waits to be killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ STEP = 25
 
 def copy(bootstrap: str) -> None:
     with Admin(bootstrap) as admin, Producer(bootstrap, transactional_id="copier") as producer:
-        producer.begin()  # first: what an earlier life left open is ended by it, and only then the offsets are known
+        # first: this ends the transaction that an earlier process left open, and the offsets are known only afterwards
+        producer.begin()
         with Consumer(bootstrap, "in", start=admin.group_offsets("copy")) as consumer:
             while True:
                 ends = consumer.end_offsets()

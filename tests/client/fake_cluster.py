@@ -1,7 +1,7 @@
 """A cluster in one thread: real sockets and frames, logs in lists, and faults on demand.
 
-It keeps the promises a client relies on (leaders only, sequences checked by the broker's own table, whole batches)
-and breaks what a test tells it to break. Replication does not exist here: all brokers see one set of logs.
+It keeps the promises that a client relies on (only leaders respond, the broker's own table checks sequences, batches
+are complete) and breaks those that a test names. It has no replication: all brokers share one set of logs.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ from tests.client.fake_log import FakeLog, FakeTopic
 
 T = TypeVar("T")
 
-#: What a test may do to a request before the broker sees it: return True to say "handled".
+#: A fault that a test applies to a request before the broker handles it. True means that the fault has handled it.
 Fault = Callable[["FakeBroker", ServerConnection, Request], bool]
 
 
 FAKE_CONFIG = broker_config({"min.insync.replicas": "1"})
 
-#: How many times ``max_bytes`` of the log an answer with some of the columns stands for.
+#: The number of times that a response with some of the columns may exceed ``max_bytes`` of the log.
 STRETCH = 8
 
 
 class FakeBroker:
-    """One broker: a port and the faults set on it."""
+    """One broker: a port and its faults."""
 
     def __init__(self, cluster: FakeCluster, broker_id: int) -> None:
         self.cluster = cluster
@@ -105,13 +105,13 @@ class FakeBroker:
 
 
 class FakeCluster:
-    """Start with ``with``; every change made from the test's thread goes through ``do``."""
+    """Start with ``with``. Every change from the test's thread goes through ``do``."""
 
     def __init__(self, brokers: int = 2) -> None:
         self.loop = asyncio.new_event_loop()
         self.brokers = [FakeBroker(self, broker_id) for broker_id in range(brokers)]
         self.topics: dict[str, FakeTopic] = {}
-        #: Moves under way, which never end by themselves.
+        #: Moves in progress, which never end without the test.
         self.moves: dict[tuple[str, int], tuple[int, ...]] = {}
         self.next_producer_id = 100
         self.topic_ids = 0
@@ -136,10 +136,10 @@ class FakeCluster:
     def bootstrap(self) -> str:
         return ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers)
 
-    # --- what tests do ---
+    # --- called by tests ---
 
     def do(self, change: Callable[[], T]) -> T:
-        """Run ``change`` on the brokers' thread and give its result."""
+        """Run ``change`` on the brokers' thread and return its result."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -197,8 +197,8 @@ class FakeCluster:
 
         async def close() -> None:
             assert server is not None
-            # A socket that is accepted in the turn before its server is closed is left open by asyncio: so no more are
-            # accepted, and those that were are connections a few turns later.
+            # asyncio leaves a socket open that is accepted in the turn before its server closes. So the server stops
+            # accepting first, and accepted sockets become connections a few turns later.
             for listening in server._server.sockets:
                 self.loop.remove_reader(listening.fileno())
             for _ in range(3):
@@ -210,7 +210,7 @@ class FakeCluster:
             asyncio.run_coroutine_threadsafe(close(), self.loop).result(30)
 
     def records(self, topic: str) -> list[pa.RecordBatch]:
-        """Everything in a topic, partition by partition."""
+        """Return all records of a topic, partition by partition."""
 
         def read() -> list[pa.RecordBatch]:
             found = self.topics[topic]
@@ -416,7 +416,7 @@ class _Handler:
         return results
 
     def _leader_now(self, topic: str, partition: int, code: int) -> tuple[int, int]:
-        """Leader and epoch, as a broker names them that leads no more."""
+        """Return the leader and its epoch, as a broker that is no longer the leader names them."""
         if code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
             return NO_LEADER, NO_EPOCH
         log = self.cluster.topics[topic].logs[partition]
@@ -461,7 +461,7 @@ class _Handler:
             return failed(ErrorCode.OFFSET_OUT_OF_RANGE, f"{part.fetch_offset} not in [{log.start}, {log.end}]")
         headers, bodies = b"", b""
         end = log.readable_end(request.isolation)
-        # As from a broker: for batches that need not be verified an answer stands for more of the log.
+        # As a broker does: a response with batches that need no verification covers more of the log.
         most = part.max_bytes if part.columns is None or part.verify else STRETCH * part.max_bytes
         for header, content in log.batches:
             if (

@@ -1,4 +1,5 @@
-"""The coordinator of the fake cluster: the production core, with a list for its log and markers written at once."""
+"""The coordinator of the fake cluster: the production core, with its log in a list and markers that are written
+immediately."""
 
 from __future__ import annotations
 
@@ -66,20 +67,20 @@ TransactionRequest = (
 
 
 class FakeCoordinator:
-    """On the brokers' thread. One for all keys, at broker ``broker_id``."""
+    """The coordinator for all keys, on broker ``broker_id`` and the brokers' thread."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
         self.broker_id = 0
         self.records: list[Record] = []
-        #: What leaders find to be open without a coordinator.
+        #: Open transactions that leaders have and no coordinator knows.
         self.hanging: list[HangingTransaction] = []
         self._tickets = 0
         self._waiting: dict[int, Callable[[Outcome], None]] = {}
         self._load()
 
     def move(self, broker_id: int) -> None:
-        """Another broker coordinates, from what is in the log."""
+        """Move to another coordinator, which loads the log."""
         self.broker_id = broker_id
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():
@@ -114,7 +115,7 @@ class FakeCoordinator:
         return ErrorReply(request.cid, ErrorCode.INVALID_TXN_STATE, f"producer {request.producer_id} has nothing open")
 
     def verify(self, key: str, header: BatchHeader, tp: TopicPartition) -> None:
-        """Raises BrokerError unless this producer may append there."""
+        """Check that this producer may append there. Raises BrokerError if not."""
         found: list[Outcome] = []
         self._ask(
             lambda ticket: events.VerifyRequested(
@@ -242,4 +243,4 @@ def _reply(cid: int, outcome: Outcome) -> Reply:
         case Refused():
             return ErrorReply(cid, outcome.code, outcome.detail)
         case Assigned():
-            raise AssertionError(f"not about a transaction: {outcome!r}")
+            raise AssertionError(f"the outcome is not one of a transaction: {outcome!r}")

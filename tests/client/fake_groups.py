@@ -1,4 +1,4 @@
-"""What the fake cluster knows of consumer groups: offsets, and descriptions that a test puts there."""
+"""Consumer groups of the fake cluster: offsets, and descriptions that a test adds."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ GroupRequest = ListGroups | DescribeGroup | CommitOffsets | DeleteGroup | FetchO
 
 
 class FakeGroups:
-    """On the brokers' thread. Every broker answers for all of them."""
+    """The groups, on the brokers' thread. Every broker responds for all of them."""
 
     def __init__(self) -> None:
-        #: (group, topic, partition) to offset.
+        #: (group, topic, partition) to offset
         self.offsets: dict[tuple[str, str, int], int] = {}
-        #: Groups with members.
+        #: groups with members
         self.described: dict[str, GroupDescription] = {}
 
     def answer(self, request: GroupRequest) -> Reply:

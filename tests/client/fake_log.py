@@ -1,4 +1,4 @@
-"""What a fake cluster keeps: topics, and one log for each partition, in lists."""
+"""Topics of a fake cluster, and one log for each partition, in lists."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class FakeLog:
         return stored.base_offset
 
     def mark(self, header: BatchHeader, body: bytes, marker: Marker) -> None:
-        """The end of transactions; where none was open, nothing."""
+        """Append the end of transactions. A producer without an open one is ignored."""
         if any(found in self.producers.transactions for found, _ in (*marker.committed, *marker.aborted)):
-            # Bodies are padded as they are stored.
+            # Bodies are padded to their stored size.
             stored = header._replace(base_offset=self.end, leader_epoch=self.epoch)
             self.batches.append((stored, body.ljust(stored.stored_bytes, b"\0")))
             self.producers.record(stored, marker)

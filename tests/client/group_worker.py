@@ -1,4 +1,4 @@
-"""Consumers of a group that note what they do, each in a thread: in the test's own process, or in one to be killed.
+"""Consumers of a group that record their actions, each in a thread of the test's process or of one that a test kills.
 
 ``python -m tests.client.group_worker BOOTSTRAP GROUP TOPIC NAME COUNT FILE`` reads until its standard input ends.
 """
@@ -22,7 +22,7 @@ Note = Callable[[dict[str, Any]], None]
 
 
 class Worker(threading.Thread):
-    """Polls until ``stop``; ``nap`` lets it do something else for so many seconds, once."""
+    """A consumer that polls until ``stop``. ``nap`` makes it pause once for that number of seconds."""
 
     def __init__(self, bootstrap: str, group: str, topic: str, name: str, note: Note) -> None:
         super().__init__(name=name, daemon=True)

@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt in a line of one's choice: signals are handled between lines."""
+"""A KeyboardInterrupt in a chosen line: Python handles signals between lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def lines(*methods: Callable[..., Any]) -> list[Any]:
-    """Each line of their bodies, counted from the first of its method."""
+    """Yield each line of the functions' bodies, counted from the first line of its method."""
     return [
         pytest.param(method, line - method.__code__.co_firstlineno, id=f"{method.__qualname__}-{line}")
         for method in methods
@@ -20,7 +20,7 @@ def lines(*methods: Callable[..., Any]) -> list[Any]:
 
 
 def interrupted_in(method: Callable[..., Any], line: int, work: Callable[[], None]) -> None:
-    """Do ``work``, with a KeyboardInterrupt where it first comes to this line."""
+    """Do ``work``, with a KeyboardInterrupt when it first reaches this line."""
     code = method.__code__
     raised: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""What producers are put through: faults of their requests, and what arrived of them."""
+"""Faults of producers' requests, and the records that arrived."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def say_nothing(broker: FakeBroker, connection: ServerConnection, request: Reque
 
 
 class LoseAnswers:
-    """Requests are carried out, then the connection ends instead of the answer."""
+    """A fault that performs a request and then closes the connection instead of responding."""
 
     def __init__(self, count: int) -> None:
         self.left = count

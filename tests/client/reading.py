@@ -1,4 +1,4 @@
-"""What readers are put through: numbered records, refusals, and what came of them."""
+"""Numbered records and refusals for tests of readers, and the records that they got."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TP = TopicPartition("t", 0)
 
 
 def fill(fake: FakeCluster, topic: str = "t", *, records: int = 100, partitions: int = 1, batch: int = 10) -> None:
-    """``records`` numbered records in each partition, in batches."""
+    """Write ``records`` numbered records to each partition, in batches."""
     if topic not in fake.topics:
         fake.create(topic, partitions=partitions, schema=TYPED)
     add(fake, topic, records=records, partitions=partitions, batch=batch)

@@ -1,4 +1,4 @@
-"""The admin client against real sockets."""
+"""Tests of the admin client with real sockets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.client.fake_cluster import FakeBroker, FakeCluster, Fault
 
 
 def lose_answer(kind: type[Request]) -> Fault:
-    """The request is carried out, its answer is lost, once."""
+    """Perform the request, and lose its response once."""
     left = 1
 
     def fault(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
@@ -101,7 +101,7 @@ def test_refusals_are_typed(fake: FakeCluster) -> None:
             admin.create_topic("u", schema="a strng")
 
 
-def test_lost_answers_are_no_errors(fake: FakeCluster) -> None:
+def test_lost_responses_are_no_errors(fake: FakeCluster) -> None:
     with Admin(fake.bootstrap) as admin:
         for broker in fake.brokers:
             fake.fault(broker.broker_id, lose_answer(CreateTopic))
@@ -140,7 +140,9 @@ def test_a_cancel_whose_response_was_lost_takes_effect(fake: FakeCluster) -> Non
         admin.reassign({first: (1,)})
         fake.fault(0, lose_answer(AlterReassignments))
         fake.fault(1, lose_answer(AlterReassignments))
-        assert admin.cancel_reassignment(may_have_ended=[first]) == [first], "by the first attempt, or none"
+        assert admin.cancel_reassignment(may_have_ended=[first]) == [first], (
+            "the first attempt must have cancelled the move, or no move existed"
+        )
 
 
 def test_one_reachable_broker_is_enough(fake: FakeCluster) -> None:
@@ -167,9 +169,9 @@ def test_no_reachable_broker_times_out() -> None:
     assert time.monotonic() - started < 5
 
 
-def test_an_address_that_never_answered_fails_early() -> None:
-    """Whoever mistyped an address hears of it long before the call's time is up; a cluster that was there is waited
-    for."""
+def test_an_address_that_never_responded_fails_early() -> None:
+    """A user with a mistyped address gets the error long before the call's timeout. The client waits longer for a
+    cluster that has responded before."""
     started = time.monotonic()
     with (
         Admin("127.0.0.1:1", timeout_s=30, first_contact_s=0.5) as admin,
@@ -184,7 +186,7 @@ def test_an_address_that_never_answered_fails_early() -> None:
             admin.list_topics()
 
 
-def test_offsets(fake: FakeCluster) -> None:
+def test_offsets_are_listed_by_position_and_time(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap) as producer:
         for second in range(5):
@@ -232,7 +234,7 @@ def test_offsets_are_requested_again_until_they_are_known(fake: FakeCluster) -> 
     assert left == 0
 
 
-def test_schemas_from_spark_and_text() -> None:
+def test_schemas_are_given_by_spark_types_or_text() -> None:
     struct = StructType(
         [StructField("a", StringType()), StructField("b", DoubleType()), StructField("t", TimestampType())]
     )

@@ -1,4 +1,4 @@
-"""Whichever way a record goes, on its own or as all others: the same is sent, and the same is told."""
+"""Tests that a direct send and a buffered one send the same bytes and report the same outcomes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def acted_for(producer: Producer) -> Iterator[None]:
 def send(
     producer: Producer, way: str, *arguments: Any, before: Callable[[], object] = lambda: None, **options: Any
 ) -> Future[RecordMetadata]:
-    """Send one record this way, and do something just before."""
+    """Send one record on this path, and do something just before."""
     alone = producer._direct_sender
     with acted_for(producer):
         before()
@@ -70,7 +70,7 @@ def faults(fake: FakeCluster, fault: Fault) -> None:
 
 
 def sent_by(fake: FakeCluster, way: str, records: list[tuple[Any, dict[str, Any]]]) -> list[tuple[Any, ...]]:
-    """What arrives of them: request, header and body of each, but for what is another's each time."""
+    """Return the received requests: header and body of each, without values that always differ."""
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap, request_timeout_s=20.0) as producer:
         acting(producer)
@@ -87,14 +87,14 @@ def _own(header: BatchHeader) -> BatchHeader:
     return header._replace(base_offset=0, append_time=0, producer_id=0, first_sequence=0)
 
 
-def test_the_same_bytes_are_sent() -> None:
+def test_both_paths_send_the_same_bytes() -> None:
     records: list[tuple[Any, dict[str, Any]]] = [
         (value, {"key": key, "timestamp": stamp, "partition": partition})
         for value in (b"", b"v", "text", "Größe", None, b"x" * 1000, b"y" * 60_000)
         for key, stamp, partition in ((None, 0, 0), (b"key", -1, None), ("k", 2**63 - 1, 0), ("ö", -(2**63), None))
     ]
     with FakeCluster() as one, FakeCluster() as other:
-        # Topics are told apart by their ids, which count from the first topic of a cluster on.
+        # Topics have ids that count from the cluster's first topic on.
         alone, usual = sent_by(one, "alone", records), sent_by(other, "usual", records)
     assert alone == usual
 
@@ -126,7 +126,7 @@ def test_the_direct_path_reports_the_same_errors(
         assert time.monotonic() - began < _TIMEOUT_S
         assert first.done() and isinstance(first.exception(), error)
         until(lambda: told == [first.exception()])
-        producer.flush(_TIMEOUT_S)  # somebody has been told
+        producer.flush(_TIMEOUT_S)  # a caller has received the error
     assert b"bad" not in values(fake, "t")
 
 
@@ -152,7 +152,7 @@ def test_an_unsent_record_is_sent_again(fake: FakeCluster, way: str, fault: Faul
 
 
 @_WAYS
-def test_a_stored_record_is_not_stored_twice_after_a_lost_response(fake: FakeCluster, way: str) -> None:
+def test_a_record_with_a_lost_response_is_not_stored_twice(fake: FakeCluster, way: str) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         sent = send(producer, way, b"once", before=lambda: faults(fake, LoseAnswers(1))).result().offset
@@ -197,7 +197,7 @@ def test_several_threads_wait_for_one_record(fake: FakeCluster, way: str) -> Non
 
 
 def test_an_older_buffered_record_is_not_overtaken(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that in a chunk that another thread has begun, and not come to say so."""
+    """The older record is in a chunk that another thread has begun and not yet announced."""
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         with acted_for(producer):
@@ -211,8 +211,9 @@ def test_an_older_buffered_record_is_not_overtaken(fake: FakeCluster, monkeypatc
 
 
 def test_a_redirected_direct_send_leaves_its_leader_at_once(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what was remembered of the partition is forgotten, without a question."""
-    monkeypatch.setattr(requests_module, "_SUSPECT_AFTER_S", _TIMEOUT_S)  # nothing else is asked, however slow this is
+    """The producer drops the partition's cached route without a request."""
+    # there is no other request, however slow the test is
+    monkeypatch.setattr(requests_module, "_SUSPECT_AFTER_S", _TIMEOUT_S)
     fake.create("t", partitions=1)
     sent: list[bytes] = []
 
@@ -265,7 +266,7 @@ def test_the_error_for_a_recreated_topic_names_the_reason(fake: FakeCluster) -> 
 
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_stale_topic_handle_does_not_use_its_successors_route(fake: FakeCluster, warm: bool) -> None:
-    """A caller may have looked it up before it was there anew."""
+    """A caller may have looked up the handle before the topic was recreated."""
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         send(producer, "alone", b"v").result()
@@ -291,7 +292,7 @@ def test_requests_of_many_sizes_and_partitions_are_few(fake: FakeCluster) -> Non
     fake.create("t", partitions=3)
     sizes = [0, 1, 7, 8, 100, 1000]
     with Producer(fake.bootstrap) as producer:
-        for partition in range(3):  # the first record of each has no sequence to go on with
+        for partition in range(3):  # the first record of each partition has no sequence to continue
             producer.send("t", b"v", partition=partition).result()
         for partition in range(3):
             send(producer, "alone", b"v", partition=partition).result()
@@ -317,7 +318,7 @@ def test_requests_of_many_sizes_and_partitions_are_few(fake: FakeCluster) -> Non
     lines(DirectSender._send, DirectSender._drop_routes, DirectSender._find, DirectSender._on_response),
 )
 def test_an_interrupt_in_any_line_leaves_no_waiter(fake: FakeCluster, method: Callable[..., Any], line: int) -> None:
-    """It ends the producer if it comes there: what was being done is done by half."""
+    """An interrupt there ends the producer, because its work is half done."""
     fake.create("t", partitions=1)
     producer = Producer(fake.bootstrap)
     acting(producer)

@@ -1,4 +1,4 @@
-"""A caller who acts for the producer's loop stays awake for an answer where the last ones came soon."""
+"""Tests of a caller that acts for the producer's loop: it spins for a response if the last ones came soon."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANSWERS = 20
 
 
 class _Polls:
-    """A poll that notes what it is asked."""
+    """A poll that records its arguments."""
 
     def __init__(self, reader: socket.socket, before: Callable[[int], object]) -> None:
         self.timeouts: list[float] = []
@@ -40,7 +40,7 @@ class _Polls:
 
 def _waiting(polls: _Polls) -> AsyncConnection:
     async def made() -> AsyncConnection:
-        return AsyncConnection("nobody", 1 << 20)
+        return AsyncConnection("unused", 1 << 20)
 
     connection = asyncio.run(made())
     connection._poll = polls  # type: ignore[assignment]
@@ -76,7 +76,7 @@ def test_a_wait_that_has_spun_long_enough_sleeps_the_rest() -> None:
 
 
 def _asked(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, soon_s: float) -> list[float]:
-    """For how long who waits stays awake, in turn, if answers within ``soon_s`` come soon."""
+    """Return the spin times of consecutive waits, if responses within ``soon_s`` are soon."""
     fake.create("t", partitions=1)
     asked: list[float] = []
     wait_readable = AsyncConnection.wait_readable
@@ -116,12 +116,12 @@ _SOON_S, _LATE_S = SOON_S / 2, SOON_S
 
 
 def _slept_for(subject: SpinPolicy) -> int:
-    """How many answers that come soon it sleeps for now."""
+    """Return the number of early responses for which it sleeps now."""
     for count in range(10_000):
         if subject.spin_s:
             return count
         subject.on_response(_SOON_S)
-    raise AssertionError("it never stays awake again")
+    raise AssertionError("it never spins again")
 
 
 def test_each_wasted_spin_doubles_the_sleep_that_follows() -> None:
@@ -146,7 +146,7 @@ def test_late_responses_while_sleeping_keep_it_sleeping_no_longer() -> None:
     assert _slept_for(subject) == 2
 
 
-def test_quick_responses_in_a_row_make_up_for_late_ones() -> None:
+def test_quick_responses_in_a_row_compensate_late_ones() -> None:
     subject = SpinPolicy(processors=2)
     for _ in range(3):
         _slept_for(subject)

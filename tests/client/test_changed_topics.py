@@ -1,4 +1,4 @@
-"""Clients that live while their topic changes: new columns, new partitions, deletion and creation under one name."""
+"""Tests of clients whose topic changes: new columns, new partitions, deletion and creation with the same name."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_consumer_finds_new_partitions_within_its_metadata_age(
         consumer.poll(0)
         admin.create_partitions("grown", 2)
         producer.send("grown", b"new", partition=1).result(_TIMEOUT_S)
-        batches = consumer.poll(20)  # one long poll finds the new partition; by the default age it would take 45 s
+        batches = consumer.poll(20)  # one long poll finds the new partition, which would take 45 s with the default age
         assert [batch["value"].to_pylist() for batch in batches] == [[b"new"]]
 
 
@@ -85,9 +85,7 @@ def test_any_metadata_refresh_shows_new_partitions(cluster: ProcessCluster, admi
         wait_until(lambda: consumer.poll(0.1), _TIMEOUT_S, "the record of the new partition")
 
 
-def test_a_producer_writes_to_a_topic_that_was_created_again(
-    cluster: ProcessCluster, admin: Admin, producer: Producer
-) -> None:
+def test_a_producer_writes_to_a_recreated_topic(cluster: ProcessCluster, admin: Admin, producer: Producer) -> None:
     admin.create_topic("again", partitions=1)
     producer.send("again", b"1").result(_TIMEOUT_S)
     admin.delete_topic("again")
@@ -96,7 +94,7 @@ def test_a_producer_writes_to_a_topic_that_was_created_again(
     written = []
     try:
         producer.send("again", b"2").result(_TIMEOUT_S)
-        # A producer that lost a connection meanwhile has read the metadata of the new topic already.
+        # A producer that lost a connection meanwhile has already read the new topic's metadata.
         written.append(b"2")
     except BrokerError as error:
         assert error.code == ErrorCode.INCONSISTENT_TOPIC_ID and "created again" in str(error)

@@ -1,4 +1,4 @@
-"""Both drivers of the routing core perform its effects in the same way."""
+"""Tests that both drivers of the routing core perform its effects in the same way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.client.producing import hang_up
 
 
 class Driver:
-    """A driver, and how a test runs steps with it."""
+    """A driver, and the way in which a test runs its steps."""
 
     def __init__(self, core: RoutingCore, run: Callable[[Steps[Any]], Any]) -> None:
         self.core = core
@@ -82,7 +82,7 @@ def test_a_lost_connection_ends_the_request(driver: Driver, fake: FakeCluster) -
 
 
 def test_a_failed_attempt_is_followed_by_the_next_broker(driver: Driver, fake: FakeCluster) -> None:
-    """Whichever broker the client connects to first."""
+    """The client may connect to any broker first."""
     fake.stop(0)
     for _ in range(3):
         reply = driver.run(driver.core.ask_any(Metadata(0, ()), MetadataReply))

@@ -1,4 +1,4 @@
-"""When a cluster counts as whole, by what its brokers say."""
+"""Tests of the health of a cluster, according to its brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def whole() -> ClusterSnapshot:
     )
 
 
-def test_a_whole_cluster_has_no_problems() -> None:
+def test_a_healthy_cluster_has_no_problems() -> None:
     assert problems_of(whole(), whole()) == []
 
 
@@ -89,7 +89,7 @@ def test_a_health_problem_is_named(spoil: Callable[[ClusterSnapshot], None], wor
     assert any(words in problem for problem in problems_of(look, whole()))
 
 
-def test_a_follower_is_measured_against_the_previous_samples_high_watermark() -> None:
+def test_a_follower_is_compared_with_the_previous_high_watermark() -> None:
     look = whole()
     look.replicas[TP, 0] = replica("leader", end=500, high_watermark=500)
     assert problems_of(look, whole()) == []

@@ -1,4 +1,4 @@
-"""The consumer against real sockets: every offset once, in order, from where it was told to start."""
+"""Tests of the consumer with real sockets: every offset once, in order, from its start position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.client.fake_cluster import FakeCluster
 from tests.client.reading import TP, TYPED, add, drained, fill, numbers
 
 
-def test_everything_from_all_partitions_in_their_order(fake: FakeCluster) -> None:
+def test_all_partitions_are_read_in_their_order(fake: FakeCluster) -> None:
     fill(fake, partitions=3)
     with Consumer(fake.bootstrap, "t") as consumer:
         assert sorted(consumer.assignment) == [TopicPartition("t", index) for index in range(3)]
@@ -36,7 +36,7 @@ def test_everything_from_all_partitions_in_their_order(fake: FakeCluster) -> Non
         assert consumer.poll(0) == []
 
 
-def test_iterating_continues_as_records_arrive(fake: FakeCluster) -> None:
+def test_an_iteration_continues_as_records_arrive(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, ["t"]) as consumer:
         seen: list[int] = []
@@ -60,7 +60,7 @@ def test_leaving_an_iteration_loses_no_record(fake: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 9, 10, 55, 99, 100])
-def test_offsets_to_start_from_cut_the_first_batch(fake: FakeCluster, start: int) -> None:
+def test_a_start_offset_cuts_the_first_batch(fake: FakeCluster, start: int) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, [TP], start={TP: start}) as consumer:
         assert consumer.position(("t", 0)) == start
@@ -77,7 +77,7 @@ def test_a_start_at_latest_reads_only_new_records(fake: FakeCluster) -> None:
         assert numbers(drained(consumer, 10)) == list(range(100, 110))
 
 
-def test_a_time_to_start_from(fake: FakeCluster) -> None:
+def test_a_consumer_starts_at_a_time(fake: FakeCluster) -> None:
     fake.create("d")
     with Producer(fake.bootstrap) as producer:
         for second in range(5):
@@ -91,14 +91,16 @@ def test_a_time_to_start_from(fake: FakeCluster) -> None:
     moment = dt.datetime.fromtimestamp(6, dt.timezone.utc)
     with Consumer(fake.bootstrap, "d", start=moment) as consumer:
         (batch,) = drained(consumer, 4)
-        assert batch.column("value").to_pylist() == [b"9", b"7", b"1", b"8"], "all from the first that is new enough"
+        assert batch.column("value").to_pylist() == [b"9", b"7", b"1", b"8"], (
+            "all records from the first one that is not older"
+        )
         assert origin(batch).offset == 6
     late = dt.datetime.fromtimestamp(99, dt.timezone.utc)
     with Consumer(fake.bootstrap, "d", start=late) as consumer:
         assert consumer.position(("d", 0)) == 10
 
 
-def test_seek(fake: FakeCluster) -> None:
+def test_seek_moves_a_position(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, "t") as consumer:
         drained(consumer, 100)
@@ -157,7 +159,7 @@ def test_only_seek_accepts_the_named_positions(fake: FakeCluster) -> None:
         Consumer(fake.bootstrap, "t", start={TP: "first"})  # type: ignore[dict-item]
 
 
-def test_an_offset_may_be_of_any_integer_type(fake: FakeCluster) -> None:
+def test_an_offset_may_have_any_integer_type(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, "t", start={TP: np.uint16(7)}) as consumer:
         assert consumer.position(TP) == 7
@@ -165,7 +167,7 @@ def test_an_offset_may_be_of_any_integer_type(fake: FakeCluster) -> None:
         assert numbers(drained(consumer, 5)) == [95, 96, 97, 98, 99]
 
 
-def test_a_table_up_to_the_ends(fake: FakeCluster) -> None:
+def test_a_table_ends_at_the_end_offsets(fake: FakeCluster) -> None:
     fill(fake, partitions=2)
     with Consumer(fake.bootstrap, "t", log_columns=True) as consumer:
         table = consumer.to_table()
@@ -176,7 +178,7 @@ def test_a_table_up_to_the_ends(fake: FakeCluster) -> None:
         assert consumer.to_table().num_rows == 0
 
 
-def test_a_table_up_to_given_offsets_leaves_the_rest(fake: FakeCluster) -> None:
+def test_a_table_with_end_offsets_leaves_the_rest(fake: FakeCluster) -> None:
     fill(fake, partitions=2)
     with Consumer(fake.bootstrap, "t") as consumer:
         assert sorted(consumer.to_table({TP: 37}).column("n").to_pylist()) == list(range(37))
@@ -187,7 +189,7 @@ def test_a_table_up_to_given_offsets_leaves_the_rest(fake: FakeCluster) -> None:
         assert sorted(consumer.positions().values()) == [100, 100]
 
 
-def test_a_table_that_cannot_be_had_moves_no_position(fake: FakeCluster) -> None:
+def test_an_impossible_table_moves_no_position(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, "t") as consumer:
         with pytest.raises(ClientTimeout, match="t-0 at 100 of 200"):
@@ -196,7 +198,7 @@ def test_a_table_that_cannot_be_had_moves_no_position(fake: FakeCluster) -> None
         assert consumer.to_table().num_rows == 100
 
 
-def test_columns_are_chosen(fake: FakeCluster) -> None:
+def test_a_consumer_reads_chosen_columns(fake: FakeCluster) -> None:
     fake.create("t", schema=pa.schema([("n", pa.int64()), ("s", pa.string())]))
     with Producer(fake.bootstrap) as producer:
         producer.write("t", pa.table({"n": [1], "s": ["x"]}))
@@ -220,7 +222,7 @@ def test_records_of_older_schemas_get_nulls(fake: FakeCluster) -> None:
         assert consumer.to_table().slice(9).to_pylist() == [{"n": 9, "more": None}, {"n": 10, "more": "x"}]
 
 
-def test_small_answers_still_bring_everything(fake: FakeCluster) -> None:
+def test_small_responses_return_all_records(fake: FakeCluster) -> None:
     fill(fake, partitions=4)
     with Consumer(fake.bootstrap, "t", max_bytes=1) as consumer:
         assert sorted(numbers(drained(consumer, 400))) == sorted(list(range(100)) * 4)
@@ -237,13 +239,15 @@ def test_small_answers_still_bring_everything(fake: FakeCluster) -> None:
         ([TopicPartition("t", 9)], {}, BrokerError),
     ],
 )
-def test_bad_arguments(fake: FakeCluster, topics: object, arguments: dict[str, object], error: type) -> None:
+def test_bad_arguments_are_refused(
+    fake: FakeCluster, topics: object, arguments: dict[str, object], error: type
+) -> None:
     fill(fake, records=10)
     with pytest.raises(error):
         Consumer(fake.bootstrap, topics, **arguments)  # type: ignore[arg-type]
 
 
-def test_origins() -> None:
+def test_records_have_their_partition_and_offset() -> None:
     batch = pa.record_batch([pa.array([1, 2])], names=["n"])
     place = Origin("a,b", 3, 2**40, 7)
     assert origin(with_origin(batch, place).slice(1)) == place
@@ -300,7 +304,7 @@ def test_a_paused_partition_keeps_its_position(fake: FakeCluster) -> None:
         ({"group": "g"}, "a consumer needs a topic"),
     ],
 )
-def test_which_options_a_group_allows(fake: FakeCluster, arguments: dict[str, Any], expected: str) -> None:
+def test_a_group_restricts_the_options(fake: FakeCluster, arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         Consumer(fake.bootstrap, **arguments)
 
@@ -328,4 +332,4 @@ def test_the_next_fetch_starts_before_its_batch_is_consumed(fake: FakeCluster) -
     with Producer(fake.bootstrap) as producer, Consumer(fake.bootstrap, "t", start="latest") as consumer:
         producer.write("t", large).result(30)
         assert len(consumer.poll(30)) == 1
-        assert len(consumer._fetcher._in_flight) == 1, "using as much takes a while"
+        assert len(consumer._fetcher._in_flight) == 1, "the use of the batches takes some time"

@@ -1,4 +1,5 @@
-"""The consumer where leaders, logs and topics go: it reads on where it can, and says so where it cannot."""
+"""Tests of the consumer with failing leaders, logs and topics: it continues if possible, and reports an error if
+not."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def test_retriable_errors_are_retried(fake: FakeCluster, code: ErrorCode) -> Non
         assert numbers(drained(consumer, 100)) == list(range(100))
 
 
-def test_leaders_move_die_and_return(fake: FakeCluster) -> None:
+def test_a_consumer_survives_moved_dead_and_returning_leaders(fake: FakeCluster) -> None:
     fill(fake, partitions=2)
     with Consumer(fake.bootstrap, "t") as consumer:
         drained(consumer, 200)
@@ -63,20 +64,20 @@ def test_a_leader_that_hangs_is_left_when_another_is_elected(fake: FakeCluster) 
         assert numbers(drained(consumer, 10)) == list(range(100, 110))
 
 
-def test_a_slow_reader_is_no_silent_leader(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_does_not_suspect_its_leader(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparklog.client.consumer.fetcher._SUSPECT_AFTER_S", 0.05)
     fill(fake, records=1000)
     with Consumer(fake.bootstrap, "t", max_bytes=1, timeout_s=0.5) as consumer:
         found = []
         for _ in range(10):
             found += consumer.poll(1.0)
-            time.sleep(0.15)  # the next answer lies in the socket meanwhile
+            time.sleep(0.15)  # the next response is in the socket meanwhile
         assert numbers(found) == list(range(len(found) * 10))
     fetches = [request for broker in fake.brokers for request in broker.requests if isinstance(request, Fetch)]
-    assert len(fetches) <= 12, "no answer was thrown away"
+    assert len(fetches) <= 12, "no response may be dropped"
 
 
-def test_an_offset_out_of_range(fake: FakeCluster) -> None:
+def test_an_offset_out_of_range_is_reported_or_reset(fake: FakeCluster) -> None:
     fill(fake)
     with Consumer(fake.bootstrap, "t", start={TP: 500}) as consumer:
         with pytest.raises(BrokerError, match=r"t-0 at offset 500: 500 not in \[0, 100\]") as caught:
@@ -102,7 +103,7 @@ def test_a_table_from_beyond_the_end_is_out_of_range(fake: FakeCluster) -> None:
 
 
 def test_a_truncated_log_is_reported_to_its_reader(fake: FakeCluster) -> None:
-    """Each fetch names the epoch of the last record read, so that a leader without that record can say so."""
+    """Each fetch contains the epoch of the last record read, so a leader without that record can report it."""
     fill(fake, records=50)
     fake.do(lambda: setattr(fake.topics["t"].logs[0], "epoch", 3))
     add(fake, records=50)

@@ -1,4 +1,4 @@
-"""pandas frames for a topic: columns of Python objects follow the rule for dict rows."""
+"""Tests of pandas frames for a topic: columns of Python objects follow the rule for dict rows."""
 
 # ruff: noqa: DTZ001 - datetimes without a time zone are among what is tested
 
@@ -39,7 +39,7 @@ def fitted(values: list[Any], kind: pa.DataType) -> pa.Table:
         (["a", 5], pa.string(), "column 'a', row 1: 5 (int)"),
     ],
 )
-def test_a_part_of_an_object_is_not_dropped(values: list[Any], kind: pa.DataType, refused: str) -> None:
+def test_no_part_of_an_object_is_dropped(values: list[Any], kind: pa.DataType, refused: str) -> None:
     with pytest.raises(BrokerError) as caught:
         fitted(values, kind)
     assert caught.value.code == ErrorCode.SCHEMA_MISMATCH and refused in caught.value.detail

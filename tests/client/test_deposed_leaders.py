@@ -1,6 +1,6 @@
-"""A leader that was cut off and deposed does not know it: what it says of its log's end is not taken for the truth.
+"""Tests of a leader that was cut off and deposed without knowing it: clients do not trust its end of the log.
 
-Broker 0 is that leader. Clients are new and know its address only, so that they have heard of no later epoch.
+Broker 0 is that leader. The clients are new and know only its address, so they know no later epoch.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from sparklog.spark.topics import TopicView
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 
 TP = TopicPartition("t", 0)
-#: Up to where broker 0 knows its log to be committed, where it ends, and where the real one does.
+#: The committed end according to broker 0, its log's end, and the real log's end.
 HIGH_WATERMARK, CUT_OFF_AT, END = 40, 50, 100
 
 
 def picture(fake: FakeCluster) -> tuple[tuple[BrokerEndpoint, ...], tuple[TopicMetadata, ...]]:
-    """What broker 0 was told last."""
+    """Return the last update of broker 0."""
     topic = fake.topics["t"]
     leads = PartitionMetadata(0, 0, 0, (0, 1), (0, 1))
     told = TopicMetadata(0, "t", topic.topic_id, (leads,), tuple(topic.schemas), topic.key, topic.event_time)
@@ -91,7 +91,8 @@ def verdict(wanted: FetchPartition) -> ErrorCode:
 
 @pytest.fixture
 def deposed(fake: FakeCluster) -> FakeCluster:
-    """Broker 1 leads in epoch 1 and has the whole log; broker 0 believes that it leads in epoch 0."""
+    """Start a cluster in which broker 1 leads in epoch 1 and has the whole log, and broker 0 believes that it leads
+    in epoch 0."""
     fake.create("t", schema=pa.schema([("n", pa.int64())]))
     with Producer(fake.bootstrap) as producer:
         producer.write("t", pa.table({"n": range(END)}), partition=0)
@@ -110,7 +111,7 @@ def test_a_consumer_survives_a_position_beyond_a_deposed_leaders_end(deposed: Fa
     assert [n for batch in found for n in batch.column("n").to_pylist()] == list(range(60, END))
 
 
-def test_nor_to_begin_again(deposed: FakeCluster) -> None:
+def test_a_consumer_does_not_restart_there_either(deposed: FakeCluster) -> None:
     with Consumer(at_broker_0(deposed), "t", start={TP: 60}, on_out_of_range="earliest") as consumer:
         assert consumer.poll(10.0)[0].column("n")[0].as_py() == 60
 
@@ -121,7 +122,7 @@ def test_a_range_beyond_a_deposed_leaders_end_is_read(deposed: FakeCluster) -> N
 
 
 @pytest.mark.parametrize("start", [HIGH_WATERMARK, CUT_OFF_AT])
-def test_a_range_that_cannot_exist_is_not_waited_for(
+def test_a_nonexistent_range_is_not_waited_for(
     deposed: FakeCluster, start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher, "_SUSPECT_AFTER_S", 0.2)
@@ -140,7 +141,9 @@ def test_end_offsets_do_not_go_backwards(deposed: FakeCluster) -> None:
         assert consumer.end_offsets() == {TP: END}
     with Admin(at_broker_0(deposed)) as admin:
         assert admin.list_offsets([TP], known={TP: 60}) == {TP: END}
-        assert admin.list_offsets([TP], known={TP: END + 1}) == {TP: END}, "what nobody has is not waited for"
+        assert admin.list_offsets([TP], known={TP: END + 1}) == {TP: END}, (
+            "a client must not wait for records that no broker has"
+        )
 
 
 def test_a_spark_read_beyond_a_deposed_leaders_end_is_planned(deposed: FakeCluster) -> None:
@@ -153,7 +156,7 @@ def test_a_spark_read_beyond_a_deposed_leaders_end_is_planned(deposed: FakeClust
 
 
 def test_a_stream_beyond_a_deposed_leaders_end_continues(deposed: FakeCluster) -> None:
-    """Its word would be a log that was cut: loss of data."""
+    """If the client believed it, the log would seem truncated, which is a loss of data."""
     options = parse_read_options(
         {"subscribe": "t", "startingoffsets": "earliest"}, {"bootstrap.servers": at_broker_0(deposed)}, streaming=True
     )
@@ -166,8 +169,8 @@ def test_a_stream_beyond_a_deposed_leaders_end_continues(deposed: FakeCluster) -
     reader.stop()
 
 
-def test_a_deposed_leader_alone_is_not_believed(deposed: FakeCluster) -> None:
-    """Nobody else can be asked: then nothing is known."""
+def test_a_deposed_leader_alone_is_not_trusted(deposed: FakeCluster) -> None:
+    """No other broker can be asked, so the offsets are unknown."""
     deposed.stop(1)
     with (
         Consumer(at_broker_0(deposed), "t", start={TP: 60}, timeout_s=1.0) as consumer,
@@ -181,7 +184,7 @@ def test_a_deposed_leader_alone_is_not_believed(deposed: FakeCluster) -> None:
         list(reader)
 
 
-def test_an_error_confirmed_by_other_brokers_is_believed(deposed: FakeCluster) -> None:
+def test_an_error_confirmed_by_other_brokers_is_trusted(deposed: FakeCluster) -> None:
     with (
         Consumer(at_broker_0(deposed), "t", start={TP: END + 1}) as consumer,
         pytest.raises(BrokerError, match=rf"{END + 1} not in \[0, {END}\]") as caught,

@@ -1,4 +1,4 @@
-"""A record that is sent on its own, by the thread that acts for the producer's: as it is with all others."""
+"""Tests of a record that the caller's thread sends directly: its results equal those of a buffered record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TIMEOUT_S = 30.0
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each record that was offered: whether it went on its own."""
+    """Record for each offered record whether it was sent directly."""
     went: list[bool] = []
     send = DirectSender.try_send
 
@@ -39,7 +39,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def send_until(producer: Producer, alone: list[bool], send: Callable[[], Any]) -> Any:
-    """The loop may be taken back at any time: send until the record went on its own."""
+    """Send records until one was sent directly: the loop may be reclaimed at any time."""
     for _ in range(1000):
         acting(producer)
         alone.clear()
@@ -47,13 +47,11 @@ def send_until(producer: Producer, alone: list[bool], send: Callable[[], Any]) -
         if alone and alone[-1]:
             return future
         future.result()
-    raise AssertionError("never on its own")
+    raise AssertionError("no record was sent directly")
 
 
 @pytest.mark.parametrize(("acks", "idempotent"), [("all", True), ("all", False), (1, True)])
-def test_records_arrive_as_they_were_sent(
-    fake: FakeCluster, alone: list[bool], acks: str | int, idempotent: bool
-) -> None:
+def test_records_arrive_as_sent(fake: FakeCluster, alone: list[bool], acks: str | int, idempotent: bool) -> None:
     fake.create("t", partitions=1)
     sent: list[Any] = [b"bytes", "text", "Größe", None, b"", b"x" * 1000, b"y" * 100_000]
     with Producer(fake.bootstrap, acks=acks, idempotent=idempotent) as producer:
@@ -72,7 +70,7 @@ def test_records_arrive_as_they_were_sent(
 
 
 def test_sequences_continue_across_the_direct_and_buffered_paths(fake: FakeCluster, alone: list[bool]) -> None:
-    """The broker would refuse one out of its order."""
+    """The broker would refuse a sequence out of order."""
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         acting(producer)
@@ -145,13 +143,13 @@ def test_only_the_first_of_several_records_is_sent_directly(fake: FakeCluster, a
         assert [future.result().offset for future in others] == [
             first.result().offset + 1 + number for number in range(500)
         ]
-        assert len(produce_requests(fake)) - before < 500, "the others went together"
+        assert len(produce_requests(fake)) - before < 500, "the other records must share a request"
 
 
 def test_keys_and_turns_choose_the_same_partitions_as_usual(fake: FakeCluster, alone: list[bool]) -> None:
     fake.create("t", partitions=6)
     with Producer(fake.bootstrap) as producer:
-        for _ in range(3):  # the first record of each partition has no sequence to go on with
+        for _ in range(3):  # the first record of each partition has no sequence to continue
             for key in range(30):
                 for idle in range(6):
                     producer.send("t", b"v", partition=idle).result()
@@ -175,7 +173,7 @@ def test_compressed_records_take_the_buffered_path(fake: FakeCluster, alone: lis
     assert alone == []
 
 
-def test_a_thread_serving_two_producers_mixes_nothing_up(fake: FakeCluster) -> None:
+def test_a_thread_with_two_producers_mixes_nothing_up(fake: FakeCluster) -> None:
     for name in ("a", "b"):
         fake.create(name, partitions=1)
     fake.create("t", partitions=1)

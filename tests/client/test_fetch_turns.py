@@ -1,4 +1,4 @@
-"""Which partitions one fetch names, and in which order."""
+"""Tests of the partitions that one fetch names, and of their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def partitions(count: int) -> list[TopicPartition]:
 
 
 def requests(brokers: int, group: list[TopicPartition], rounds: int) -> list[list[TopicPartition]]:
-    """Return what the requests to the first broker name, if all brokers are asked one after the other."""
+    """Return the partitions in the requests to the first broker, if the fetcher asks all brokers in turn."""
     turns = FetchTurns(lambda _: None)
     named = [[turns.next(broker, group) for broker in range(brokers)] for _ in range(rounds)]
     return [of_brokers[0] for of_brokers in named]
@@ -22,7 +22,7 @@ def requests(brokers: int, group: list[TopicPartition], rounds: int) -> list[lis
 
 @pytest.mark.parametrize("brokers", [1, 2, 3, 4])
 @pytest.mark.parametrize("count", [300, 400, 500, 600])
-def test_requests_that_name_a_part_name_every_partition_in_time(
+def test_requests_with_some_partitions_reach_all_in_time(
     brokers: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch_turns, "MAX_ENTRIES", 200)

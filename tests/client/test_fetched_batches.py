@@ -1,4 +1,4 @@
-"""From the bytes of an answer to batches of records."""
+"""Tests of the conversion from a response's bytes to batches of records."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_compacted_batches_carry_their_offsets() -> None:
 
 
 class Counted(tuple):  # type: ignore[type-arg]
-    """Ranges that count how often somebody goes through them."""
+    """Ranges that count the iterations over them."""
 
     passes = 0
 
@@ -67,7 +67,7 @@ class Counted(tuple):  # type: ignore[type-arg]
         return super().__iter__()
 
 
-def test_aborted_batches_are_left_out_by_producer_and_place() -> None:
+def test_aborted_batches_are_omitted_by_producer_and_offset() -> None:
     kind = int(Flag.TRANSACTIONAL)
     batches = [batch_at(n, 1, flags=kind if n % 10 else 0, producer_id=n % 7) for n in range(100)]
     head, body = answer(batches)
@@ -76,18 +76,18 @@ def test_aborted_batches_are_left_out_by_producer_and_place() -> None:
     found = numbers([one.batch for one in decode_partition(part, lambda _: TYPED, start=0)])
     aborted = [n for n in range(100) if n % 7 == 5 or (n % 7 == 3 and (20 <= n <= 40 or 60 <= n <= 70))]
     assert found == [n for n in range(100) if n not in aborted or n % 10 == 0]
-    assert Counted.passes == 1, "the ranges are gone through for every batch"
+    assert Counted.passes == 1, "the ranges are scanned again for every batch"
 
 
 @pytest.mark.parametrize("change", [-1, 1, 96])
-def test_lengths_that_do_not_add_up_are_corrupt(change: int) -> None:
+def test_inconsistent_lengths_are_corrupt(change: int) -> None:
     head, body = answer([batch_at(0, 5)])
     content = bytes(body)[:change] if change < 0 else bytes(body) + bytes(change)
     with pytest.raises(BrokerError, match="CORRUPT_MESSAGE"):
         list(split_partitions([head], memoryview(content)))
 
 
-def test_a_default_topic_reads_with_kafkas_columns(fake: FakeCluster) -> None:
+def test_a_default_topic_is_read_with_kafkas_columns(fake: FakeCluster) -> None:
     fake.create("d")
     with Producer(fake.bootstrap) as producer:
         producer.send("d", b"v", key=b"k", timestamp=7)

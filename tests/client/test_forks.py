@@ -1,4 +1,4 @@
-"""A forked child and its parent's clients: the child gets an error, and the parent goes on."""
+"""Tests of a forked child and its parent's clients: the child gets an error, and the parent continues."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _TIMEOUT_S = 30
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Run ``work`` in a forked child and assert that it returns there within the time."""
+    """Run ``work`` in a forked child and check that it returns there in time."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads run beside this fork
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads run during this fork
         child = os.fork()
     if not child:
         code = 1
@@ -35,7 +35,7 @@ def in_child(work: Callable[[], None]) -> None:
             code = 0
         except BaseException:
             traceback.print_exc()
-        finally:  # the child must not go on with its parent's tests
+        finally:  # the child must not continue with its parent's tests
             os._exit(code)
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
@@ -77,7 +77,7 @@ def test_a_future_of_the_parent_fails_in_a_child(fake: FakeCluster, how: str) ->
     fake.create("t", partitions=1)
     for broker in fake.brokers:
         fake.fault(broker.broker_id, times(1, Produce, say_nothing))
-    with Producer(fake.bootstrap, request_timeout_s=5) as producer:  # the child has to begin before that
+    with Producer(fake.bootstrap, request_timeout_s=5) as producer:  # the child has to begin earlier
         future = producer.send("t", b"v") if how == "send" else producer.write("t", pa.table({"value": [b"v"]}))
         called: list[object] = []
         other = producer.send("t", b"w")
@@ -91,7 +91,7 @@ def test_a_future_of_the_parent_fails_in_a_child(fake: FakeCluster, how: str) ->
             assert (len(done), len(waiting)) == (2, 0)
             assert len(list(as_completed(both, timeout=_TIMEOUT_S))) == 2
             refuses(other.result)
-            assert not called, "the parent's callbacks are not called in the child"
+            assert not called, "the child must not call the parent's callbacks"
 
         in_child(child)
         future.result(_TIMEOUT_S)

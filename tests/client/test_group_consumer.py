@@ -1,4 +1,4 @@
-"""What a group's consumer does about what its session says, without threads: the session here is only what it says."""
+"""Tests of a group's consumer and the notices of its session, without threads: the test plays the session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TP = TopicPartition("t", 0)
 
 
 class Session:
-    """As ``GroupSession`` towards the consumer; nobody answers unless the test does."""
+    """A stand-in for ``GroupSession``. Requests get no response unless the test gives it."""
 
     def __init__(self) -> None:
         self.assigned: frozenset[AssignedPartition] = frozenset()
@@ -53,7 +53,7 @@ class Session:
 
 
 class Log:
-    """As the consumer: begins at ``end`` where nobody has committed."""
+    """Fetch the start positions as the consumer does: a partition without a commit starts at ``end``."""
 
     def __init__(self, end: int) -> None:
         self.end = end
@@ -76,7 +76,8 @@ def reading(session: Session, log: Log, **more: Any) -> GroupConsumer:
 
 
 def test_a_reassigned_partition_asks_for_its_start_again() -> None:
-    """The answer came, the partition went to another consumer, who committed, and back, all between two polls."""
+    """The response arrived, the partition went to another consumer, which committed, and returned, all between two
+    polls."""
     session, log = Session(), Log(500)
     group = reading(session, log)
     session.assigned = frozenset({ASSIGNED})
@@ -103,7 +104,7 @@ def test_partitions_held_by_no_transaction_start_at_once() -> None:
     group.advance()
     session.asked[0].set_result({others[0]: 7})
     group.advance()
-    assert log.at == {("t", 1): 7}, "the other one is held: to begin at the end would pass over what is in between"
+    assert log.at == {("t", 1): 7}, "the other partition is held: a start at the end would skip records"
 
     def asked_again() -> bool:
         group.advance()
@@ -112,7 +113,7 @@ def test_partitions_held_by_no_transaction_start_at_once() -> None:
     wait_until(asked_again, "the question to be asked again")
     session.assigned |= {others[1]}
     group.advance()
-    assert len(session.asked) == 3, "the one that came since does not wait for the held one"
+    assert len(session.asked) == 3, "the new partition must not wait for the held one"
     session.asked[2].set_result({others[1]: None})
     group.advance()
     assert log.at == {("t", 1): 7, ("t", 2): 500}
@@ -134,7 +135,7 @@ def test_an_initial_position_is_committed_when_it_moves() -> None:
 
 @pytest.mark.parametrize("offset", [1.5, True, None, "5", -1, 1 << 63])
 def test_a_commit_of_an_invalid_offset_sends_no_request(offset: Any) -> None:
-    """The coordinator would refuse it together with the commits that go in the same request."""
+    """The coordinator would refuse it together with the other commits of its request."""
     session, log = Session(), Log(0)
     group = reading(session, log)
     session.assigned = frozenset({ASSIGNED})
@@ -161,7 +162,7 @@ def test_closing_a_group_after_a_failed_block_commits_no_positions() -> None:
         assert session.commits == expected
 
 
-def test_a_cancelled_commit_does_not_take_effect(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cancelled_commit_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     session, log = Session(), Log(0)
     group = reading(session, log)
     session.assigned = frozenset({ASSIGNED})
@@ -195,7 +196,7 @@ def test_a_position_moved_back_is_committed_despite_earlier_commits() -> None:
         assert session.commits[-1:] == [{ASSIGNED: 10}] and len(session.commits) % 2 == 0, "once is enough"
 
 
-def test_a_position_moved_back_is_committed_after_an_interrupted_commit(
+def test_a_position_moved_back_is_committed_after_an_interrupt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session, log = Session(), Log(0)
@@ -233,7 +234,7 @@ def test_a_negative_offset_is_refused_before_it_joins_other_commits() -> None:
 
 
 class _OwnTimeout(Exception):
-    """As the one of futures in Python 3.10, where it is no ``TimeoutError``."""
+    """The timeout of futures in Python 3.10, which is no ``TimeoutError``."""
 
 
 @pytest.mark.parametrize("timeout", [futures.TimeoutError, _OwnTimeout])

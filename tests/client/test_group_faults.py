@@ -1,5 +1,7 @@
-"""Many consumers of one group on real brokers, while both come, go, hang and die: nothing is left out, and nobody has
-what is another's."""
+"""Tests of many consumers of one group on real brokers while both start, stop, hang and die.
+
+No record is skipped, and no two members own the same partition.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def cluster() -> Iterator[ProcessCluster]:
 
 
 class Children:
-    """Processes of two consumers each, to be killed and to be paused."""
+    """Processes of two consumers each, which the test kills and pauses."""
 
     def __init__(self, cluster: ProcessCluster, group: str, topic: str, directory: Path) -> None:
         self._named = [cluster.bootstrap, group, topic]
@@ -80,13 +82,13 @@ class Children:
     def notes(self) -> list[dict[str, Any]]:
         found = []
         for file in sorted(self._directory.iterdir()):
-            # Who was killed may have been in the middle of a line.
+            # A killed process may have written half of its last line.
             found += [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return found
 
 
 class Feeder(threading.Thread):
-    """Writes a record every few milliseconds; keeps those that were acknowledged."""
+    """A producer that writes a record every few milliseconds and stores the acknowledged ones."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(daemon=True)
@@ -180,15 +182,15 @@ def test_a_group_reads_every_record_while_members_and_brokers_fail(cluster: Proc
     assert not [note for note in everything if "error" in note]
     seen = {(n, at + i) for note in everything if "seen" in note for n, at, rows in [note["seen"]] for i in range(rows)}
     assert len(feeder.written) > 500
-    assert not feeder.written - seen, "records that nobody was given"
+    assert not feeder.written - seen, "records that no consumer received"
     _no_two_in_one_epoch(everything)
-    assert sum("assign" in note for note in everything) > 60, "little has changed hands"
+    assert sum("assign" in note for note in everything) > 60, "too few partitions have moved"
     assert sum("lost" in note for note in everything) >= 1
     _fenced(cluster, everything, {member.member_id for member in described.members})
 
 
 def _settled(cluster: ProcessCluster) -> GroupDescription:
-    """Wait until everything is read and committed, and partitions have come to rest."""
+    """Wait until all records are read and committed, and partitions no longer move."""
     with Admin(cluster.bootstrap, timeout_s=60) as admin:
         ends = admin.list_offsets([TopicPartition("many", number) for number in range(PARTITIONS)])
 
@@ -211,7 +213,7 @@ def _settled(cluster: ProcessCluster) -> GroupDescription:
 
 
 def _bounce_brokers(cluster: ProcessCluster, group: str, end: float) -> None:
-    """The coordinator's broker in order, another one by force, and again; each when all replicas are in sync."""
+    """Stop the coordinator's broker cleanly, kill another one, and repeat, each time after all replicas are in sync."""
     coordinator, turn = True, 0
     while time.monotonic() < end:
         broker_id = find_coordinator(cluster, "group", group) if coordinator else turn % 3
@@ -226,7 +228,7 @@ def _bounce_brokers(cluster: ProcessCluster, group: str, end: float) -> None:
 
 
 class _Watched:
-    """Committed offsets never go back."""
+    """Check that committed offsets never decrease."""
 
     def __init__(self, cluster: ProcessCluster, group: str) -> None:
         self._cluster, self._group = cluster, group
@@ -252,7 +254,7 @@ def _no_two_in_one_epoch(notes: list[dict[str, Any]]) -> None:
 
 
 def _fenced(cluster: ProcessCluster, notes: list[dict[str, Any]], living: set[str]) -> None:
-    """Who was a member cannot commit any more, whichever way it went."""
+    """Check that a former member can no longer commit, after any kind of end."""
     gone = {note["member"]: note for note in notes if "assign" in note and note["member"] not in living}
     for member, note in list(gone.items())[:5]:
         offset = GroupOffset("many", note["assign"][0], 1)

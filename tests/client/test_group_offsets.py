@@ -1,4 +1,4 @@
-"""Offsets of groups that are set from outside, of topics that the coordinator has not heard of yet."""
+"""Tests of groups' offsets that are set from outside, for topics that the coordinator does not know yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.client.producing import times
 
 
 class Refuse:
-    """Refuses one topic's offsets."""
+    """Refuse one topic's offsets."""
 
     def __init__(self, topic: str, code: ErrorCode) -> None:
         self._topic = topic

@@ -1,4 +1,4 @@
-"""Consumers of a group against real brokers: shared partitions, commits, and what becomes of those who are late."""
+"""Tests of a group's consumers with real brokers: shared partitions, commits, and late members."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.broker.topics import PATIENCE_S, create_topic
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-#: A session that does not end because the machine is busy, and one that is to end.
+#: A session that does not expire on a busy machine, and one that should.
 LONG_MS, SHORT_MS = 120_000, 1500
 
 
@@ -42,7 +42,7 @@ Join = Callable[..., Consumer]
 
 @pytest.fixture
 def join(cluster: ProcessCluster) -> Iterator[Join]:
-    """Makes consumers of a group, and closes those that are left."""
+    """Yield a function that creates consumers of a group. The fixture closes the remaining ones at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(group: str, *topics: str, **more: Any) -> Consumer:
@@ -59,7 +59,7 @@ def fill(cluster: ProcessCluster, topic: str, partitions: int, each: int, *, pre
 
 
 def poll_until(consumers: Sequence[Consumer], true: Callable[[], bool], what: str) -> list[str]:
-    """Poll them in turn; what they were given."""
+    """Poll the consumers in turn, and return their records."""
     found: list[str] = []
     end = time.monotonic() + PATIENCE_S
     while not true():
@@ -102,8 +102,8 @@ def test_a_group_reads_each_record_once_and_resumes_its_positions(
     fill(cluster, "shared", 6, 5, prefix="later-")
     both = [first, second]
     seen += poll_until(both, lambda: sum(sum(one.positions().values()) for one in both) == 90, "ninety records")
-    assert len(seen) == len(set(seen)) == 90, "nothing twice, as everybody went on from what was committed"
-    # Also of who talks to a broker of its host, over a socket that has no address.
+    assert len(seen) == len(set(seen)) == 90, "no record twice, because every member continued from the commits"
+    # A client also has a host name if it talks to a broker of its host over a socket without an address.
     assert {member.host for member in describe(admin, "sharing").members} == {"127.0.0.1"}
     assert [member.member_id for member in describe(admin, "sharing").members] == sorted(
         [first.member_id, second.member_id]
@@ -118,8 +118,8 @@ def test_a_group_reads_each_record_once_and_resumes_its_positions(
     closed = time.monotonic()
     second.close()
     poll_until([first], lambda: sizes(first) == [6], "the first to have all again")
-    assert time.monotonic() - closed < LONG_MS / 1000, "not when the session ends, but at once"
-    assert sum(first.committed().values()) == 90, "who closes commits, where it does so by itself"
+    assert time.monotonic() - closed < LONG_MS / 1000, "immediately, and not at the session's end"
+    assert sum(first.committed().values()) == 90, "close() must commit if auto-commit is on"
     assert calls[3:] == [("second", "revoke", 3), ("first", "assign", 3)]
     first.close()
     assert describe(admin, "sharing").state == "empty"
@@ -149,7 +149,7 @@ def test_heartbeats_continue_during_user_code_and_end_without_polls(
     member = busy.member_id
     time.sleep(2.5 * SHORT_MS / 1000)
     busy.commit()
-    assert (busy.member_id, lost) == (member, []), "a session ended though heartbeats should go on"
+    assert (busy.member_id, lost) == (member, []), "a session ended although heartbeats should continue"
     busy.close()
     late = join("late workers", "worked", session_timeout_ms=SHORT_MS, max_poll_interval_ms=SHORT_MS,
                 on_lost=lambda found: lost.append(len(found)))  # fmt: skip
@@ -168,9 +168,7 @@ def test_heartbeats_continue_during_user_code_and_end_without_polls(
     late.commit()
 
 
-def test_an_iterating_member_learns_of_a_rebalance_before_its_batches_end(
-    cluster: ProcessCluster, admin: Admin, join: Join
-) -> None:
+def test_a_member_learns_of_a_rebalance_within_an_iteration(cluster: ProcessCluster, admin: Admin, join: Join) -> None:
     create_topic(cluster, "stored", partitions=2)
     fill(cluster, "stored", 2, 2000)
     first = join("iterating", "stored", max_records=1, auto_commit_interval_ms=100)
@@ -182,28 +180,28 @@ def test_an_iterating_member_learns_of_a_rebalance_before_its_batches_end(
             break
         next(batches)
         second.poll(0.01)
-    assert sizes(first, second) == [1, 1], "it gives one up only when it has nothing left to hand out"
+    assert sizes(first, second) == [1, 1], "a member gives up a partition only after it has returned its records"
     for _ in range(400):
         if admin.group_offsets("iterating"):
             break
         next(batches)
         second.poll(0.01)
-    assert admin.group_offsets("iterating"), "and commits by itself no sooner"
+    assert admin.group_offsets("iterating"), "and auto-commit must not come earlier"
 
 
 def test_patterns_follow_created_and_deleted_topics(cluster: ProcessCluster, admin: Admin, join: Join) -> None:
     create_topic(cluster, "pat-one", partitions=2)
     create_topic(cluster, "not-pat", partitions=2)
     reader = join("patterns", pattern="pat-.*")
-    poll_until([reader], lambda: sizes(reader) == [2], "the topic that is there")
+    poll_until([reader], lambda: sizes(reader) == [2], "the existing topic")
     create_topic(cluster, "pat-two", partitions=3)
-    poll_until([reader], lambda: sizes(reader) == [5], "the topic that came")
+    poll_until([reader], lambda: sizes(reader) == [5], "the new topic")
     admin.create_partitions("pat-two", 4)
-    poll_until([reader], lambda: sizes(reader) == [6], "the partition that came")
+    poll_until([reader], lambda: sizes(reader) == [6], "the new partition")
     fill(cluster, "pat-two", 4, 2)
     assert len(poll_until([reader], lambda: sum(reader.positions().values()) == 8, "eight records")) == 8
     admin.delete_topic("pat-one")
-    poll_until([reader], lambda: sizes(reader) == [4], "the topic that went")
+    poll_until([reader], lambda: sizes(reader) == [4], "the deleted topic")
     wrong = join("patterns", pattern="pat-(")
     with pytest.raises(BrokerError) as refused:
         poll_until([wrong], lambda: False, "a refusal")
@@ -219,11 +217,11 @@ def test_a_static_member_that_returns_moves_no_partition(cluster: ProcessCluster
     first.close()
     assert len(describe(admin, "statics").members) == 2
     back = join("statics", "static", instance_id="a")
-    poll_until([back, second], lambda: sizes(back) == [2], "it to be back")
+    poll_until([back, second], lambda: sizes(back) == [2], "the member to return")
     assert sorted(back.assignment) == sorted(had)
     assert describe(admin, "statics").group_epoch == epoch + 1
     third = join("statics", "static", instance_id="a")
-    poll_until([third], lambda: sizes(third) == [2], "whoever takes the id over")
+    poll_until([third], lambda: sizes(third) == [2], "the successor with that id")
     with pytest.raises(BrokerError) as fenced:
         poll_until([back], lambda: False, "a refusal")
     assert fenced.value.code == ErrorCode.FENCED_INSTANCE_ID
@@ -231,7 +229,7 @@ def test_a_static_member_that_returns_moves_no_partition(cluster: ProcessCluster
     assert sizes(second) == [2]
 
 
-def test_where_a_group_starts_and_what_it_is_refused(cluster: ProcessCluster, join: Join) -> None:
+def test_a_group_starts_where_configured_and_refuses_bad_calls(cluster: ProcessCluster, join: Join) -> None:
     create_topic(cluster, "timed", partitions=1)
     with Producer(cluster.bootstrap) as producer:
         for second in range(6):
@@ -251,7 +249,7 @@ def test_where_a_group_starts_and_what_it_is_refused(cluster: ProcessCluster, jo
 
 
 def test_records_during_a_handover_from_the_end_are_read(cluster: ProcessCluster, join: Join) -> None:
-    """Also: a commit that was given up is none of the others' business, and a block that fails commits nothing."""
+    """In addition, an abandoned commit does not affect other commits, and a failing block commits nothing."""
     create_topic(cluster, "handed", partitions=2)
     fill(cluster, "handed", 2, 5, prefix="before")
     options = {"start": "latest", "auto_commit_interval_ms": 60_000}
@@ -275,7 +273,7 @@ def test_records_during_a_handover_from_the_end_are_read(cluster: ProcessCluster
 
 
 def test_a_partition_waits_for_transactional_offsets_of_its_former_owner(cluster: ProcessCluster, join: Join) -> None:
-    """Source: KIP-447. Without the wait the next one would begin where the open transaction began."""
+    """Source: KIP-447. Without the wait the next owner would start where the open transaction began."""
     create_topic(cluster, "fenced", partitions=2)
     create_topic(cluster, "made", partitions=1)
     fill(cluster, "fenced", 2, 10)
@@ -290,7 +288,7 @@ def test_a_partition_waits_for_transactional_offsets_of_its_former_owner(cluster
         poll_until([first, second], lambda: sizes(first) == [1], "the first to give one up")
         for _ in range(10):
             assert not second.poll(0.1)
-        assert sizes(second) == [0], "nobody can tell it where to begin"
+        assert sizes(second) == [0], "no committed offset is known yet"
         producer.commit()
         poll_until([first, second], lambda: sizes(second) == [1], "the second to begin")
         (given,) = second.assignment
@@ -306,7 +304,7 @@ def test_a_partition_waits_for_transactional_offsets_of_its_former_owner(cluster
         producer.begin()
         (kept,) = first.assignment
         producer.send_offsets({kept: 4}, group=first.group_metadata())
-        assert first.committed() == {kept: 10}, "its own transaction keeps nothing from it"
+        assert first.committed() == {kept: 10}, "its own transaction must not delay it"
         producer.abort()
     first.close()
     poll_until([second], lambda: sizes(second) == [2], "the aborted transaction to be found out")

@@ -1,5 +1,7 @@
-"""An interrupt of a thread that acts for the producer's, in the middle of telling what became of records: the producer
-ends then, and whoever waits in another thread is told all the same."""
+"""Tests of an interrupt in a thread that acts for the producer's thread while it reports outcomes.
+
+The producer ends then, and every thread that waits is notified nevertheless.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ _TOPIC = cast(ProducerTopic, SimpleNamespace(name="t"))
 
 
 def interrupted_at(call: int, work: Callable[[], object], *, within: str = "") -> bool:
-    """Do ``work``, with a KeyboardInterrupt in this one of the places where interrupts come: where a function begins,
-    and where a call is over; of those ``within`` a module. True: there are not so many of them."""
+    """Do ``work``, with a KeyboardInterrupt at one of the places where interrupts happen: where a function begins or
+    a call returns, or those ``within`` a module. Return True if there are fewer places."""
     left = call
 
     def profile(frame: FrameType, event: str, _: object) -> None:
@@ -58,7 +60,7 @@ def interrupted_at(call: int, work: Callable[[], object], *, within: str = "") -
 
 
 def waiting(*waits: Callable[[], object], begun: Callable[[], bool]) -> list[threading.Thread]:
-    """A thread for each, all of which wait already."""
+    """Start a waiting thread for each, and return when all wait."""
 
     def wait(one: Callable[[], object]) -> None:
         with contextlib.suppress(ProducerClosed):
@@ -86,7 +88,7 @@ def _flushed(producer: Producer) -> None:
 def ended(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.join(_TIMEOUT_S)
-        assert not thread.is_alive(), "waits in vain"
+        assert not thread.is_alive(), "a waiting thread was not notified"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_every_waiter_for_a_record_is_notified(method: Callable[..., Any], line:
     for left in set(open_chunks):  # as the producer does at its end
         left.fail(ProducerClosed("interrupted"))
     ended(threads)
-    if "resolve" not in method.__name__:  # that one is not more than half of what Python does
+    if "resolve" not in method.__name__:  # these places are about half of what Python executes
         assert told.wait(_TIMEOUT_S)
 
 
@@ -148,7 +150,7 @@ def test_a_waiter_that_gives_up_leaves_no_callback() -> None:
 
 
 def test_an_interrupted_completion_is_finished_by_another_thread() -> None:
-    """Interrupts come when something is called, and when a call is over."""
+    """Interrupts happen where a function is called and where a call returns."""
     for call in range(100):
         chunk = RecordChunk(_TOPIC, None, 0.0)
         chunk.records.append((None, b"v", None, 1))
@@ -161,7 +163,7 @@ def test_an_interrupted_completion_is_finished_by_another_thread() -> None:
         if through:
             assert told.wait(_TIMEOUT_S)
             return
-    raise AssertionError("never through")
+    raise AssertionError("the work never completed without an interrupt")
 
 
 class _CountingIoThread:
@@ -177,10 +179,10 @@ class _CountingIoThread:
         self.woken += 1
 
     def wait_helping(self, finished: Callable[[], bool]) -> None:
-        raise AssertionError("nobody waits")
+        raise AssertionError("no thread may wait any more")
 
     def recall_loop(self) -> None:
-        raise AssertionError("nobody waits")
+        raise AssertionError("no thread may wait any more")
 
     def on_io_thread(self) -> bool:
         return False
@@ -219,7 +221,7 @@ def test_a_record_of_an_interrupted_sender_is_stored_at_most_once(seal: bool, ba
         if through:
             assert len(taken) == 1
             return
-    raise AssertionError("never through")
+    raise AssertionError("the work never completed without an interrupt")
 
 
 def test_a_record_after_an_interrupted_send_is_still_sent(fake: FakeCluster) -> None:
@@ -239,10 +241,10 @@ def test_a_record_after_an_interrupted_send_is_still_sent(fake: FakeCluster) -> 
 
 
 def test_an_interrupt_during_a_batch_move_ends_the_producer(fake: FakeCluster) -> None:
-    """What it leaves half done is in no order."""
+    """The rest of its half-done work has no order."""
     fake.create("t", partitions=1)
     call = uninterrupted = 0
-    while uninterrupted < 5:  # the loop may have been taken back just then
+    while uninterrupted < 5:  # the loop may have been reclaimed at that moment
         producer = Producer(fake.bootstrap)
         acting(producer)
 
@@ -262,7 +264,7 @@ def test_an_interrupt_during_a_batch_move_ends_the_producer(fake: FakeCluster) -
 
 
 def test_flush_reports_an_error_that_has_just_occurred(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits goes on before the producer has noted it."""
+    """A waiting thread continues before the producer has recorded the error."""
     fake.create("t", partitions=1)
     for broker in fake.brokers:
         fake.fault(broker.broker_id, times(1, Produce, refuse(ErrorCode.INVALID_RECORD)))

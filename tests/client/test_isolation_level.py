@@ -1,4 +1,4 @@
-"""What readers see of transactions: neither what is open nor what was aborted, unless they ask for it."""
+"""Tests of readers and transactions: readers skip open and aborted transactions unless they request them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_readers_skip_aborted_records_without_decoding_them(fake: FakeCluster, m
     with Consumer(fake.bootstrap, "t", start={tp: 8}) as consumer:
         began = time.monotonic()
         assert consumer.to_table().num_rows == 0
-        assert time.monotonic() - began < 0.8  # does not wait for records when there is nothing but markers
+        assert time.monotonic() - began < 0.8  # the poll does not wait for records if there are only markers
     with Consumer(fake.bootstrap, "t", isolation="read_uncommitted") as consumer:
         assert consumer.to_table().num_rows == 6
 
@@ -67,7 +67,7 @@ def test_readers_stop_at_the_first_open_transaction(fake: FakeCluster) -> None:
         assert seen(fake, "t") == [b"before"]
         assert admin.list_offsets([tp]) == {tp: 1}
         assert admin.list_offsets([tp], isolation="read_uncommitted") == {tp: 3}
-        # Who stands behind the last stable offset, by a group's offsets say, is not out of range.
+        # A position above the last stable offset, such as a group's committed one, is not out of range.
         with Consumer(fake.bootstrap, "t", start={tp: 2}) as consumer:
             assert consumer.to_table().num_rows == 0
             assert consumer.position(tp) == 2

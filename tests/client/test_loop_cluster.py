@@ -1,4 +1,5 @@
-"""The producer's connections: a failed attempt is followed by another, and a hung broker holds nobody up."""
+"""Tests of the producer's connections: a failed attempt is followed by another one, and a hung broker delays no
+other."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.client.producing import times
 
 
 class _Refused(LoopCluster):
-    """Its clock stands still, as a loop's may for a moment around a timer."""
+    """A loop whose clock stands still, as it may for a moment around a timer."""
 
     attempts = 0
 
@@ -32,7 +33,7 @@ class _Refused(LoopCluster):
         raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{address}: refused")
 
 
-def test_a_refused_connection_is_tried_again() -> None:
+def test_a_refused_connection_is_retried() -> None:
     async def test() -> None:
         enough = asyncio.Event()
 
@@ -76,15 +77,15 @@ def test_a_silent_broker_is_asked_after_the_others(fake: FakeCluster, monkeypatc
         await asyncio.wait_for(connected.wait(), 10)
         fake.fault(0, lambda broker, connection, request: True)
         assert [await answered() for _ in range(12)].count(False) <= 1
-        assert link.connection(0) is not None, "it may only be busy: what it was sent is not given up"
+        assert link.connection(0) is not None, "the broker may only be busy, so its requests must stay in flight"
         link.close()
         await link.closed()
 
     asyncio.run(test())
 
 
-def test_a_broker_that_was_silent_recovers_once_it_answers(fake: FakeCluster) -> None:
-    """Else, when all have been slow for once, the one that really hangs is asked as often as the others."""
+def test_a_silent_broker_recovers_with_a_response(fake: FakeCluster) -> None:
+    """Otherwise, after all brokers were slow once, the broker that hangs is asked as often as the others."""
     slow = True
 
     def keep_silent(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
@@ -111,7 +112,8 @@ def test_a_broker_that_was_silent_recovers_once_it_answers(fake: FakeCluster) ->
 def test_a_broker_with_an_unanswered_request_is_not_asked_for_metadata(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hosts the leader that hangs: who waits for its successor would wait for it as well."""
+    """The broker hosts the hanging leader: a client that waits for its successor would wait for this response as
+    well."""
     monkeypatch.setattr("sparklog.client.cluster.routing_core.SUSPICIOUS_S", 0.05)
     monkeypatch.setattr("sparklog.client.cluster.routing_core.PATIENCE_S", 60.0)
 
@@ -146,7 +148,7 @@ def test_a_broker_with_an_unanswered_request_is_not_asked_for_metadata(
 
 
 def test_a_repeated_request_ends_with_its_cluster_link(fake: FakeCluster) -> None:
-    """A cancelled wait may end with the error of the connection that is lost in the same turn."""
+    """A cancelled wait may end with the error of a connection that is lost in the same turn."""
 
     async def test() -> None:
         link = LoopCluster(fake.bootstrap, client_id="test", changed=lambda: None, request_timeout_s=30.0)

@@ -1,4 +1,4 @@
-"""The loop of a producer's thread, lent to a caller who would only wait for that thread."""
+"""Tests of a producer's loop that is lent to a caller which would otherwise wait for the producer's thread."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def borrowed(handoff: LoopHandoff) -> None:
-    """Lent and entered by this thread."""
+    """Lend the loop, and enter it in this thread."""
 
     def entered() -> bool:
         handoff.borrow(lambda: True)
@@ -120,7 +120,7 @@ def test_a_loop_that_is_stopped_while_lent_ends(handoff: LoopHandoff) -> None:
     handoff.leave()
 
 
-# --- the producer's use of it ---
+# --- the loop in the producer ---
 
 
 def acting(producer: Producer) -> int:
@@ -130,7 +130,7 @@ def acting(producer: Producer) -> int:
     for count in itertools.count(1):
         before = handoff._entered
         producer.send("t", b"v").result()
-        if handoff.lent and handoff._entered >= before + 2:  # it has sent and received
+        if handoff.lent and handoff._entered >= before + 2:  # this thread has sent and received
             return count
         assert time.monotonic() < deadline
     raise AssertionError("unreachable")
@@ -166,7 +166,7 @@ def test_records_with_no_waiter_are_acknowledged(fake: FakeCluster) -> None:
         assert producer.send("other", b"v").result(_TIMEOUT_S).offset == 0
 
 
-def test_many_threads_that_wait_for_each_record(fake: FakeCluster) -> None:
+def test_many_threads_may_wait_for_each_record(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     with Producer(fake.bootstrap) as producer:
         acting(producer)
@@ -349,14 +349,14 @@ def test_a_waiter_in_a_running_loop_keeps_that_loop(fake: FakeCluster) -> None:
 def test_work_started_by_a_waiter_runs_in_the_producers_loop(
     fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """His own may end before that does, and his thread does not turn it while he waits."""
+    """The waiter's own loop may end earlier, and its thread does not run it while it waits."""
     fake.create("t", partitions=1)
     begun: list[tuple[int, asyncio.AbstractEventLoop]] = []
 
     async def refused_some() -> None:
         main = threading.get_ident()
         deadline = time.monotonic() + _TIMEOUT_S
-        while not any(thread == main for thread, _ in begun):  # else the loop was taken back before the answer came
+        while not any(thread == main for thread, _ in begun):  # otherwise the loop was reclaimed before the response
             assert time.monotonic() < deadline
             acting(producer)
             for broker in fake.brokers:
@@ -392,15 +392,15 @@ def test_a_forked_child_does_not_act_for_its_parents_loop(
 
     until(lent)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside other threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # the fork happens beside other threads
         child = os.fork()
     if not child:
         try:
             os._exit(int(handoff.enter()))
-        finally:  # it is not to go on with the tests of its parent
+        finally:  # the child must not continue with its parent's tests
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
-    assert handoff.enter(), "it is lent all the while"
+    assert handoff.enter(), "the loop must stay lent"
     handoff.leave()
 
 
@@ -413,7 +413,7 @@ def test_a_wait_begun_after_the_threads_end_returns(fake: FakeCluster) -> None:
 
 
 def _send_while_lent(producer: Producer, headers: dict[str, bytes] | None = None) -> None:
-    """Until this thread has acted, which may take a few records."""
+    """Send records until this thread has acted, which may take several."""
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         producer.send("t", b"v", headers=headers).result()

@@ -1,4 +1,4 @@
-"""The metadata cache: replies that overtake each other never take it back."""
+"""Tests of the metadata cache: responses that overtake each other never make it older."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reply(
     return MetadataReply(0, "c", epoch, brokers, topics)
 
 
-def test_the_greatest_leader_epoch_wins() -> None:
+def test_the_largest_leader_epoch_wins() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 5)))
     cache.update(reply(topic(1, 4)))
@@ -40,8 +40,8 @@ def test_the_greatest_leader_epoch_wins() -> None:
 def test_a_deposed_leader_names_its_successor() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 5)))
-    assert not cache.merge_leader(TP, 1, 5), "no news"
-    assert not cache.merge_leader(TP, 7, 6), "nobody knows where broker 7 is"
+    assert not cache.merge_leader(TP, 1, 5), "the metadata must be unchanged"
+    assert not cache.merge_leader(TP, 7, 6), "broker 7 has no known address"
     assert not cache.merge_leader(TopicPartition("u", 0), 1, 6)
     assert cache.leader(TP) == Leader(0, 5)
     assert cache.merge_leader(TP, 1, 6)
@@ -50,14 +50,14 @@ def test_a_deposed_leader_names_its_successor() -> None:
     assert cache.leader(TP) == Leader(1, 6)
 
 
-def test_a_leader_without_an_address_is_none() -> None:
+def test_a_leader_without_an_address_is_unknown() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(7, 1)))
     assert cache.leader(TP) is None
     assert cache.partition(TP) is not None
 
 
-def test_no_leader_is_none() -> None:
+def test_a_partition_may_have_no_leader() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(-1, 3)))
     assert cache.leader(TP) is None
@@ -67,11 +67,11 @@ def test_a_leader_is_not_lost_within_its_epoch() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 5)))
     cache.update(reply(topic(-1, 5)))
-    assert cache.leader(TP) == Leader(0, 5), "the broker that says so was not told who leads"
+    assert cache.leader(TP) == Leader(0, 5), "that broker does not know the leader"
     cache.update(reply(topic(-1, 6)))
     assert cache.leader(TP) is None
     cache.update(reply(topic(1, 6)))
-    assert cache.leader(TP) == Leader(1, 6), "another broker knows"
+    assert cache.leader(TP) == Leader(1, 6), "another broker names the leader"
 
 
 def test_a_recreated_topic_starts_its_epochs_again() -> None:
@@ -82,7 +82,7 @@ def test_a_recreated_topic_starts_its_epochs_again() -> None:
     assert cache.partitions("t") == [TP]
 
 
-def test_an_older_picture_does_not_bring_a_deleted_topic_back() -> None:
+def test_older_metadata_do_not_restore_a_deleted_topic() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(1, 0, topic_id="b"), epoch=2))
     cache.update(reply(topic(0, 9, topic_id="a"), epoch=1))
@@ -105,13 +105,13 @@ def test_a_lagging_broker_does_not_restore_a_deleted_topic() -> None:
     assert topic_id() == "b"
     cache.drop("t")
     cache.update(reply(old))
-    assert topic_id() == "", "nor one that was forgotten since"
+    assert topic_id() == "", "nor a topic that was dropped since"
     cache.update(reply(topic(1, 0, topic_id="b", order=20), epoch=2))
     cache.update(reply(topic(0, 0, topic_id="c", order=9)))
-    assert topic_id() == "b", "a new controller counts on from there"
+    assert topic_id() == "b", "a new controller continues the numbers"
     cache.update(reply(new, epoch=2))
     cache.update(reply(topic(0, 0, topic_id="c", order=9), epoch=2))
-    assert topic_id() == "b", "the greatest order of the topic counts"
+    assert topic_id() == "b", "the largest order of the topic counts"
     cache.update(reply(topic(0, 0, topic_id="c", order=21), epoch=1))
     assert topic_id() == "c"
 
@@ -120,7 +120,7 @@ def test_older_metadata_does_not_remove_a_topic() -> None:
     unknown = TopicMetadata(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "t")
     cache = MetadataCache()
     nothing = reply(unknown, epoch=-1, brokers=())
-    assert cache.is_stale(nothing)  # a broker that no controller has told anything yet
+    assert cache.is_stale(nothing)  # a broker without an update from a controller so far
     cache.update(reply(topic(0, 9), epoch=2))
     for stale in (nothing, reply(unknown, epoch=1)):
         cache.update(stale)
@@ -130,7 +130,7 @@ def test_older_metadata_does_not_remove_a_topic() -> None:
 
 
 def test_a_dropped_topic_keeps_its_newest_epochs() -> None:
-    """A broker that is behind calls it unknown, another that is behind knows an older leader."""
+    """A broker with old metadata does not know the topic, and another one names an older leader."""
     cache = MetadataCache()
     cache.update(reply(topic(0, 5)))
     assert cache.merge_leader(TP, 1, 6)
@@ -140,10 +140,10 @@ def test_a_dropped_topic_keeps_its_newest_epochs() -> None:
     assert cache.leader(TP) == Leader(1, 6)
     cache.drop("t")
     cache.update(reply(topic(0, 0, topic_id="b")))
-    assert cache.leader(TP) == Leader(0, 0), "another topic of the name"
+    assert cache.leader(TP) == Leader(0, 0), "another topic with this name"
 
 
-def test_partitions_and_schemas_are_only_ever_added() -> None:
+def test_partitions_and_schemas_are_never_removed() -> None:
     cache = MetadataCache()
     cache.update(reply(topic(0, 1, partitions=3, schemas=2)))
     cache.update(reply(topic(0, 1, partitions=2, schemas=1)))
@@ -168,12 +168,12 @@ def test_older_metadata_removes_no_broker() -> None:
 
 
 def test_a_leader_keeps_its_address_until_there_is_another() -> None:
-    """A controller that misses a broker for the moment does not name it; the broker leads on."""
+    """A controller that misses a broker for a moment does not name it, although the broker still leads."""
     cache = MetadataCache()
     cache.update(reply(topic(1, 5)))
     cache.update(reply(topic(1, 5), brokers=(broker(0),)))
     assert cache.leader(TP) == Leader(1, 5)
-    assert set(cache.brokers) == {0}, "who asks all brokers does not wait for one that is not registered"
+    assert set(cache.brokers) == {0}, "a request to all brokers must not wait for an unregistered one"
     assert cache.endpoint(1) == broker(1)
     cache.update(reply(brokers=(broker(0), broker(1, incarnation=2, port=9093))))
     assert cache.endpoint(1) == cache.brokers[1] == broker(1, incarnation=2, port=9093)

@@ -1,4 +1,4 @@
-"""Metadata that come in pieces: a broker's loop and a frame are bounded, and a client sees one picture."""
+"""Tests of metadata that come in pieces: a broker's loop and a frame are bounded, and a client sees one state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def decisions(name: str, count: int, *, topic_id: str = "", brokers: int = 3) ->
 
 
 def told(topics: dict[str, int], *, brokers: int = 3) -> MetadataCache:
-    """What a broker knows of topics with so many partitions each."""
+    """Return a broker's metadata of topics with this number of partitions each."""
     cache = MetadataCache("fake", {})
     endpoints = tuple(BrokerEndpoint(number, "127.0.0.1", 9092, 1) for number in range(brokers))
     partitions = tuple(part for name, count in topics.items() for part in decisions(name, count, brokers=brokers))
@@ -55,7 +55,7 @@ def told(topics: dict[str, int], *, brokers: int = 3) -> MetadataCache:
 
 
 def answer(cache: MetadataCache, request: Metadata) -> MetadataReply:
-    """Over the wire, without it."""
+    """Send the response over the wire format, without a connection."""
     found = cache.metadata(
         request.cid, request.topics, schemas=request.schemas, internal=request.internal, start=request.start
     )
@@ -81,7 +81,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("names", [None, ("big", "none", "a", "big"), ("none",), ()])
-def test_pieces_add_up_to_a_reply_too_large_for_one(
+def test_pieces_add_up_to_a_response_too_large_for_one(
     names: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = told({"a": 3, "b": 9, "big": 35, "c": 1, "empty": 0})
@@ -90,7 +90,7 @@ def test_pieces_add_up_to_a_reply_too_large_for_one(
     monkeypatch.setattr(metadata_cache, "_PIECE", 10**9)
     assert found == answer(cache, Metadata(0, names, schemas=names is None))
     assert all(count <= 10 for _, count in asked)
-    assert (len(asked) > 3) == (names is None or "big" in names), "what fits comes in one"
+    assert (len(asked) > 3) == (names is None or "big" in names), "a small response comes in one piece"
 
 
 @pytest.mark.usefixtures("small")
@@ -140,7 +140,7 @@ def test_a_start_that_was_not_given_is_refused(start: tuple[str, int]) -> None:
     assert caught.value.code == ErrorCode.INVALID_REQUEST
 
 
-def test_a_broker_that_never_ends_is_given_up() -> None:
+def test_a_broker_with_endless_pieces_is_given_up() -> None:
     pieces = MetadataPieces(Metadata(0))
     endless = MetadataReply(0, "c", 1, (), (), next=("t", 0))
     with pytest.raises(BrokerError, match="more than 1000 pieces"):
@@ -198,11 +198,11 @@ def test_clients_ask_one_broker_for_all_pieces(fake: FakeCluster) -> None:
 
     before = len(asked)
     asyncio.run(ask())
-    assert len(set(asked[before:])) == 1, "pieces of one picture"
+    assert len(set(asked[before:])) == 1, "all pieces must be of one state"
 
 
-def test_a_reply_about_many_partitions_stays_small_and_fast() -> None:
-    """100 brokers; one topic has a quarter of the partitions."""
+def test_a_response_about_many_partitions_stays_small_and_fast() -> None:
+    """There are 100 brokers, and one topic has a quarter of the partitions."""
     cache = told({"large": 50_000} | {f"t{number}": 100 for number in range(1_500)}, brokers=100)
     pieces = MetadataPieces(Metadata(0))
     sizes, longest_s = [], 0.0
@@ -217,4 +217,4 @@ def test_a_reply_about_many_partitions_stays_small_and_fast() -> None:
         pieces.add(reply)
     assert sum(len(topic.partitions) for topic in pieces.reply.topics) == 200_000
     assert max(sizes) < 2_000_000 < sum(sizes) < DEFAULT_MAX_FRAME_BYTES
-    assert longest_s < 2, "of the broker's loop: with room for slow machines"
+    assert longest_s < 2, "time of the broker's loop, with a margin for slow machines"

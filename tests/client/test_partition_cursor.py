@@ -1,4 +1,4 @@
-"""The rules of a reader's position: its place in the log's history, verification and failures."""
+"""Tests of a reader's position: its place in the log's history, verification and failures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_verification_is_requested_once_for_each_offset() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("other"), BrokerError(ErrorCode.SCHEMA_MISMATCH, "other")])
-def test_only_damage_is_verified(error: Exception) -> None:
+def test_only_damaged_batches_are_verified(error: Exception) -> None:
     assert not cursor().request_verification(error, 40)
 
 

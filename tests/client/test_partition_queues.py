@@ -1,4 +1,4 @@
-"""The accumulator: order, sequences, retries; by hand, and against a broker that fails at random."""
+"""Tests of the partition queues: order, sequences, retries; by hand, and against a broker with random failures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def accumulator(*, idempotent: bool = True, max_in_flight: int = 5) -> Partition
 def drain(
     acc: PartitionQueues, now_ms: float = 0, *, leader: int | None = 1, max_bytes: int = 10_000
 ) -> list[ProducerBatch]:
-    """Everything that goes out now, in order."""
+    """Return all batches that are sent now, in order."""
     sent: list[ProducerBatch] = []
     while True:
         requests = acc.drain(now_ms, lambda _: leader, can_accept=lambda _: True, max_request_bytes=max_bytes)
@@ -55,7 +55,7 @@ def fail(acc: PartitionQueues, one: ProducerBatch, code: ErrorCode, now_ms: floa
     return acc.failed(one, code, now_ms=now_ms, roll=0.5)
 
 
-def test_sequences_count_records_and_five_are_in_flight() -> None:
+def test_sequences_count_records_and_five_batches_are_in_flight() -> None:
     acc = accumulator()
     batches = [batch(count=3) for _ in range(7)]
     for one in batches:
@@ -65,7 +65,7 @@ def test_sequences_count_records_and_five_are_in_flight() -> None:
     assert sequences(sent) == [0, 3, 6, 9, 12]
     assert {one.encoded.header.producer_id for one in sent} == {7}
     acc.succeeded(sent[1])
-    assert drain(acc) == [], "the broker would remember the sixth instead of the first, which may be lost"
+    assert drain(acc) == [], "the broker would store the sixth instead of the first, which may be lost"
     acc.succeeded(sent[0])
     assert sequences(drain(acc)) == [15, 18]
 
@@ -104,7 +104,7 @@ def test_a_retry_keeps_its_sequence_and_precedes_later_batches() -> None:
         acc.add(one)
     drain(acc)
     assert fail(acc, batches[0], ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    assert fail(acc, batches[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), "the one before it was refused"
+    assert fail(acc, batches[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), "the earlier batch was refused"
     acc.add(batches[2])
     assert drain(acc, 99) == [], "the delay is 100 ms, and nothing may overtake"
     assert acc.next_time_ms(0) == 100
@@ -114,7 +114,7 @@ def test_a_retry_keeps_its_sequence_and_precedes_later_batches() -> None:
     assert acc.sequence_resets == 0
 
 
-def test_a_delay_is_for_the_broker_that_refused() -> None:
+def test_a_delay_applies_to_the_broker_that_refused() -> None:
     acc = accumulator()
     one = batch()
     acc.add(one)
@@ -125,7 +125,7 @@ def test_a_delay_is_for_the_broker_that_refused() -> None:
     assert sequences([one]) == [0]
 
 
-def test_delays_grow() -> None:
+def test_delays_increase() -> None:
     acc = accumulator()
     one = batch()
     acc.add(one)
@@ -151,7 +151,7 @@ def test_a_lost_sequence_needs_a_new_producer_id() -> None:
     acc.set_identity(ProducerIdentity(8, 0))
     assert not acc.identity_wanted
     sent = drain(acc, 500)
-    assert sent == batches, "in their old order"
+    assert sent == batches, "the batches must keep their order"
     assert sequences(sent) == [0, 1, 2]
     assert {one.identity for one in sent} == {ProducerIdentity(8, 0)}
 
@@ -165,7 +165,7 @@ def test_a_new_producer_id_waits_for_all_outstanding_batches() -> None:
     fail(acc, first, ErrorCode.UNKNOWN_PRODUCER_ID)
     acc.set_identity(ProducerIdentity(8, 0))
     acc.add(third)
-    assert drain(acc, 1000) == [], "second may still get in under the old id"
+    assert drain(acc, 1000) == [], "the second batch may still be appended with the old id"
     acc.succeeded(second)
     assert drain(acc, 1000) == [first, third]
 
@@ -179,7 +179,7 @@ def test_a_lost_sequence_ends_its_transaction_only() -> None:
         assert drain(acc) == [one]
         assert one.encoded.header.flags & Flag.TRANSACTIONAL
         assert one.encoded.header.producer_id == 7
-    # Those behind wait for the first; the first has nothing to wait for.
+    # Later batches wait for the first one, which has nothing to wait for.
     assert acc.failed(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, now_ms=0, roll=0.5)
     assert not acc.failed(first, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, now_ms=0, roll=0.5)
     assert not acc.failed(third, ErrorCode.INVALID_PRODUCER_EPOCH, now_ms=0, roll=0.5)
@@ -219,7 +219,7 @@ def test_a_new_leader_waits_for_the_old_ones_outstanding_response() -> None:
     assert drain(acc, 100, leader=2) == [first, second]
 
 
-def test_a_permanent_error_removes_the_batch() -> None:
+def test_a_permanent_error_removes_its_batch() -> None:
     acc = accumulator()
     one = batch()
     acc.add(one)
@@ -252,7 +252,7 @@ def test_an_expired_batch_does_not_stop_later_ones() -> None:
     fail(acc, gone, ErrorCode.NOT_LEADER_OR_FOLLOWER)
     fail(acc, next_one, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
     assert acc.expire(60) == [gone]
-    assert drain(acc, 60) == [next_one], "under its old sequence: the one before may have got in after all"
+    assert drain(acc, 60) == [next_one], "with its old sequence: the earlier batch may have been appended"
     fail(acc, next_one, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 60)
     acc.set_identity(ProducerIdentity(8, 0))
     assert sequences(drain(acc, 1000)) == [0]
@@ -277,7 +277,7 @@ def test_batches_wait_for_the_first_producer_id() -> None:
 
 
 class _Broker:
-    """A log that checks sequences as brokers do, and loses requests, answers and, rarely, its end."""
+    """A log that checks sequences as brokers do, and loses requests, responses and sometimes its end."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -303,8 +303,8 @@ class _Broker:
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 40), lossy=st.booleans())
 def test_every_batch_is_stored_once_and_in_order(seed: int, count: int, lossy: bool) -> None:
-    """Answers of one connection come in order; requests are refused, answers are lost, and with ``lossy`` the broker
-    forgets the producer now and then, as one that lost the end of its log does."""
+    """Responses of one connection come in order. Requests are refused, responses are lost, and with ``lossy`` the
+    broker sometimes forgets the producer, as a broker that lost the end of its log does."""
     rng = random.Random(seed)
     acc = accumulator()
     broker = _Broker(rng)
@@ -316,7 +316,7 @@ def test_every_batch_is_stored_once_and_in_order(seed: int, count: int, lossy: b
     for _ in range(5000):
         if waiting and rng.random() < 0.6:
             one = waiting.pop(0)
-            if rng.random() < 0.5 and acc.next_number(one.tp):  # alone, without a turn of its own
+            if rng.random() < 0.5 and acc.next_number(one.tp):  # alone and out of turn
                 start(acc, one)
                 flying.append((one, broker.produce(one)))
             else:
@@ -342,11 +342,11 @@ def test_every_batch_is_stored_once_and_in_order(seed: int, count: int, lossy: b
         assert broker.log == batches
         assert acc.sequence_resets == 0
     else:
-        assert set(broker.log) == set(batches), "nothing is lost"
+        assert set(broker.log) == set(batches), "no record may be lost"
 
 
 def start(acc: PartitionQueues, one: ProducerBatch) -> None:
-    """Alone, numbered by who sends it."""
+    """Send a batch alone, with the direct sender's numbers."""
     number = acc.next_number(one.tp)
     assert number is not None
     header = one.encoded.header._replace(producer_id=number[0], producer_epoch=number[1], first_sequence=number[2])
@@ -354,9 +354,9 @@ def start(acc: PartitionQueues, one: ProducerBatch) -> None:
     acc.start(one, 1)
 
 
-def test_a_batch_starts_directly_only_as_the_partitions_only_one() -> None:
+def test_only_a_partitions_single_batch_starts_directly() -> None:
     acc = accumulator()
-    assert acc.next_number(TP) is None, "its partition has no place in a sequence yet"
+    assert acc.next_number(TP) is None, "its partition has no sequence yet"
     first = batch(count=2)
     acc.add(first)
     assert drain(acc) == [first] and acc.next_number(TP) is None
@@ -390,7 +390,7 @@ def test_sequence_numbers_wrap_as_the_broker_expects() -> None:
 
 
 @pytest.mark.parametrize(("attempt", "low", "high"), [(0, 20, 30), (1, 40, 60), (10, 800, 1200), (10_000, 800, 1200)])
-def test_backoff_bounds(attempt: int, low: float, high: float) -> None:
+def test_backoff_is_bounded(attempt: int, low: float, high: float) -> None:
     delays = [Backoff().delay_ms(attempt, roll) for roll in (0.0, 0.5, 0.999)]
     assert delays[0] == pytest.approx(low)
     assert low < delays[1] < delays[2] <= high

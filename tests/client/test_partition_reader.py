@@ -1,4 +1,4 @@
-"""The bounded reader: a range of offsets in full, or an error."""
+"""Tests of the bounded reader: it reads a whole range or raises an error."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_nonexistent_range_raises(fake: FakeCluster, tp: TopicPartition, start
         list(reader)
 
 
-def test_a_range_of_an_older_topic_of_the_name_raises(fake: FakeCluster) -> None:
+def test_a_range_of_an_earlier_topic_of_that_name_raises(fake: FakeCluster) -> None:
     fill(fake)
     reader = PartitionReader(fake.bootstrap, TP, 0, 10, topic_id="other")
     with reader, pytest.raises(BrokerError, match="id1 found, other expected"):

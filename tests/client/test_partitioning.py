@@ -1,4 +1,5 @@
-"""Tables into batches of one partition: nothing lost, nothing reordered, keys where Kafka puts them."""
+"""Tests of tables that become batches of one partition: no row is lost or reordered, and keys choose Kafka's
+partitions."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def test_rows_keep_their_order_within_a_partition(keys: list[bytes | None], part
                 assert (murmur2(row["key"]) & 0x7FFFFFFF) % partitions == partition
 
 
-def test_row_numbers_tell_which_partition_each_row_went_to() -> None:
+def test_row_numbers_give_the_partition_of_each_row() -> None:
     known = topic()
     batch = fit_to_topic(known, pa.table({"key": [b"a", b"b", b"a", b"c"], "value": [b"0", b"1", b"2", b"3"]}), 0)
     for part in encode_parts(known, batch.to_batches()[0], None, compression=None, batch_bytes=1 << 20):
@@ -106,7 +107,7 @@ def test_without_keys_partitions_take_turns() -> None:
     assert seen[:3] == seen[3:]
 
 
-def test_a_partition_by_argument_and_by_column() -> None:
+def test_a_partition_is_given_by_argument_or_column() -> None:
     known = topic(TYPED)
     assert {part.partition for part in encode(known, pa.table({"delay": [1.0, 2.0]}), partition=3)} == {3}
     parts = encode(known, pa.table({"delay": [1.0, 2.0, 3.0], "_partition": [2, 0, 2]}))
@@ -128,7 +129,7 @@ def test_bad_partition_columns_are_refused(column: list[object], code: ErrorCode
     assert caught.value.code == code
 
 
-def test_a_missing_timestamp_is_now_and_a_given_one_stays() -> None:
+def test_a_missing_timestamp_is_the_present_and_a_given_one_stays() -> None:
     known = topic()
     (part,) = encode(known, pa.table({"value": ["a"]}), partition=0)
     assert (part.encoded.header.min_timestamp, part.encoded.header.max_timestamp) == (1_000, 1_000)
@@ -169,7 +170,8 @@ MANY = pa.RecordBatch.from_pylist(
     ids=["one record that cannot be compressed", "one that can", "many", "a slice of them"],
 )
 def test_producer_and_leader_count_the_same_bytes(batch: pa.RecordBatch, compression: str | None) -> None:
-    """To the byte: what is a byte too large for the leader is not sent, and what is not, is."""
+    """They agree to the byte: the producer sends no batch that is a byte too large for the leader, and sends the
+    largest allowed one."""
     event_time = "timestamp" if batch.schema is DEFAULT_SCHEMA else None
     encoded = encode_batch(batch, schema_id=0, compression=compression, event_time=event_time)
 
@@ -227,7 +229,7 @@ def test_frames_of_all_kinds_become_the_same_table() -> None:
         assert fit_to_topic(known, to_table(data, TYPED), 0).equals(expected), type(data)
 
 
-def test_an_input_that_is_no_table_is_named_in_the_error() -> None:
+def test_an_input_that_is_not_a_table_is_named() -> None:
     with pytest.raises(TypeError, match="list found"):
         to_table([1, 2], TYPED)
 
@@ -246,7 +248,7 @@ def test_a_table_in_many_chunks_does_not_make_many_batches() -> None:
 
 @pytest.mark.parametrize(("rows_given", "batches"), [(1100, 1), (1400, 1), (1600, 2), (2900, 3)])
 def test_a_table_is_cut_into_batches_of_equal_size(rows_given: int, batches: int) -> None:
-    """A thousand rows are about a batch; a remainder goes along with the others."""
+    """A thousand rows are about a batch. The remainder is spread over the others."""
     known = topic(partitions=7)
     table = pa.table({"value": [b"x" * 100] * rows_given})
     size = int(fit_to_topic(known, table, 0).slice(0, 1000).nbytes)
@@ -260,7 +262,9 @@ def test_omitted_columns_cost_only_their_rows_share() -> None:
     table = pa.table({"value": [b"x" * 10] * 100_000})
     parts = encode(known, table, batch_bytes=64 * 1024)
     assert len(parts) > 20
-    assert sum(part.encoded.header.length for part in parts) < 6_000_000, "about 40 bytes a record, and headers"
+    assert sum(part.encoded.header.length for part in parts) < 6_000_000, (
+        "about 40 bytes a record in addition to headers"
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -280,7 +284,7 @@ def test_few_records_choose_the_same_partitions_as_many(
     batch = pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
     few = encode_few(known, records, destination, size=100, batch_bytes=1000)
     assert few is not None
-    if destination is None:  # whose turn it is depends on who asks
+    if destination is None:  # the partition in turn depends on the caller
         keyed = [key is not None for key in keys]
         places = {part.partition: [row for row in part.rows if keyed[row]] for part in few}
         parts = encode_parts(known, batch, destination, compression=None, batch_bytes=1000)

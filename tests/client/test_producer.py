@@ -1,4 +1,4 @@
-"""The producer against real sockets: what it promises its callers."""
+"""Tests of the producer with real sockets: its promises to callers."""
 
 # ruff: noqa: DTZ001 - a datetime without a time zone is among what is tested
 
@@ -143,7 +143,7 @@ def test_a_table_write_returns_its_offset_ranges(fake: FakeCluster) -> None:
     assert delays == sorted([*map(float, range(1000)), *map(float, range(10))])
 
 
-def test_rows_of_typed_topics(fake: FakeCluster) -> None:
+def test_rows_of_typed_topics_are_stored(fake: FakeCluster) -> None:
     fake.create("t", schema=TYPED)
     with Producer(fake.bootstrap) as producer:
         assert producer.send("t", {"carrier": "UA", "delay": 1.5}).result(30).offset == 0
@@ -161,7 +161,7 @@ def test_a_row_that_does_not_fit_fails_alone(fake: FakeCluster) -> None:
     rows: list[dict[str, object]] = [{"delay": "late" if index in {3, 4} else float(index)} for index in range(10)]
     with Producer(fake.bootstrap) as producer:
         producer.send("t", {}).result(30)
-        fake.fault(0, times(1, Produce, LoseAnswers(1)))  # holds the first one up, so that the others go together
+        fake.fault(0, times(1, Produce, LoseAnswers(1)))  # the first record is delayed, so the others share a request
         futures = [producer.send("t", row) for row in [{}, *rows]][1:]
         assert [future.exception(10) is None for future in futures] == [index not in {3, 4} for index in range(10)]
         offsets = [future.result().offset for future in futures if future.exception() is None]
@@ -177,7 +177,7 @@ def test_an_idle_producer_does_not_linger(fake: FakeCluster) -> None:
 
 
 class Late:
-    """Answers of produce requests come later by ``delay_s``, which may change; a request is under way until then."""
+    """Responses to produce requests are delayed by ``delay_s``, which may change. A request is in flight until then."""
 
     def __init__(self, delay_s: float) -> None:
         self.delay_s = delay_s
@@ -202,7 +202,7 @@ class Late:
 
 
 def send_for(producer: Producer, seconds: float) -> int:
-    """A record every few milliseconds; how many."""
+    """Send a record every few milliseconds, and return their number."""
     until = time.monotonic() + seconds
     for count in itertools.count():
         if time.monotonic() >= until:
@@ -221,10 +221,10 @@ def test_a_second_request_follows_half_a_round_trip_later(fake: FakeCluster) -> 
         count = send_for(producer, 1.0)
         assert late.most >= 2
     assert values(fake, "t") == [b"first", *(b"%d" % number for number in range(count))]
-    assert len(produce_requests(fake)) <= 25, "not each record on its own"
+    assert len(produce_requests(fake)) <= 25, "not one request for each record"
 
 
-def test_records_wait_for_company_while_the_broker_is_silent(fake: FakeCluster) -> None:
+def test_records_wait_for_others_while_the_broker_is_silent(fake: FakeCluster) -> None:
     fake.create("t")
     late = Late(0.0)
     fake.fault(0, late)
@@ -233,10 +233,10 @@ def test_records_wait_for_company_while_the_broker_is_silent(fake: FakeCluster) 
         late.delay_s = 1.5
         count = send_for(producer, 1.0)
     assert values(fake, "t") == [b"first", *(b"%d" % number for number in range(count))]
-    assert len(fake.topics["t"].logs[0].batches) <= 20, "each waits for half as long as the first has taken until then"
+    assert len(fake.topics["t"].logs[0].batches) <= 20, "each waits half as long as the first request has taken so far"
 
 
-def test_acks_0_and_1(fake: FakeCluster) -> None:
+def test_acks_0_and_1_are_supported(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, acks=0) as producer:
         assert producer.send("t", b"a").result(30).offset == -1
@@ -246,7 +246,7 @@ def test_acks_0_and_1(fake: FakeCluster) -> None:
     assert not any(isinstance(request, InitProducerId) for broker in fake.brokers for request in broker.requests)
 
 
-def test_futures_work_with_wait_as_completed_callbacks_and_asyncio(fake: FakeCluster) -> None:
+def test_futures_work_with_callbacks_as_completed_and_asyncio(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap) as producer:
         futures = [producer.send("t", b"x") for _ in range(20)]
@@ -289,7 +289,7 @@ def test_many_threads_wait_for_one_future_in_different_ways(error: BrokerError |
     assert chunk.consume_failure() is None
 
 
-def test_a_callback_may_send(fake: FakeCluster) -> None:
+def test_a_callback_may_send_records(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, buffer_bytes=300) as producer:
         done = threading.Event()
@@ -333,7 +333,7 @@ def test_bad_addresses_are_refused_before_anything_starts() -> None:
         Producer("a:b:c")
 
 
-def test_an_exception_in_the_block_is_the_one_raised(fake: FakeCluster) -> None:
+def test_an_exception_in_the_block_is_raised(fake: FakeCluster) -> None:
     fake.create("t")
     with pytest.raises(RuntimeError, match="mine"), Producer(fake.bootstrap) as producer:
         producer.send("t", b"v")

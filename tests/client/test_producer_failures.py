@@ -1,4 +1,4 @@
-"""The producer where it must give up: in time, with the reason, and nothing is left open."""
+"""Tests of the producer when it must give up: in time, with the reason, and without open requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_unacknowledged_record_fails_with_the_last_reason(fake: FakeCluster) 
         assert 0.4 < time.monotonic() - started < 5
 
 
-def test_a_broker_that_goes_silent_keeps_its_earlier_reason(fake: FakeCluster) -> None:
+def test_a_broker_that_becomes_silent_keeps_its_earlier_reason(fake: FakeCluster) -> None:
     fake.create("t")
     fake.fault(0, times(1, Produce, refuse(ErrorCode.NOT_ENOUGH_REPLICAS)))
     fake.fault(0, times(10_000, Produce, say_nothing))
@@ -53,8 +53,8 @@ def test_a_broker_that_goes_silent_keeps_its_earlier_reason(fake: FakeCluster) -
             producer.send("t", b"v").result(30)
 
 
-def test_a_broker_that_answers_just_before_the_timeout_is_accepted(fake: FakeCluster) -> None:
-    """As a leader does that waits for followers: its answer comes before the request is given up."""
+def test_a_response_just_before_the_timeout_is_accepted(fake: FakeCluster) -> None:
+    """A leader that waits for followers does this: its response comes before the request times out."""
     fake.create("t")
 
     def at_the_end(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
@@ -72,7 +72,7 @@ def test_a_broker_that_answers_just_before_the_timeout_is_accepted(fake: FakeClu
         producer.send("t", b"v").result(30)
 
 
-def test_a_broker_that_never_answers_is_given_up_in_time(fake: FakeCluster) -> None:
+def test_a_broker_that_never_responds_is_given_up_in_time(fake: FakeCluster) -> None:
     fake.create("t")
     fake.fault(0, times(10_000, Produce, say_nothing))
     with Producer(fake.bootstrap, delivery_timeout_s=0.6, request_timeout_s=30) as producer:
@@ -123,8 +123,8 @@ def test_close_gives_up_after_its_timeout(fake: FakeCluster) -> None:
         future.result(30)
 
 
-def test_requests_in_flight_at_close_log_no_complaints(fake: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
-    """Its futures fail with the connections, when nobody waits for them any more."""
+def test_requests_in_flight_at_close_log_no_warnings(fake: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Its futures fail with the connections, when no caller waits for them any more."""
     fake.create("t")
     fake.fault(0, times(10_000, Produce, say_nothing))
     producer = Producer(fake.bootstrap)
@@ -211,7 +211,7 @@ def test_a_recreated_topic_fails_records_that_waited_for_the_old(fake: FakeClust
     assert values(fake, "t") == []
 
 
-def test_no_reachable_broker_gives_a_timeout_naming_the_addresses() -> None:
+def test_no_reachable_broker_times_out_with_the_addresses() -> None:
     with Producer("127.0.0.1:1", max_block_s=0.3) as producer, pytest.raises(ClientTimeout, match=r"127\.0\.0\.1:1"):
         producer.send("t", b"v")
 

@@ -1,4 +1,5 @@
-"""Producers that no code closes: collected with their threads and sockets, and nothing that they accepted is lost."""
+"""Tests of producers that are never closed: they are collected with their threads and sockets, and no accepted
+record is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _TIMEOUT_S = 30
 def until(true: Callable[[], object]) -> None:
     deadline = time.monotonic() + _TIMEOUT_S
     while not true():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the expected event did not happen"
         time.sleep(0.01)
 
 
@@ -42,7 +43,7 @@ def test_an_unused_producer_is_collected_with_its_thread(fake: FakeCluster, opti
     del producer
     gc.collect()
     assert collected() is None
-    until(lambda: producer_threads() <= before)  # one of an earlier test may end meanwhile
+    until(lambda: producer_threads() <= before)  # a thread of an earlier test may end meanwhile
 
 
 def test_records_of_a_collected_producer_are_sent(fake: FakeCluster) -> None:

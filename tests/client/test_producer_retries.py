@@ -1,4 +1,4 @@
-"""The producer against brokers that misbehave on demand: nothing is lost, doubled or reordered."""
+"""Tests of the producer with faulty brokers: no record is lost, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_produce_request_with_a_retriable_error_is_retried(fake: FakeCluster, 
     assert len(produce_requests(fake)) == 4
 
 
-def test_a_lost_answer_is_no_duplicate(fake: FakeCluster) -> None:
+def test_a_lost_response_makes_no_duplicate(fake: FakeCluster) -> None:
     fake.create("t")
     fake.fault(0, LoseAnswers(3))
     with Producer(fake.bootstrap) as producer:
@@ -108,7 +108,7 @@ def test_a_forgotten_producer_continues_with_a_new_id(fake: FakeCluster) -> None
     assert len(ids) == 2
 
 
-def test_records_under_an_older_schema_are_written_under_the_newest(fake: FakeCluster) -> None:
+def test_records_of_an_older_schema_are_written_with_the_newest(fake: FakeCluster) -> None:
     topic = fake.create("t", schema=TYPED)
     with Producer(fake.bootstrap, compression="lz4") as producer:
         producer.write("t", pa.table({"delay": [1.0]})).result(30)

@@ -1,4 +1,7 @@
-"""What cannot be written fails alone; what nobody foresaw ends the producer, which says why. Nothing waits for ever."""
+"""Tests of unexpected errors: an unsuitable record fails alone, and any other error ends the producer and is reported.
+
+No caller waits forever.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ HALF_A_PAIR = "half a pair: \ud800"
 
 
 class Unforeseen(Exception):
-    """Of no kind that the client knows."""
+    """An error of a kind that the client does not know."""
 
 
 def fail(*_: object, **__: object) -> Any:
@@ -48,7 +51,7 @@ def fail(*_: object, **__: object) -> Any:
         ({"value": b"", "partition": 0.0}, TypeError, "float"),
     ],
 )
-def test_a_value_that_is_no_record_is_refused_at_once(
+def test_a_value_that_is_not_a_record_is_refused_at_once(
     fake: FakeCluster, record: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     fake.create("t")
@@ -59,7 +62,7 @@ def test_a_value_that_is_no_record_is_refused_at_once(
     assert values(fake, "t") == ["größer".encode()]
 
 
-def test_a_topic_name_that_is_no_text_is_refused(fake: FakeCluster) -> None:
+def test_a_topic_name_that_is_not_text_is_refused(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap) as producer:
         with pytest.raises(BrokerError, match="INVALID_TOPIC_EXCEPTION"):
@@ -67,7 +70,7 @@ def test_a_topic_name_that_is_no_text_is_refused(fake: FakeCluster) -> None:
         assert producer.send("t", b"v").result(30).offset == 0
 
 
-def test_a_name_that_no_host_can_have_is_passed_over(fake: FakeCluster) -> None:
+def test_a_host_name_that_cannot_exist_is_skipped(fake: FakeCluster) -> None:
     fake.create("t")
     for bootstrap in (f"a..b:1,{fake.bootstrap}", f"{fake.bootstrap},a..b:1"):
         with Producer(bootstrap) as producer, Consumer(bootstrap, "t") as consumer:
@@ -76,7 +79,7 @@ def test_a_name_that_no_host_can_have_is_passed_over(fake: FakeCluster) -> None:
 
 
 def gathered(producer: Producer, records: list[Any], topic: str = "t") -> list[Future[Any]]:
-    """Records that are encoded together: they are handed over while the I/O thread is busy with a callback."""
+    """Records that are encoded together: they are sent while the I/O thread runs a callback."""
     met, go_on = threading.Event(), threading.Event()
 
     def hold(_: object) -> None:
@@ -92,13 +95,13 @@ def gathered(producer: Producer, records: list[Any], topic: str = "t") -> list[F
 
 
 def outcomes(futures: list[Future[Any]]) -> list[bool]:
-    """Whether each succeeded; all have ended."""
+    """Return whether each record succeeded. All have ended."""
     assert not wait_for_futures(futures, 30).not_done
     return [future.exception() is None for future in futures]
 
 
 class Odd:
-    """A value of which its owner himself cannot tell what it is."""
+    """A value that cannot describe itself."""
 
     def __index__(self) -> int:
         raise Unforeseen("on purpose")
@@ -130,7 +133,7 @@ def test_a_too_large_record_fails_alone(fake: FakeCluster) -> None:
 
 
 def test_an_encoding_error_fails_the_records_of_its_batch(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where nobody knows what: other topics are written on, and so is this."""
+    """The reason is unknown to the client. Other topics continue, and so does this one."""
     fake.create("t")
     fake.create("other")
 
@@ -245,7 +248,7 @@ def test_a_callback_that_tries_to_end_its_thread_ends_nothing(fake: FakeCluster)
         fake.fault(broker.broker_id, times(1000, Produce, answer_when_added))
     with Producer(fake.bootstrap) as producer:
         first, table = producer.send("t", b"1"), producer.write("t", pa.table({"value": [b"2"]}))
-        first.add_done_callback(leave)  # of a future that is done this thread would be the one to end
+        first.add_done_callback(leave)  # the thread would be the one to end
         table.add_done_callback(leave)
         added.set()
         producer.flush(30)

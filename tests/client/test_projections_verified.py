@@ -1,4 +1,5 @@
-"""A projected batch that fails its checksum: the broker is asked to verify what it has, once, and its word counts."""
+"""Tests of a projected batch with a wrong checksum: the client asks the broker once to verify the stored batch, and
+trusts its response."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.client.reading import TP, drained, numbers
 
 WIDE = pa.schema([("n", pa.int64()), ("m", pa.int64())])
-#: (offset, whether it was to verify) of each fetch.
+#: the (offset, verified or not) of each fetch
 Asked = list[tuple[int, bool]]
 
 
 @pytest.fixture
 def wide(fake: FakeCluster) -> FakeCluster:
-    """A hundred records in batches of ten, of which the one from 50 on is damaged."""
+    """Write a hundred records in batches of ten, the one from 50 on damaged."""
     fake.create("t", schema=WIDE)
     with Producer(fake.bootstrap) as producer:
         for at in range(0, 100, 10):
@@ -31,19 +32,20 @@ def wide(fake: FakeCluster) -> FakeCluster:
 
 
 def change(fake: FakeCluster) -> None:
-    """Damage the batch, or the damage is gone."""
+    """Damage the batch, or repair it."""
     batches = fake.topics["t"].logs[0].batches
     header, body = batches[5]
     batches[5] = header, body[:-8] + bytes(byte ^ 255 for byte in body[-8:])
 
 
 def one_batch(fake: FakeCluster) -> int:
-    """How many bytes a batch takes."""
+    """Return the size of a batch in bytes."""
     return len(fake.topics["t"].logs[0].batches[0][1])
 
 
 def noted(fake: FakeCluster, *, heals_at: int | None) -> Asked:
-    """What is asked for from now on. ``heals_at``: verifying from this offset on shows that what is stored is sound."""
+    """Record the requests from now on. ``heals_at``: a verification from this offset on shows that the stored batch
+    is intact."""
     asked: Asked = []
 
     def note(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
@@ -58,15 +60,15 @@ def noted(fake: FakeCluster, *, heals_at: int | None) -> Asked:
     return asked
 
 
-def test_a_reader_continues_when_the_stored_batch_is_sound(wide: FakeCluster) -> None:
+def test_a_reader_continues_if_the_stored_batch_is_intact(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=50)
     with PartitionReader(wide.bootstrap, TP, 3, 97, columns=["n"]) as reader:
         assert numbers([batch for _, batch in reader]) == list(range(3, 97))
     assert [one for one in asked if one[1]] == [(50, True)]
 
 
-def test_a_reader_has_all_verified_that_the_answer_stood_for(wide: FakeCluster) -> None:
-    """An answer that is verified stands for less of the log."""
+def test_a_reader_verifies_the_whole_range_of_a_response(wide: FakeCluster) -> None:
+    """A verified response covers less of the log."""
     asked = noted(wide, heals_at=50)
     with PartitionReader(wide.bootstrap, TP, 0, 100, columns=["n"], max_bytes=one_batch(wide)) as reader:
         assert numbers([batch for _, batch in reader]) == list(range(100))
@@ -75,7 +77,7 @@ def test_a_reader_has_all_verified_that_the_answer_stood_for(wide: FakeCluster) 
 
 @pytest.mark.parametrize(("start", "known"), [(0, 4), (50, 3)])
 def test_a_reader_resends_the_leader_epoch_of_its_position(wide: FakeCluster, start: int, known: int) -> None:
-    """Batches of leader epochs 0 to 9, of which the last one of the answer, 9, is not what lies before the damage."""
+    """The batches have leader epochs 0 to 9. The last one of the response, 9, is not the one before the damage."""
     log = wide.topics["t"].logs[0]
 
     def age() -> None:
@@ -99,7 +101,7 @@ def test_a_reader_resends_the_leader_epoch_of_its_position(wide: FakeCluster, st
     assert asked == [known]
 
 
-def test_a_reader_raises_when_the_stored_batch_is_damaged(wide: FakeCluster) -> None:
+def test_a_reader_raises_if_the_stored_batch_is_damaged(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=None)
     found: list[pa.RecordBatch] = []
     with (
@@ -113,7 +115,7 @@ def test_a_reader_raises_when_the_stored_batch_is_damaged(wide: FakeCluster) -> 
 
 
 def test_a_read_of_all_columns_asks_for_no_verification(wide: FakeCluster) -> None:
-    """What is stored was sent as it is: the broker knows no better."""
+    """The broker sent the stored bytes unchanged, so it has no better ones."""
     asked = noted(wide, heals_at=50)
     with (
         PartitionReader(wide.bootstrap, TP, 0, 100) as reader,
@@ -125,7 +127,7 @@ def test_a_read_of_all_columns_asks_for_no_verification(wide: FakeCluster) -> No
     assert asked and not any(verify for _, verify in asked)
 
 
-def test_a_consumer_continues_when_the_stored_batch_is_sound(wide: FakeCluster) -> None:
+def test_a_consumer_continues_if_the_stored_batch_is_intact(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=50)
     with Consumer(wide.bootstrap, "t", columns=["n"]) as consumer:
         assert numbers(drained(consumer, 100)) == list(range(100))
@@ -133,7 +135,7 @@ def test_a_consumer_continues_when_the_stored_batch_is_sound(wide: FakeCluster) 
 
 
 def test_a_consumer_has_the_rest_of_a_response_verified(wide: FakeCluster) -> None:
-    """The verification begins at the damaged batch. Verified responses stand for less of the log."""
+    """The verification begins at the damaged batch. Verified responses cover less of the log."""
     asked = noted(wide, heals_at=50)
     with Consumer(wide.bootstrap, "t", columns=["n"], max_bytes=one_batch(wide)) as consumer:
         assert numbers(drained(consumer, 100)) == list(range(100))
@@ -151,7 +153,7 @@ def test_a_consumer_verifies_nothing_before_the_damage(wide: FakeCluster) -> Non
     assert (50, True) in asked and (0, False) in asked and not any(verify for at, verify in asked if at < 50)
 
 
-def test_a_consumer_raises_when_the_stored_batch_is_damaged(wide: FakeCluster) -> None:
+def test_a_consumer_raises_if_the_stored_batch_is_damaged(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=None)
     with Consumer(wide.bootstrap, "t", columns=["n"]) as consumer:
         for _ in range(2):

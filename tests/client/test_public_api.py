@@ -1,4 +1,4 @@
-"""The names of the package: few, there, and cheap to import."""
+"""Tests of the names of the package: few, existing, and cheap to import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparklog.client.errors import BufferFull, ClientTimeout, LogTruncated, Prod
 from sparklog.model import TopicPartition
 
 
-def test_every_public_name_is_there_and_documented() -> None:
+def test_every_public_name_exists_and_is_documented() -> None:
     assert 15 <= len(sparklog.__all__) <= 32
     for name in sparklog.__all__:
         found = getattr(sparklog, name)
@@ -25,7 +25,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 
 def test_every_raised_error_has_a_public_name() -> None:
-    """And the README tells of it."""
+    """The README mentions it as well."""
     found = [
         *vars(sparklog.client.errors).values(),
         *(error for error in vars(sparklog.errors).values() if error is not sparklog.errors.ProtocolError),

@@ -1,4 +1,4 @@
-"""Clients that ask about more partitions than one request may name ask with several requests."""
+"""Tests of clients with more partitions than one request may name: they send several requests."""
 
 from __future__ import annotations
 
@@ -142,14 +142,14 @@ def test_pieces_have_all_entries_in_order() -> None:
 
 
 def test_the_largest_piece_of_entries_fits_into_a_header() -> None:
-    """However long the name of the topic is."""
+    """The test uses the longest topic name."""
     wanted = FetchPartition("t" * 249, 99_999, "i" * 32, 1 << 30, 1 << 62, 1 << 30, 1 << 30, 1 << 62)
     request = Fetch(1 << 40, -1, -1, 500, 1, 1 << 30, 1, 0, -1, (wanted,) * IN_ONE_REQUEST)
     assert len(encode_message(request)) <= MAX_HEADER_BYTES
 
 
 def test_a_registration_of_partitions_with_long_names_fits_into_a_header() -> None:
-    """A transaction that writes to more partitions than that registers them with several requests."""
+    """A transaction that writes to more partitions registers them with several requests."""
     transaction = OpenTransaction.__new__(OpenTransaction)
     transaction.run = TransactionRun("key", "run", -1, timeout_s=1.0)
     transaction.identity = ProducerIdentity(1, 0)

@@ -1,4 +1,4 @@
-"""When failed calls are tried again, and with which error they end."""
+"""Tests of the retries of failed calls, and of their final error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REFUSED = BrokerError(ErrorCode.INVALID_CONFIG, "wrong")
         (UNKNOWN, UNKNOWN_TOPIC_GRACE_S, True, UNKNOWN),
     ],
 )
-def test_what_follows_an_error(
+def test_an_error_decides_what_follows(
     error: BrokerError, passed_s: float, contacted: bool, expected: float | str | BrokerError
 ) -> None:
     retry = Retry(now_s=100.0, timeout_s=10.0, first_contact_s=1.0)
@@ -45,7 +45,7 @@ def test_what_follows_an_error(
     assert found == expected
 
 
-def test_delays_grow_up_to_their_maximum() -> None:
+def test_delays_increase_up_to_their_maximum() -> None:
     retry = Retry(now_s=0.0, timeout_s=100.0, backoff=Backoff(first_ms=100, max_ms=300))
     assert [retry.delay_s("x", GONE, now_s=1.0, roll=0.5) for _ in range(4)] == [0.1, 0.2, 0.3, 0.3]
 
@@ -62,7 +62,7 @@ def test_failures_that_may_have_had_an_effect_are_remembered() -> None:
         assert retry.uncertain == uncertain
 
 
-def test_only_requests_without_response_count_as_silences() -> None:
+def test_only_requests_without_a_response_count_as_silent() -> None:
     retry = Retry(now_s=0.0, timeout_s=100.0)
     for error in (GONE, NoResponse("host:1", 1.0), GONE, NoResponse("host:1", 2.0)):
         retry.delay_s("x", error, now_s=0.0, roll=0.5)

@@ -1,4 +1,4 @@
-"""The decisions of clients, without any connection: effects are compared, and events are made up."""
+"""Tests of clients' decisions without a connection: the tests give events and compare effects."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Script:
         ({0: 0.0, 1: 0.0}, 1, 1),
         ({0: 0.0, 1: 0.0}, 2, 0),
         ({0: 0.7, 1: 0.0}, 0, 1),  # broker 0 seems to hang
-        ({0: 0.7, 1: 0.9}, 1, 1),  # both do
+        ({0: 0.7, 1: 0.9}, 1, 1),  # both brokers seem to hang
     ],
 )
 def test_a_connected_broker_is_chosen(connected: dict[int, float], turn: int, chosen: int) -> None:
@@ -237,7 +237,7 @@ def test_a_broker_that_cannot_be_connected_does_not_end_the_search() -> None:
 
 @given(st.integers(2, 9), st.integers(0, 50), st.data())
 def test_each_of_n_silent_brokers_is_asked_within_n_requests(count: int, turn: int, data: st.DataObject) -> None:
-    """Whether a failure is counted once or twice, by the request and by the call."""
+    """The same failure may be counted once or twice, by the request and by the call."""
     core = new_core(brokers=count, turn=turn, request_timeout_s=1e9)
     script = Script(core, connected=range(count))
     asked = set()
@@ -291,7 +291,7 @@ def test_a_silent_broker_is_asked_after_the_others() -> None:
     for _ in range(5):
         script.run(core.ask_any(InitProducerId(0), Ack))
         assert script.asked() == [1]
-    assert 0 in script.connected, "it may only be busy"
+    assert 0 in script.connected, "the broker may only be busy"
 
 
 def test_a_response_restores_trust_and_patience() -> None:
@@ -342,11 +342,11 @@ def test_an_error_of_a_silent_broker_survives_pickling() -> None:
         (metadata(code=3), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (metadata(code=17), ErrorCode.INVALID_TOPIC_EXCEPTION),
         (metadata(topics=()), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-        (metadata(code=3, epoch=0), ErrorCode.BROKER_NOT_AVAILABLE),  # it lacks the controller's update
+        (metadata(code=3, epoch=0), ErrorCode.BROKER_NOT_AVAILABLE),  # it does not have the controller's update
         (metadata(code=17, epoch=0), ErrorCode.INVALID_TOPIC_EXCEPTION),
     ],
 )
-def test_what_a_response_says_of_a_topic(reply: MetadataReply, code: ErrorCode | None) -> None:
+def test_a_response_describes_a_topic(reply: MetadataReply, code: ErrorCode | None) -> None:
     core = new_core()
     core.metadata.update(metadata(topics=()))
     script = Script(core, connected=[0])
@@ -357,7 +357,7 @@ def test_what_a_response_says_of_a_topic(reply: MetadataReply, code: ErrorCode |
         assert script.error(core.fetch_topic("t")).code == code
 
 
-def test_a_broker_without_the_controllers_update_is_asked_after_the_others() -> None:
+def test_a_broker_without_the_controllers_update_is_asked_last() -> None:
     core = new_core(brokers=2)
     script = Script(core, connected=[0])
     script.replies = {0: metadata(epoch=0), 1: metadata()}
@@ -454,7 +454,7 @@ def test_errors_of_wanted_topics_are_noted(
 # --- coordinators ---
 
 
-def test_a_coordinator_is_found_connected_to_and_remembered() -> None:
+def test_a_coordinator_is_found_connected_and_cached() -> None:
     core = new_core()
     script = Script(core, connected=[0])
     search = CoordinatorSearch(core, GROUP, "g")
@@ -491,7 +491,7 @@ def test_only_some_errors_start_a_new_search(code: ErrorCode, found_again: bool)
     assert (0 in script.asked()) == found_again
 
 
-def test_a_reused_address_is_not_taken_for_the_coordinator() -> None:
+def test_a_reused_address_is_not_mistaken_for_the_coordinator() -> None:
     core = new_core()
     script = Script(core, connected=[0])
     script.by_address[Address("host7", 9092)] = 3

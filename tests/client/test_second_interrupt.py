@@ -1,4 +1,5 @@
-"""Two interrupts of who takes a producer's answers, the second while the first one's connection is given up."""
+"""A test of two interrupts of a thread that receives a producer's responses, the second while the first one closes a
+connection."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def test_a_second_interrupt_leaves_no_waiter(monkeypatch: pytest.MonkeyPatch) ->
     def second(self) -> None:  # type: ignore[no-untyped-def]
         if came == ["first"]:
             came.append("second")
-            self._waiting = {}  # nobody else knows who waits
+            self._waiting = {}  # only this frame knows the waiting threads
             raise KeyboardInterrupt
         fail_waiting(self)
 

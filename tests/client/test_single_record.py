@@ -1,4 +1,4 @@
-"""A record that is a batch of its own: who waits for it is told, once and for all."""
+"""Tests of a record that is a batch of its own: every waiting thread is notified, exactly once."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_a_future_read_late_is_freed_with_its_record() -> None:
 
 
 class _ToldTwice:
-    """Outcomes of a record whose waiter finds its outcome, and is told of it by another thread in front of one of the
-    steps in which it lets itself go on."""
+    """Outcomes of a record whose waiter finds the outcome itself. Another thread notifies the waiter just before one
+    of the steps in which it resumes."""
 
     def __init__(self, step: int) -> None:
         self.lock = threading.Lock()

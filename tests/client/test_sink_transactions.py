@@ -1,4 +1,4 @@
-"""Transactions of many producers, of which one decision names those that count."""
+"""Tests of transactions of many producers, of which one decision names the committed ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_only_the_winning_attempts_of_a_sink_are_seen(fake: FakeCluster) -> None
     fake.fault(0, times(1, EndTransaction, lose_answer))
     assert end_sink(fake, "r1", parts[0], parts[2]) == Decided(complete=True, replayed=False)
     assert sorted(seen(fake, "t")) == [b"0", b"0", b"2", b"2"]
-    # Again, by the same run and by a later one.
+    # again, by the same run and by a later one
     assert join(fake.bootstrap, key="query:q", version=0, run_id="r2") == AlreadyCommitted(0)
     assert end_sink(fake, "r2") == Decided(complete=True, replayed=True)
     assert end_sink(fake, "r1", commit=False).replayed

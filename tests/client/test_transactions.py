@@ -1,5 +1,5 @@
-"""Transactional producers against the fake cluster, whose coordinator is the production core: what goes out when, what
-fails, and what is not allowed."""
+"""Tests of transactional producers with the fake cluster and the production core as its coordinator: requests,
+failures and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.client.transacting import Held, adds, answer, headers, requests, seen
 # --- commit and abort ---
 
 
-def test_a_transaction_is_visible_whole_or_not_at_all(fake: FakeCluster) -> None:
+def test_a_transaction_is_visible_completely_or_not_at_all(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
@@ -47,7 +47,7 @@ def test_a_transaction_is_visible_whole_or_not_at_all(fake: FakeCluster) -> None
         lost = producer.send("t", b"c", partition=0)
         producer.flush()
         producer.abort()
-        assert lost.result(30).offset == 2  # it was in the log
+        assert lost.result(30).offset == 2  # the record was in the log
         assert seen(fake, "t") == [b"a", b"b"]
         producer.begin()
         producer.send("t", b"d", partition=0)
@@ -95,7 +95,7 @@ def test_a_block_that_raises_is_aborted(fake: FakeCluster) -> None:
     assert seen(fake, "t") == [b"kept"]
 
 
-def test_offsets_are_the_groups_when_the_transaction_commits(fake: FakeCluster) -> None:
+def test_offsets_take_effect_when_the_transaction_commits(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
@@ -151,7 +151,7 @@ def test_closing_aborts_an_open_transaction(fake: FakeCluster) -> None:
 # --- registration ---
 
 
-def test_a_batch_is_sent_once_its_own_partition_is_registered(fake: FakeCluster) -> None:
+def test_a_batch_is_sent_after_its_partition_is_registered(fake: FakeCluster) -> None:
     fake.create("t", partitions=4)
     held = Held(fake, adds("t", 1))
     with Producer(fake.bootstrap, transactional_id="x") as producer:
@@ -161,7 +161,7 @@ def test_a_batch_is_sent_once_its_own_partition_is_registered(fake: FakeCluster)
         held.wait()
         assert producer.send("t", b"0", partition=0).result(30).offset == 1
         gathered = [producer.send("t", b"later", partition=number) for number in (2, 3)]
-        time.sleep(0.05)  # long enough for a batch that does not wait to be there
+        time.sleep(0.05)  # long enough for a batch to arrive that does not wait
         assert not waiting.done() and not any(future.done() for future in gathered)
         assert len(headers(fake, "t")) == 2
         held.release()
@@ -185,10 +185,10 @@ def test_a_partition_is_registered_once_in_a_transaction(fake: FakeCluster) -> N
     assert sorted(named) == sorted([("t", 0), ("t", 1), ("t", 2)] * 2)
 
 
-# --- what fails, and what is not allowed ---
+# --- failures and refusals ---
 
 
-def test_a_failed_record_prevents_a_commit_even_if_its_future_told(fake: FakeCluster) -> None:
+def test_a_reported_failure_still_prevents_a_commit(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         producer.begin()
@@ -201,13 +201,13 @@ def test_a_failed_record_prevents_a_commit_even_if_its_future_told(fake: FakeClu
             with pytest.raises(TransactionStateError, match=r"can only be aborted.*MESSAGE_TOO_LARGE"):
                 producer.commit()
         producer.abort()
-        producer.flush()  # of what was aborted nothing is told again
+        producer.flush()  # an aborted record is not reported again
         with producer.transaction():
             producer.send("t", b"third")
     assert seen(fake, "t") == [b"third"]
 
 
-def test_a_block_whose_writes_failed_aborts_and_raises_the_reason(fake: FakeCluster) -> None:
+def test_a_block_with_failed_writes_aborts_and_raises_the_reason(fake: FakeCluster) -> None:
     fake.create("t")
     fake.fault(0, times(1, Produce, refuse(ErrorCode.MESSAGE_TOO_LARGE)))
     with Producer(fake.bootstrap, transactional_id="x") as producer:
@@ -229,7 +229,7 @@ def test_an_abort_does_not_send_buffered_records(fake: FakeCluster) -> None:
         producer.abort()
         with pytest.raises(TransactionStateError, match="was aborted"):
             waiting.result(30)
-        held.release()  # comes too late and is refused
+        held.release()  # it comes too late and is refused
         with producer.transaction():
             producer.send("t", b"2", partition=1)
     assert seen(fake, "t") == [b"2"]
@@ -237,7 +237,7 @@ def test_an_abort_does_not_send_buffered_records(fake: FakeCluster) -> None:
 
 
 def test_an_abort_drops_batches_in_flight(fake: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
-    """A batch that is still being appended when its transaction ends belongs to nobody any more."""
+    """A batch that is still being appended when its transaction ends belongs to no transaction any more."""
     fake.create("t")
     kept: list[Callable[[], None]] = []
 
@@ -262,7 +262,7 @@ def test_an_abort_drops_batches_in_flight(fake: FakeCluster, caplog: pytest.LogC
         fake.do(kept[0])
         producer.send("t", b"b").result(30)
         producer.commit()
-    assert not caplog.records, caplog.text  # of what goes wrong in a callback only the loop's log tells
+    assert not caplog.records, caplog.text  # an error in a callback is only in the loop's log
     assert seen(fake, "t") == [b"b"]
 
 
@@ -289,7 +289,7 @@ def test_a_later_producer_of_the_same_id_fences_the_first(fake: FakeCluster) -> 
     assert seen(fake, "t") == [b"new"]
 
 
-def test_fenced_at_the_commit(fake: FakeCluster) -> None:
+def test_a_producer_is_fenced_at_its_commit(fake: FakeCluster) -> None:
     fake.create("t")
     with (
         Producer(fake.bootstrap, transactional_id="x") as first,
@@ -323,7 +323,7 @@ def test_an_operator_ends_a_transaction(fake: FakeCluster) -> None:
     assert seen(fake, "t") == []
 
 
-def test_calls_that_the_state_does_not_allow(fake: FakeCluster) -> None:
+def test_calls_that_the_state_does_not_allow_are_refused(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap) as plain, pytest.raises(ConfigError, match="transactional_id"):
         plain.begin()
@@ -348,7 +348,7 @@ def test_calls_that_the_state_does_not_allow(fake: FakeCluster) -> None:
         ({"transactional_id": "x", "transaction_timeout_s": 0}, "transaction_timeout_s=0"),
     ],
 )
-def test_contradicting_settings_are_refused(fake: FakeCluster, options: dict[str, object], text: str) -> None:
+def test_contradictory_settings_are_refused(fake: FakeCluster, options: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Producer(fake.bootstrap, **options)  # type: ignore[arg-type]
 
@@ -360,7 +360,7 @@ def test_errors_survive_pickling(kind: type[Exception]) -> None:
     assert "what" in str(error)
 
 
-def test_ending_from_a_callback_is_refused_and_does_not_hang(fake: FakeCluster) -> None:
+def test_an_end_in_a_callback_is_refused_and_does_not_hang(fake: FakeCluster) -> None:
     fake.create("t")
     errors: list[BaseException] = []
     done = threading.Event()

@@ -1,4 +1,5 @@
-"""Transactional producers whose answers do not come, or whose coordinators change: done once, or said to be unknown."""
+"""Tests of transactional producers with lost responses or changing coordinators: an end takes effect once, or its
+outcome is unknown."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from tests.client.transacting import answer, lose_answer, requests, seen
 
 @pytest.mark.parametrize("kind", [BeginTransaction, AddToTransaction, EndTransaction, Produce])
 @pytest.mark.parametrize("fault", [lose_answer, hang_up], ids=["answer lost", "request lost"])
-def test_a_lost_request_is_repeated_and_done_once(fake: FakeCluster, kind: type, fault: Fault) -> None:
+def test_a_lost_request_is_repeated_and_takes_effect_once(fake: FakeCluster, kind: type, fault: Fault) -> None:
     fake.create("t")
     fake.fault(0, times(2, kind, fault))
     with Producer(fake.bootstrap, transactional_id="x") as producer:
@@ -59,7 +60,7 @@ def test_a_lost_request_is_repeated_and_done_once(fake: FakeCluster, kind: type,
         ErrorCode.BROKER_STOPPING,
     ],
 )
-def test_a_coordinator_that_cannot_yet_is_asked_again(fake: FakeCluster, code: ErrorCode) -> None:
+def test_a_coordinator_that_is_not_ready_is_asked_again(fake: FakeCluster, code: ErrorCode) -> None:
     fake.create("t")
     for kind in (BeginTransaction, AddToTransaction, EndTransaction):
         fake.fault(0, times(2, kind, answer(code)))
@@ -68,7 +69,7 @@ def test_a_coordinator_that_cannot_yet_is_asked_again(fake: FakeCluster, code: E
     assert seen(fake, "t") == [b"a"]
 
 
-def test_the_coordinator_moves_in_mid_transaction(fake: FakeCluster) -> None:
+def test_the_coordinator_moves_during_a_transaction(fake: FakeCluster) -> None:
     fake.create("t", partitions=2)
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         for round_ in range(3):
@@ -81,7 +82,7 @@ def test_the_coordinator_moves_in_mid_transaction(fake: FakeCluster) -> None:
     assert sorted(seen(fake, "t")) == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
-def test_an_unanswered_commit_is_unknown_and_can_be_asked_again(fake: FakeCluster) -> None:
+def test_a_commit_without_response_is_unknown_and_repeatable(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x", max_block_s=0.6) as producer:
         producer.begin()
@@ -103,7 +104,7 @@ def test_an_unanswered_commit_is_unknown_and_can_be_asked_again(fake: FakeCluste
     assert seen(fake, "t") == [b"a", b"b"]
 
 
-def test_an_unanswered_commit_stays_unknown_once_another_producer_begins(
+def test_an_unknown_commit_stays_unknown_after_a_successor_began(
     fake: FakeCluster,
 ) -> None:
     fake.create("t")
@@ -121,10 +122,10 @@ def test_an_unanswered_commit_stays_unknown_once_another_producer_begins(
             second.abort()
         with pytest.raises(CommitOutcomeUnknown):
             first.commit()
-    assert seen(fake, "t") == [b"a"], "to say that it is aborted would have been wrong"
+    assert seen(fake, "t") == [b"a"], "a report of an abort would have been wrong"
 
 
-def test_a_commit_whose_coordinator_fails_can_be_asked_again(fake: FakeCluster) -> None:
+def test_a_commit_with_a_failing_coordinator_can_be_repeated(fake: FakeCluster) -> None:
     fake.create("t")
 
     def decided_and_failed(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
@@ -183,7 +184,7 @@ def _fail() -> None:
     raise ValueError("on purpose")
 
 
-def test_an_unanswered_commit_that_was_aborted_is_reported_so(fake: FakeCluster) -> None:
+def test_an_unknown_commit_that_was_aborted_is_reported_so(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x", max_block_s=0.6) as producer, Admin(fake.bootstrap) as admin:
         producer.begin()
@@ -198,8 +199,8 @@ def test_an_unanswered_commit_that_was_aborted_is_reported_so(fake: FakeCluster)
     assert seen(fake, "t") == []
 
 
-def test_an_interrupted_commit_can_be_asked_about(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends the wait, not the commit."""
+def test_an_interrupted_commit_can_be_repeated(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the wait and not the commit."""
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x") as producer:
         with producer.transaction():
@@ -224,9 +225,9 @@ def test_an_interrupted_commit_can_be_asked_about(fake: FakeCluster, monkeypatch
     assert seen(fake, "t") == [b"a", b"b"]
 
 
-def test_fenced_after_a_lost_answer_the_outcome_is_unknown(fake: FakeCluster) -> None:
-    """The commit went through; by the time it is repeated another producer has taken over, and the coordinator cannot
-    tell any more."""
+def test_a_fenced_producer_does_not_know_a_lost_outcome(fake: FakeCluster) -> None:
+    """The commit succeeded. When it is repeated, another producer has taken over, and the coordinator no longer
+    knows the outcome."""
     fake.create("t")
 
     def lose_and_take_over(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
@@ -244,7 +245,7 @@ def test_fenced_after_a_lost_answer_the_outcome_is_unknown(fake: FakeCluster) ->
     assert seen(fake, "t") == [b"a"]
 
 
-def test_no_coordinator_in_time(fake: FakeCluster) -> None:
+def test_a_missing_coordinator_times_out(fake: FakeCluster) -> None:
     fake.fault(0, times(10_000, BeginTransaction, answer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)))
     with Producer(fake.bootstrap, transactional_id="x", max_block_s=0.3) as producer:
         with pytest.raises(ClientTimeout, match=r"BeginTransaction.*'id:x'.*COORDINATOR_LOAD_IN_PROGRESS"):
@@ -253,7 +254,7 @@ def test_no_coordinator_in_time(fake: FakeCluster) -> None:
         producer.begin()
 
 
-def test_signs_of_life_keep_a_transaction_open(fake: FakeCluster) -> None:
+def test_heartbeats_keep_a_transaction_open(fake: FakeCluster) -> None:
     fake.create("t")
     with Producer(fake.bootstrap, transactional_id="x", transaction_timeout_s=0.9) as producer:
         producer.begin()
@@ -262,5 +263,5 @@ def test_signs_of_life_keep_a_transaction_open(fake: FakeCluster) -> None:
         producer.commit()
         count = len(requests(fake, TouchTransaction))
         time.sleep(0.5)
-        assert len(requests(fake, TouchTransaction)) == count  # none between transactions
+        assert len(requests(fake, TouchTransaction)) == count  # no heartbeats between transactions
     assert seen(fake, "t") == [b"a"]

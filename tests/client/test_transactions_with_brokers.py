@@ -1,5 +1,5 @@
-"""Transactions of the clients against real brokers: whoever is killed, what is committed is seen once and as a whole,
-and nothing else is."""
+"""Tests of the clients' transactions with real brokers: whatever process is killed, readers see committed
+transactions once and completely, and no others."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def coordinator_of(cluster: ProcessCluster, key: str) -> int:
 
 
 class Worker:
-    """A ``copy_worker`` process, killed at the end."""
+    """A ``copy_worker`` process, which is killed at the end."""
 
     def __init__(self, cluster: ProcessCluster, *arguments: str) -> None:
         command = [sys.executable, "-m", "tests.client.copy_worker", cluster.bootstrap, *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
 
     def wait_line(self, timeout_s: float = 30.0) -> None:
-        """Until it says something more."""
+        """Wait for the next line of its output."""
         assert self.process.stdout is not None
         readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
-        assert readable, "the worker says nothing"
+        assert readable, "the worker printed nothing"
         assert os.read(self.process.stdout.fileno(), 65536), f"the worker ended: {self.process.wait()}"
 
     def kill(self) -> None:
@@ -86,7 +86,7 @@ def worker(cluster: ProcessCluster, *arguments: str) -> Iterator[Worker]:
         started.kill()
 
 
-def test_committed_aborted_fenced(cluster: ProcessCluster, admin: Admin) -> None:
+def test_transactions_are_committed_aborted_and_fenced(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("t", partitions=3, replication_factor=3)
     tps = [TopicPartition("t", number) for number in range(3)]
     with (
@@ -107,7 +107,7 @@ def test_committed_aborted_fenced(cluster: ProcessCluster, admin: Admin) -> None
         first.abort()
         first.begin()
         first.send("t", b"fenced", partition=1).result(30)
-        assert admin.list_offsets([tps[1]]) == {tps[1]: 2}  # behind the first marker
+        assert admin.list_offsets([tps[1]]) == {tps[1]: 2}  # after the first marker
         second.begin()
         with pytest.raises(ProducerFenced):
             first.commit()
@@ -153,7 +153,7 @@ def test_read_process_write_is_exactly_once_despite_kills(cluster: ProcessCluste
                     coordinator_of(cluster, "id:copier") if fault == "coordinator" else leader_of(cluster, out)
                 )
             copying.wait_line()
-            # Killed wherever it is now: between any two steps of a transaction.
+            # The kill comes at any moment: between any two steps of a transaction.
             time.sleep(0.013 * number)
         for slot in cluster.slots.values():
             if not slot.running:
@@ -173,7 +173,7 @@ def leader_of(cluster: ProcessCluster, tp: TopicPartition) -> int:
 
 
 class Writer:
-    """Transactions one after the other: each writes its number to every partition; every fifth is aborted."""
+    """Transactions one after the other: each writes its number to every partition, and every fifth one is aborted."""
 
     def __init__(self, cluster: ProcessCluster, topic: str, partitions: int) -> None:
         self.committed: list[bytes] = []
@@ -212,7 +212,7 @@ class Writer:
             self.error = error
 
 
-def test_transactions_continue_while_coordinator_and_leader_fail(cluster: ProcessCluster, admin: Admin) -> None:
+def test_transactions_continue_when_coordinator_and_leader_fail(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("t", partitions=3, replication_factor=3)
     writer = Writer(cluster, "t", 3)
     try:

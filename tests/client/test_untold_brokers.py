@@ -1,5 +1,5 @@
-"""A broker that was started while no controller was there knows of nothing, one that was cut off knows of the past
-only; clients ask the others."""
+"""Tests of a broker that has no update from a controller, and of one with an outdated update: clients ask the
+others."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import Metadata, MetadataReply, PartitionMetadata, Request, TopicMetadata
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 
-#: Which broker a client asks first is drawn by lot.
+#: The broker that a client asks first is random.
 CLIENTS = 6
 
 
 @pytest.fixture
 def half_told(fake: FakeCluster) -> FakeCluster:
-    """Broker 0 has not been told anything; broker 1 leads partition 1 of topic ``t``."""
+    """Start a cluster in which broker 0 has no update, and broker 1 leads partition 1 of topic ``t``."""
 
     def know_nothing(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
         if not isinstance(request, Metadata):
@@ -34,13 +34,13 @@ def half_told(fake: FakeCluster) -> FakeCluster:
     return fake
 
 
-def test_producers(half_told: FakeCluster) -> None:
+def test_a_producer_survives_a_broker_without_an_update(half_told: FakeCluster) -> None:
     for number in range(CLIENTS):
         with Producer(half_told.bootstrap) as producer:
             assert producer.send("t", b"v", partition=1).result(30).offset == number
 
 
-def test_consumers_and_admins(half_told: FakeCluster) -> None:
+def test_consumers_and_admins_survive_a_broker_without_an_update(half_told: FakeCluster) -> None:
     for _ in range(CLIENTS):
         with Consumer(half_told.bootstrap, "t") as consumer, Admin(half_told.bootstrap) as admin:
             assert len(consumer.assignment) == 2
@@ -49,7 +49,7 @@ def test_consumers_and_admins(half_told: FakeCluster) -> None:
 
 @pytest.fixture
 def out_of_date(fake: FakeCluster) -> str:
-    """The address of broker 0, which takes itself for the leader of a partition that broker 1 leads by now."""
+    """Return the address of broker 0, which believes that it leads a partition that broker 1 now leads."""
 
     def as_it_was(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
         if not isinstance(request, Metadata):

@@ -1,4 +1,4 @@
-"""The clients against real broker processes: what is acknowledged is there once, whoever dies meanwhile."""
+"""Tests of the clients with real broker processes: acknowledged records exist once, whichever broker dies meanwhile."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def values_of(cluster: ProcessCluster, topic: str) -> list[bytes]:
 
 
 class Writer:
-    """Sends numbered records one after the other, each waiting for its acknowledgement, until told to stop."""
+    """A producer that sends numbered records one after the other, each after the last acknowledgement, until it is
+    stopped."""
 
     def __init__(self, producer: Producer, topic: str) -> None:
         self.places: list[RecordMetadata] = []
@@ -81,7 +82,7 @@ class Writer:
             self.error = error
 
     def goes_on(self, records: int) -> None:
-        """Wait until so many more are acknowledged."""
+        """Wait until this number of further records is acknowledged."""
         wanted = len(self.places) + records
         wait_until(lambda: self.error or len(self.places) >= wanted, 60, f"{records} more acknowledgements")
 
@@ -94,7 +95,7 @@ class Writer:
 
 
 def check_log(cluster: ProcessCluster, topic: str, places: list[RecordMetadata]) -> None:
-    """Every acknowledged record is where the producer was told, once, and nothing else is there."""
+    """Check that every acknowledged record is at its reported offset, once, and that there are no other records."""
     found: dict[tuple[int, int], bytes] = {}
     with Consumer(cluster.bootstrap, topic, log_columns=True) as consumer:
         table = consumer.to_table(timeout_s=30)
@@ -104,7 +105,7 @@ def check_log(cluster: ProcessCluster, topic: str, places: list[RecordMetadata])
     assert found == {(place.partition, place.offset): b"%d" % number for number, place in enumerate(places)}
 
 
-def test_frames_in_and_tables_out(cluster: ProcessCluster, admin: Admin) -> None:
+def test_frames_are_written_and_tables_read(cluster: ProcessCluster, admin: Admin) -> None:
     topic = admin.create_topic("frames", partitions=3, schema="carrier string, delay double", key="carrier")
     assert topic.replication_factor == 3
     frame = pd.DataFrame({"carrier": ["UA", "AA", "UA"], "delay": [1.0, 2.0, None]})
@@ -127,7 +128,7 @@ def test_frames_in_and_tables_out(cluster: ProcessCluster, admin: Admin) -> None
         assert all(len(found) == 1 for found in partitions.values()), "a key has one partition"
 
 
-def test_offsets_and_bounded_reads(cluster: ProcessCluster, admin: Admin) -> None:
+def test_offsets_are_listed_and_reads_bounded(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("ranges", partitions=1)
     tp = TopicPartition("ranges", 0)
     with Producer(cluster.bootstrap, batch_bytes=1000) as producer:
@@ -176,11 +177,11 @@ def test_topics_are_deleted_and_recreated(cluster: ProcessCluster, admin: Admin)
 def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(
     cluster: ProcessCluster, admin: Admin
 ) -> None:
-    """Under a producer that goes on writing to the name, and does not stall: records meant for the old topic fail by
-    name, or were in it; those sent once the new one is known are in that."""
-    admin.create_topic("anew", partitions=2)
-    old_id = admin.describe_topic("anew").topic_id
-    away = next(broker for broker in cluster.slots if broker != admin.describe_topic("anew").partitions[0].leader)
+    """The topic is recreated while a producer continues to write to the name, and does not stall. Records for the
+    old topic fail with its name or are in it. Records sent after the new topic is known are in the new one."""
+    admin.create_topic("replaced", partitions=2)
+    old_id = admin.describe_topic("replaced").topic_id
+    away = next(broker for broker in cluster.slots if broker != admin.describe_topic("replaced").partitions[0].leader)
     outcomes: list[tuple[float, int, BaseException | None]] = []
     stop = threading.Event()
 
@@ -188,7 +189,7 @@ def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(
         number = 0
         while not stop.is_set():
             try:
-                producer.send("anew", b"%d" % number).result(30)
+                producer.send("replaced", b"%d" % number).result(30)
                 outcomes.append((time.monotonic(), number, None))
             except BrokerError as error:
                 outcomes.append((time.monotonic(), number, error))
@@ -197,40 +198,40 @@ def test_delete_and_re_create_a_topic_of_the_same_name_while_a_broker_is_away(
     def goes_on(since: int) -> None:
         wait_until(lambda: sum(error is None for _, _, error in outcomes[since:]) > 50, 15, "50 acknowledgements")
 
-    with Producer(cluster.bootstrap) as producer, Consumer(cluster.bootstrap, "anew") as consumer:
+    with Producer(cluster.bootstrap) as producer, Consumer(cluster.bootstrap, "replaced") as consumer:
         thread = threading.Thread(target=write)
         thread.start()
         try:
             goes_on(0)
             cluster.kill(away)
             goes_on(len(outcomes))
-            admin.delete_topic("anew")
-            admin.create_topic("anew", partitions=2, replication_factor=2)
-            made_anew = time.monotonic()
+            admin.delete_topic("replaced")
+            admin.create_topic("replaced", partitions=2, replication_factor=2)
+            recreated = time.monotonic()
             goes_on(len(outcomes))
             cluster.start_broker(away)
-            in_sync(admin, "anew")
+            in_sync(admin, "replaced")
             goes_on(len(outcomes))
         finally:
             stop.set()
             thread.join(60)
-        assert admin.describe_topic("anew").topic_id != old_id
+        assert admin.describe_topic("replaced").topic_id != old_id
         with pytest.raises(BrokerError) as caught:
             while True:
                 consumer.poll(1.0)
         assert caught.value.code == ErrorCode.INCONSISTENT_TOPIC_ID
     codes = {error.code for _, _, error in outcomes if isinstance(error, BrokerError)}
     assert codes <= {ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-    healed = next(at for at, _, error in outcomes if at > made_anew and error is None)
-    assert healed - made_anew < 10, f"stalled for {healed - made_anew:.1f} s"
+    healed = next(at for at, _, error in outcomes if at > recreated and error is None)
+    assert healed - recreated < 10, f"stalled for {healed - recreated:.1f} s"
     acknowledged = [number for _, number, error in outcomes if error is None]
-    found = sorted(int(value) for value in values_of(cluster, "anew"))
-    assert found == acknowledged[-len(found) :], "the new topic holds what was acknowledged since, and nothing else"
+    found = sorted(int(value) for value in values_of(cluster, "replaced"))
+    assert found == acknowledged[-len(found) :], "the new topic must have the records acknowledged since, and no others"
 
 
 def test_an_unclean_election_is_a_topics_choice_and_reported(cluster: ProcessCluster, admin: Admin) -> None:
-    """Both brokers of two topics die, one after the other; the first one back lacks what came in between. The topic
-    that allows it goes on without; the other waits for its last in-sync member."""
+    """Both brokers of two topics die, one after the other, and the first one to return lacks the records in between.
+    The topic with unclean elections continues without them. The other one waits for its last in-sync member."""
     config = {"min.insync.replicas": "1"}
     create_topic(cluster, "dirty", assignment=((0, 1),), config={**config, "unclean.leader.election.enable": "true"})
     create_topic(cluster, "clean", assignment=((0, 1),), config=config)
@@ -296,7 +297,7 @@ def test_tables_survive_a_killed_leader(cluster: ProcessCluster, admin: Admin) -
         wait_until(lambda: admin.list_offsets([tp])[tp] > 5_000, 30, "the first records")
         victim = admin.describe_topic("tables").partitions[0].leader
         assert victim is not None
-        assert not done.is_set(), "the kill is to hit a write that is under way"
+        assert not done.is_set(), "the kill must hit a write in flight"
         cluster.kill(victim)
         thread.join(100)
         assert result == [300_000]
@@ -306,7 +307,7 @@ def test_tables_survive_a_killed_leader(cluster: ProcessCluster, admin: Admin) -
     cluster.start_broker(victim)
 
 
-def test_leaders_can_be_elected_by_the_order_just_asked_for(cluster: ProcessCluster, admin: Admin) -> None:
+def test_leaders_can_be_elected_by_the_order_just_requested(cluster: ProcessCluster, admin: Admin) -> None:
     tp = TopicPartition("reordered", 0)
     admin.create_topic("reordered", partitions=1, replication_factor=2)
     admin.wait_until_in_sync(["reordered"], timeout_s=30)
@@ -318,7 +319,7 @@ def test_leaders_can_be_elected_by_the_order_just_asked_for(cluster: ProcessClus
 
 
 @pytest.mark.alone
-def test_a_planned_stop_fails_no_request(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_controlled_shutdown_fails_no_request(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("planned", partitions=3)
     with Producer(cluster.bootstrap) as producer, Consumer(cluster.bootstrap, "planned") as consumer:
         writer = Writer(producer, "planned")
@@ -341,12 +342,12 @@ def test_a_planned_stop_fails_no_request(cluster: ProcessCluster, admin: Admin) 
     check_log(cluster, "planned", places)
 
 
-def test_too_few_in_sync_replicas_is_reported_in_the_end(cluster: ProcessCluster, admin: Admin) -> None:
+def test_too_few_in_sync_replicas_are_reported_in_the_end(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("few", partitions=1, config={"min.insync.replicas": 3})
     victim = next(broker for broker in cluster.slots if broker != admin.describe_topic("few").partitions[0].leader)
     cluster.kill(victim)
     try:
-        # Before that a record is appended, and waits for the victim until the producer's own time is up.
+        # Before that a record is appended, and waits for the victim until the producer's timeout.
         wait_until(lambda: victim not in admin.describe_topic("few").partitions[0].isr, 20, "the ISR to shrink")
         producer = Producer(cluster.bootstrap, delivery_timeout_s=4)
         with producer, pytest.raises(ClientTimeout, match="last: NOT_ENOUGH_REPLICAS"):

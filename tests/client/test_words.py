@@ -1,4 +1,4 @@
-"""What people write: bootstrap addresses and columns."""
+"""Tests of user input: bootstrap addresses and columns."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from sparklog.errors import ConfigError
         ("[::1]:5,[fe80::1]", [("::1", 5), ("fe80::1", 9092)]),
     ],
 )
-def test_addresses(text: str | list[str], expected: list[tuple[str, int]]) -> None:
+def test_addresses_are_parsed(text: str | list[str], expected: list[tuple[str, int]]) -> None:
     assert parse_bootstrap(text) == tuple(Address(*one) for one in expected)
 
 
 @pytest.mark.parametrize("text", ["", " , ", "a:b", "a:0", "a:70000", ":1", "a:1:2", "[::1", "[::1]x"])
-def test_bad_addresses_are_named(text: str) -> None:
+def test_bad_addresses_are_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match="bootstrap servers"):
         parse_bootstrap(text)
 
 
-def test_an_address_prints_as_it_is_written() -> None:
+def test_an_address_prints_as_written() -> None:
     for text in ("a:1", "[::1]:5"):
         assert str(parse_bootstrap(text)[0]) == text
 
 
-def test_columns() -> None:
+def test_columns_are_parsed() -> None:
     schema = parse_columns(
         "carrier string not null, dep_delay double, n BIGINT, at timestamp, tags array<string>, "
         "m map<string, int>, s struct<a: int, b: array<double>>, d decimal(12, 2), `odd name` date"

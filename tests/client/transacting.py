@@ -1,4 +1,4 @@
-"""What transactional producers are put through, and what is seen of them."""
+"""Faults for transactional producers, and the records that readers see of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def headers(fake: FakeCluster, topic: str) -> list[BatchHeader]:
 
 
 def lose_answer(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
-    """The request is carried out, then the connection ends instead of the answer."""
+    """Perform the request, and close the connection instead of responding."""
     reply = connection.reply
 
     def lose(*_: object, **__: object) -> None:
@@ -56,7 +56,7 @@ def answer(code: ErrorCode) -> Fault:
 
 
 class Held:
-    """Keeps requests back until told to let them go."""
+    """A fault that holds requests back until the test releases them."""
 
     def __init__(self, fake: FakeCluster, wanted: Callable[[Request], bool]) -> None:
         self._fake = fake
