@@ -1,4 +1,4 @@
-"""One real cluster for all tests of the broker; each test leaves it as healthy as it found it."""
+"""One real cluster for all tests of the broker. Each test leaves it healthy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def running_cluster() -> Iterator[ProcessCluster]:
 
 @pytest.fixture
 def cluster(running_cluster: ProcessCluster) -> ProcessCluster:
-    """All three brokers up, whatever an earlier test did that failed half-way."""
+    """Start all three brokers, whatever an earlier failed test has left."""
     running_cluster.start_controller()
     running_cluster.start_brokers()
     return running_cluster

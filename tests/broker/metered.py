@@ -1,8 +1,8 @@
-"""A broker that notes how much processor time the longest turn of its event loop took: ``python -m
-tests.broker.metered --config file.json``.
+"""A broker that measures the processor time of the longest turn of its event loop: ``python -m tests.broker.metered
+--config file.json``.
 
-Processor time, not time that passes: on a busy machine any turn may last long. Of all threads: what the loop waits for
-may be done in another one.
+It measures processor time and not elapsed time: on a busy machine any turn may last long. It counts all threads,
+because the loop may wait for work in another thread.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _file_of(config: Path) -> Path:
 
 
 class LongestTurn:
-    """Two numbers in a file that both processes have mapped. Processor time in nanoseconds, of the turns for which each
-    was longest: of all threads, and of the loop's thread alone."""
+    """Two numbers in a file that both processes map: the processor time in ns of the longest turn, for all threads
+    and for the loop's thread alone."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -43,7 +43,7 @@ class LongestTurn:
 
 
 class MeteredCluster(ProcessCluster):
-    """Brokers of this cluster are metered ones."""
+    """A cluster of metered brokers."""
 
     def __init__(self, brokers: int = 1, **options: Any) -> None:
         super().__init__(brokers, **options)
@@ -55,7 +55,7 @@ class MeteredCluster(ProcessCluster):
 
 
 class MeteredLoop(asyncio.SelectorEventLoop):
-    """Its turns wait for nothing but the selector, which takes no processor time."""
+    """A selector that measures turns. A turn waits only for the selector, which uses no processor time."""
 
     longest: LongestTurn
 

@@ -1,5 +1,8 @@
-"""One broker's state without its process: real metadata and real transaction parts, around replicas that only note what
-is appended, and other brokers that answer as the test says."""
+"""One broker's state without its process.
+
+Metadata and the parts for transactions are real. The replicas only record appends, and other brokers respond as the
+test says.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class Replica:
 
 @dataclass
 class Hosted:
-    """A replica led here. ``fails``: what the next produce raises."""
+    """A replica that leads here. ``fails`` is the error that the next produce raises."""
 
     tp: TopicPartition = TP
     topic_id: str = TOPIC_ID
@@ -71,7 +74,7 @@ class Hosted:
 
 
 class Hosting(dict[TopicPartition, Hosted]):
-    """As ``Partitions``."""
+    """A stand-in for ``Partitions``."""
 
     def require(self, tp: TopicPartition, topic_id: str = "") -> Hosted:
         if tp not in self:
@@ -94,7 +97,7 @@ class Hosting(dict[TopicPartition, Hosted]):
 
 
 class InterBrokerClient:
-    """Other brokers."""
+    """A stand-in for other brokers."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -103,11 +106,11 @@ class InterBrokerClient:
         return await self._ask(broker_id, message)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing: there are no connections."""
 
 
 class Registry:
-    """The registry, which ``answers`` plays; without it the broker is not registered yet."""
+    """A stand-in for the registry with the responses ``answers``. Without them the broker is not registered yet."""
 
     def __init__(self) -> None:
         self.answers: object = None
@@ -119,7 +122,7 @@ class Registry:
 
 
 class Stage:
-    """Broker 0, which leads ``TP``. Made and used in a running loop."""
+    """Broker 0, which leads ``TP``. Created and used in a running loop."""
 
     def __init__(self, ask: Ask | None = None, *, coordinator: int = 1, settings: dict[str, str] | None = None) -> None:
         self.context = BrokerContext(0, "c", log_dir="", config=broker_config(settings or {}))
@@ -140,7 +143,8 @@ class Stage:
         self.tell(coordinator=coordinator)
 
     def tell(self, *, coordinator: int = 1, epoch: int = 5, topics: bool = True, topic_id: str = TOPIC_ID) -> None:
-        """The controller's word: who leads the only partition of the transactions' topic, and that ``TP`` is here."""
+        """Apply the controller's update: the leader of the transactions topic's only partition, and that ``TP`` is
+        here."""
         self.told += 1
         schemas = (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),)
         named = [(TRANSACTIONS, "tx-id", coordinator, epoch)] + ([("t", topic_id, 0, 1)] if topics else [])
@@ -166,7 +170,7 @@ class Stage:
         self.handlers[type(request)](cast(Any, connection), request, memoryview(b""))
 
     def group_host(self) -> GroupHost:
-        """A coordinator of groups, on a replica of its own."""
+        """Return a coordinator of groups with its own replica."""
         return GroupHost(
             self.context,
             cast(Any, Hosted()),
@@ -177,10 +181,10 @@ class Stage:
 
 
 async def until(true: Callable[[], object]) -> None:
-    """Let the loop turn until it is so."""
+    """Let the loop turn until the condition holds."""
     end = time.monotonic() + 30
     while not true():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "the condition did not hold in time"
         await asyncio.sleep(0.001)
 
 
@@ -189,4 +193,4 @@ async def _nobody(broker_id: int, message: Request) -> Reply:
 
 
 def _unexpected(*_: object) -> None:
-    raise AssertionError("nothing here fails")
+    raise AssertionError("no task may fail here")

@@ -1,4 +1,4 @@
-"""What the broker's tests share: a broker without a process, batches to send, and short forms of requests."""
+"""Common parts of the broker's tests: a broker without a process, batches to send, and short forms of requests."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ from sparklog.storage.log_directory import LogDirectory
 def broker_context(
     broker_id: int = 1, kind: type[BrokerContext] = BrokerContext, *, settings: Mapping[str, str] | None = None
 ) -> BrokerContext:
-    """The context of a broker that has no metadata yet."""
+    """Return the context of a broker without metadata."""
     return kind(broker_id, "cluster", log_dir="", config=broker_config(settings or {}))
 
 
 class LocalReplicas:
     """The replicas of one broker without its process: its partitions, its fetches, and updates of the controller.
 
-    ``effects`` returns what performs the effects of the replicas.
+    ``effects`` returns the object that performs the effects of the replicas.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LocalReplicas:
 
 
 def control_updates(context: BrokerContext, partitions: object, hosting: object) -> ControlUpdates:
-    """The application of updates to these replicas, by a broker whose registration is trusted."""
+    """Return the object that applies updates to these replicas, in a broker whose registration is trusted."""
     return ControlUpdates(
         context,
         Access(context.keys, context.cache, context.counters),
@@ -101,7 +101,7 @@ def log_maintenance(
     log_failed: OnLogFailed = lambda partition, error: None,
     log_start_moved: Callable[[Partition], None] = lambda partition: None,
 ) -> LogMaintenance:
-    """The maintenance of these partitions' logs, by a broker that coordinates no group."""
+    """Return the maintenance of these partitions' logs, in a broker without groups."""
     groups: HostedCoordinators[GroupHost] = HostedCoordinators(context, OFFSETS)
     return LogMaintenance(
         context,
@@ -114,7 +114,7 @@ def log_maintenance(
 
 
 def rows(count: int, prefix: str = "v") -> pa.RecordBatch:
-    """``count`` rows of the default schema; values are ``<prefix><i>``."""
+    """Return ``count`` rows of the default schema, with values ``<prefix><i>``."""
     return pa.RecordBatch.from_pydict(
         {
             "key": [b"k%d" % i for i in range(count)],
@@ -127,7 +127,7 @@ def rows(count: int, prefix: str = "v") -> pa.RecordBatch:
 
 
 def encoded(count: int, prefix: str = "v", *, producer: tuple[int, int, int] = (-1, -1, -1)) -> EncodedBatch:
-    """One batch; ``producer`` is (id, epoch, first sequence)."""
+    """Return one encoded batch. ``producer`` is (id, epoch, first sequence)."""
     producer_id, producer_epoch, first_sequence = producer
     return encode_batch(
         rows(count, prefix),
@@ -174,7 +174,7 @@ def fetch(
     leader_epoch: int = -1,
     topic_id: str = "",
 ) -> tuple[FetchedPartition, memoryview]:
-    """One consumer fetch without a session."""
+    """Send one consumer fetch without a session."""
     wanted = FetchPartition(topic, partition, topic_id, leader_epoch, offset, max_bytes)
     reply, body = connection.request(Fetch(0, CONSUMER, -1, max_wait_ms, 1, max_bytes, 0, 0, -1, (wanted,)))
     assert isinstance(reply, FetchReply)
@@ -182,7 +182,7 @@ def fetch(
 
 
 def decoded(fetched: FetchedPartition, body: memoryview) -> list[tuple[int, bytes]]:
-    """(offset, value) of every row in a fetch answer."""
+    """Return the (offset, value) of every row in a fetch response."""
     headers = unpack_headers(body[: fetched.batch_count * HEADER_BYTES])
     at = fetched.batch_count * HEADER_BYTES
     found: list[tuple[int, bytes]] = []
@@ -194,7 +194,7 @@ def decoded(fetched: FetchedPartition, body: memoryview) -> list[tuple[int, byte
 
 
 def read_all(connection: BlockingConnection, topic: str, *, partition: int = 0, end: int | None = None) -> list[bytes]:
-    """All values below ``end``, or below the high watermark."""
+    """Return all values below ``end``, or below the high watermark."""
     values: list[bytes] = []
     while end is None or len(values) < end:
         fetched, body = fetch(connection, topic, len(values), partition=partition, max_wait_ms=200)

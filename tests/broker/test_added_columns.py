@@ -1,4 +1,4 @@
-"""Columns added to a topic under producers and readers that know it without them."""
+"""Tests of columns that are added to a topic while producers and readers do not know them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_old_producers_still_write_and_old_rows_read_as_null(cluster: ProcessClu
         old.write("grows", pa.table({"x": [1, 2]})).result(30)
         assert admin.add_columns("grows", pa.schema([NOTE])).schema == pa.schema([*OLD, NOTE])
         assert admin.add_columns("grows", pa.schema([NOTE])).schema_id == 1
-        old.write("grows", pa.table({"x": [3]})).result(30)  # it learns of the column by being refused
+        old.write("grows", pa.table({"x": [3]})).result(30)  # the producer learns of the column from a refusal
         with Producer(cluster.bootstrap) as new:
             new.write("grows", pa.table({"x": [4], "note": ["four"]})).result(30)
         with pytest.raises(BrokerError) as caught:

@@ -1,7 +1,8 @@
-"""More load than a broker can take: it stops reading, its memory stays within ``queued.max.bytes``, nothing is lost.
+"""A test of more load than a broker can handle: it stops reading, its memory stays within ``queued.max.bytes``, and no
+record is lost.
 
-What the broker can take is made known, and the same on every machine: first nothing at all, because the only follower
-is paused and every write waits for it; then what it can, with many times ``queued.max.bytes`` pending all along.
+The broker's capacity is known and equal on every machine: first it is zero, because the only follower is paused and
+every write waits for it. Afterwards it is what the broker achieves, with many times ``queued.max.bytes`` pending.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ FRAME = RECORD + 2000
 EARLIER = 8
 PRODUCERS = 8
 EACH = 32
-#: Beyond ``queued.max.bytes``: of each producer a frame that is being received and the buffer it is received by (4 MiB
-#: in all), the newest batches (1 MiB), an answer each to the follower and two readers (3 MiB), and what malloc keeps of
-#: what was freed. All that is pending would be 61 MiB, all answers to who never reads 40 MiB and more.
+#: The memory beyond ``queued.max.bytes``: for each producer a frame that is being received and its buffer (4 MiB in
+#: total), the newest batches (1 MiB), a response each to the follower and two readers (3 MiB), and freed memory that
+#: malloc keeps. All pending requests would be 61 MiB, and all responses to the client that never reads at least 40 MiB.
 SLACK = 14 * MIB
-#: Fetches of who never reads. The waiting ones come first, and all of them are due when the next records are committed.
+#: The fetches of the client that never reads. The waiting ones come first, and all of them are due when the next
+#: records are committed.
 WAITING, AT_ONCE = 60, 800
 SETTINGS = {
     "queued.max.bytes": str(QUEUED),
@@ -60,7 +62,7 @@ class Acknowledged(NamedTuple):
 
 
 class Load:
-    """Producers in a thread with a loop of its own. Each hands over all it has at once, and waits for no answer."""
+    """Producers in a thread with a separate loop. Each sends all its records at once, without waiting for responses."""
 
     def __init__(self, cluster: ProcessCluster) -> None:
         self._port = cluster.slots[0].port
@@ -101,8 +103,8 @@ def value_of(number: int, count: int) -> str:
 
 
 class Resident:
-    """The most memory of its own that a process has had since the start, looked at all the time. Without the mapped
-    files of the log, which are the page cache's."""
+    """A continuous measurement of the largest private memory of a process since the start. It omits the mapped files
+    of the log, which belong to the page cache."""
 
     def __init__(self, pid: int) -> None:
         self._status = Path(f"/proc/{pid}/status")
@@ -140,8 +142,8 @@ def pair(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
 
 
 class NeverReads:
-    """Asks for what comes next, ``WAITING`` times, and for one of the first records ``AT_ONCE`` times; in a thread, as
-    the system's buffers for a Unix socket do not hold all that."""
+    """A client that fetches the next records ``WAITING`` times, and the first records ``AT_ONCE`` times. It has a
+    thread, because the system's buffers for a Unix socket do not hold all these requests."""
 
     def __init__(self, cluster: ProcessCluster) -> None:
         self._connection = cluster.connect(0, timeout_s=PATIENCE_S)
@@ -169,7 +171,7 @@ def counter(cluster: ProcessCluster, name: str) -> int:
     return cluster.describe(0).counters.get(name, 0)
 
 
-def test_load_beyond_capacity_is_throttled_without_loss(pair: ProcessCluster) -> None:
+def test_load_above_capacity_is_throttled_without_loss(pair: ProcessCluster) -> None:
     create_topic(pair, TOPIC, assignment=((0, 1),), config={"replica.lag.time.max.ms": "600000"})
     with pair.connect(0) as reader:
         unloaded_s = min(seconds_of_one_write(reader, count) for count in range(EARLIER))
@@ -192,13 +194,15 @@ def seconds_of_one_write(connection: BlockingConnection, count: int) -> float:
 
 
 def hold_back(cluster: ProcessCluster, reader: BlockingConnection) -> Load:
-    """The load, once the broker has taken what it may and has gone on serving others; with its follower back again."""
+    """Run the load until the broker has accepted its limit and has continued to serve others; then resume its
+    follower."""
     cluster.kill(1, SIGSTOP)
     try:
         load = Load(cluster)
-        wait_until(lambda: load.begun == PRODUCERS * EACH, PATIENCE_S, "all of the load to be under way")
+        wait_until(lambda: load.begun == PRODUCERS * EACH, PATIENCE_S, "the whole load to be in flight")
         wait_until(lambda: counter(cluster, "requests.queued.bytes") >= QUEUED, PATIENCE_S, "the queue to be full")
-        # With each of these answers it has had a turn to read from the producers as well: more than they have in all.
+        # With each of these responses the broker had a turn to read from the producers as well: more turns than the
+        # producers' records need.
         for count in range(100):
             fetched, body = fetch(reader, TOPIC, count % EARLIER, max_bytes=1)
             assert (fetched.batch_count, fetched.high_watermark) == (1, EARLIER) and len(body) > RECORD
@@ -211,7 +215,8 @@ def hold_back(cluster: ProcessCluster, reader: BlockingConnection) -> Load:
 
 
 def check_nothing_lost(load: Load, values: list[bytes]) -> None:
-    """Every record is there once, at the offset it was acknowledged with, and each producer's in its order."""
+    """Check that every record exists once, at its acknowledged offset, and that each producer's records are in
+    order."""
     assert load.codes == {ErrorCode.NONE}
     found = {one.offset: one.value for of in load.acknowledged for one in of}
     assert sorted(found) == list(range(EARLIER, EARLIER + PRODUCERS * EACH))
@@ -222,7 +227,8 @@ def check_nothing_lost(load: Load, values: list[bytes]) -> None:
 
 
 def check_parked(cluster: ProcessCluster, silent: NeverReads) -> None:
-    """Most of what was asked there has not been looked at. When it reads at last, it is answered like everyone."""
+    """Check that the broker has not read most of the client's requests. When the client reads at last, it gets all
+    responses."""
     assert counter(cluster, "fetch.consumer.requests") < AT_ONCE
     silent.reads_at_last()
 

@@ -1,4 +1,5 @@
-"""What must not get in: a typed error that names found and expected, nothing written, and everything goes on."""
+"""Tests of invalid input: a typed error names the found and the expected value, nothing is written, and the broker
+continues."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ TOPIC = "bad-input"
 
 @pytest.fixture(scope="module")
 def leading(running_cluster: ProcessCluster) -> int:
-    """The leader of a topic with one good batch of three records."""
+    """Return the leader of a topic with one good batch of three records."""
     topic_id = create_topic(running_cluster, TOPIC, config={"max.message.bytes": "65536"})
     assert topic_id
     found = leader(running_cluster, TOPIC)
@@ -57,7 +58,7 @@ def leading(running_cluster: ProcessCluster) -> int:
 
 @pytest.fixture
 def connection(cluster: ProcessCluster, leading: int) -> Iterator[BlockingConnection]:
-    """A connection that has to work as well at the end, to a broker whose log has to be as it was."""
+    """Yield a connection that must still work at the end, to a broker whose log must be unchanged."""
     pid = cluster.pid(leading)
     with cluster.connect(leading) as opened:
         before = replica(cluster, leading, TOPIC)
@@ -85,16 +86,16 @@ def test_a_frame_over_the_limit_is_skipped_and_named(connection: BlockingConnect
 
 
 def raw(cluster: ProcessCluster, broker_id: int, *frames: bytes, greet: bool = True) -> tuple[list[ErrorReply], bool]:
-    """Send bytes as they are. Returns the errors that came back, and whether the broker closed the connection."""
+    """Send bytes unchanged. Return the received errors, and whether the broker closed the connection."""
     address = ("127.0.0.1", cluster.slots[broker_id].port)
     with socket.create_connection(address, timeout=5) as peer, peer.makefile("rb") as replies:
         if greet:
             peer.sendall(b"".join(bytes(part) for part in ClientEnd().encode(hello("raw"))[1]))
         peer.sendall(b"".join(frames))
-        # A request that is always answered: when its answer comes, all errors before it have come.
+        # This request always gets a response: when it arrives, all earlier errors have arrived.
         peer.sendall(b"".join(bytes(part) for part in ClientEnd().encode(Metadata(0, ("no-such-topic",)))[1]))
         errors: list[ErrorReply] = []
-        with contextlib.suppress(ConnectionResetError):  # it closed before it had read all that was sent
+        with contextlib.suppress(ConnectionResetError):  # the broker closed the connection before it had read all bytes
             while prefix := replies.read(PREFIX.size):
                 length, header_length = PREFIX.unpack(prefix)
                 reply = decode_reply(replies.read(length + 4 - PREFIX.size)[:header_length])
@@ -198,7 +199,8 @@ def test_a_bad_batch_is_refused(connection: BlockingConnection, kind: str, code:
 
 
 def test_no_reader_ever_sees_a_malformed_batch(cluster: ProcessCluster, leading: int) -> None:
-    """Batches damaged at random under checksums that fit: refused, or good for every reader on every replica."""
+    """Batches are damaged at random, with matching checksums: each is refused, or good for every reader on every
+    replica."""
     create_topic(cluster, "malformed", assignment=((0, 1, 2),))
     dice = random.Random(11)
     good = [batches.encoded(batches.default_batch(), compression) for compression in (None, "lz4", "zstd")]
@@ -238,7 +240,7 @@ def test_a_bad_batch_rejects_all_batches_of_its_partition(connection: BlockingCo
     assert result.code == ErrorCode.CORRUPT_MESSAGE
 
 
-def test_lengths_that_do_not_add_up(connection: BlockingConnection) -> None:
+def test_lengths_that_do_not_add_up_are_refused(connection: BlockingConnection) -> None:
     request, body = produce_request(TOPIC, [encoded(3)])
     assert refused(connection, request, [*body, bytes(8)]).code is ErrorCode.INVALID_REQUEST
     wanted = request.partitions[0]
@@ -250,16 +252,16 @@ def test_lengths_that_do_not_add_up(connection: BlockingConnection) -> None:
     assert reply.results[0].code == ErrorCode.CORRUPT_MESSAGE  # type: ignore[union-attr]
 
 
-def test_acks_that_do_not_exist(connection: BlockingConnection) -> None:
+def test_unknown_acks_are_refused(connection: BlockingConnection) -> None:
     request, body = produce_request(TOPIC, [encoded(1)], acks=2)
     error = refused(connection, request, body)
     assert error.code is ErrorCode.INVALID_REQUIRED_ACKS and "found 2" in error.detail
 
 
-# --- names and places -------------------------------------------------------------------------------------------
+# --- names and offsets ------------------------------------------------------------------------------------------
 
 
-def test_unknown_topics_partitions_and_ids(connection: BlockingConnection) -> None:
+def test_unknown_topics_partitions_and_ids_are_refused(connection: BlockingConnection) -> None:
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     for topic, number in (("no-such-topic", 0), (TOPIC, 99), (TOPIC, -1)):
         assert produce(connection, topic, encoded(1), partition=number).code == unknown
@@ -270,7 +272,7 @@ def test_unknown_topics_partitions_and_ids(connection: BlockingConnection) -> No
     assert wrong_id.code == ErrorCode.INCONSISTENT_TOPIC_ID and "of-a-deleted-topic" in wrong_id.detail
 
 
-def test_offsets_out_of_range(connection: BlockingConnection) -> None:
+def test_offsets_out_of_range_are_refused(connection: BlockingConnection) -> None:
     for offset in (-5, 4, 10**9):
         fetched, body = fetch(connection, TOPIC, offset)
         assert fetched.code == ErrorCode.OFFSET_OUT_OF_RANGE
@@ -308,7 +310,9 @@ def test_wrong_leader_epochs_are_refused(connection: BlockingConnection) -> None
         (DeleteTopic(0, "no-such-topic", 1000), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no-such-topic"),
     ],
 )
-def test_impossible_topics(connection: BlockingConnection, request_: Request, code: ErrorCode, named: str) -> None:
+def test_impossible_topics_are_refused(
+    connection: BlockingConnection, request_: Request, code: ErrorCode, named: str
+) -> None:
     error = refused(connection, request_)
     assert error.code is code, error
     assert named in error.detail

@@ -1,4 +1,4 @@
-"""Batches that are checked before their append: in slices on the loop, and very large ones in a thread."""
+"""Tests of checks of batches before their append: in slices on the loop, and very large batches in a thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.broker.support import encoded
 
 
 class Connection:
-    """A connection that notes whether it may take a request."""
+    """A connection that records whether it may accept a request."""
 
     held = False
     released = 0
@@ -32,7 +32,7 @@ class Connection:
 
 
 def checked(count: int, *, bad: frozenset[int] = frozenset()) -> tuple[CheckedBatches, list[str], Connection]:
-    """The verdict, what the check yielded, and the connection that it was for."""
+    """Return the verdict, the slices of the check, and its connection."""
     found: list[CheckedBatches] = []
     yielded: list[str] = []
     connection = Connection()
@@ -64,7 +64,7 @@ def checked(count: int, *, bad: frozenset[int] = frozenset()) -> tuple[CheckedBa
     return found[0], yielded, connection
 
 
-def test_each_batch_is_a_slice_where_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_batch_is_a_slice_if_the_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_TURN_S", 0.0)
     verdict, yielded, connection = checked(5, bad=frozenset({1, 3}))
     assert sorted(verdict.refusals) == [1, 3]
@@ -73,7 +73,7 @@ def test_each_batch_is_a_slice_where_time_is_short(monkeypatch: pytest.MonkeyPat
     assert (connection.held, connection.released) == (False, 1)
 
 
-def test_few_batches_take_one_turn_and_do_not_hold_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_batches_take_one_turn_and_block_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_TURN_S", 1e9)
     verdict, yielded, connection = checked(5)
     assert (verdict.refusals, yielded) == ({}, [])
@@ -96,8 +96,8 @@ def test_a_large_batch_is_checked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
     assert all(name.startswith("batch checks") for name in threads)
 
 
-def test_the_work_of_many_requests_shares_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each alone would take the whole of it."""
+def test_the_checks_of_many_requests_share_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check alone would use the whole turn."""
     monkeypatch.setattr(slices, "_TURN_S", 0.0)
     order: list[str] = []
 
@@ -114,13 +114,13 @@ def test_the_work_of_many_requests_shares_one_turn(monkeypatch: pytest.MonkeyPat
         while len(order) < 9:
             before = len(order)
             await asyncio.sleep(0)
-            assert len(order) <= before + 1, "one slice in a turn"
+            assert len(order) <= before + 1, "one slice in each turn"
 
     asyncio.run(test())
     assert order == ["a0", "a1", "b0", "c0", "a2", "b1", "c1", "b2", "c2"]
 
 
-def test_failed_work_is_reported_and_the_connection_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_is_reported_and_the_connection_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_TURN_S", 0.0)
     failures: list[Exception] = []
     connection = Connection()

@@ -1,4 +1,4 @@
-"""A broker that has started and has not heard from a controller yet."""
+"""A test of a broker that has started and has no update from a controller yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ pytestmark = pytest.mark.integration
 
 
 def test_a_freshly_started_broker_creates_a_topic(cluster: ProcessCluster) -> None:
-    """The broker waits for the controller instead of refusing every replication factor for want of live brokers."""
+    """The broker waits for the controller. It does not refuse every replication factor because it knows no live
+    broker."""
     cluster.stop_controller()
     cluster.stop_broker(0)
     cluster.start_broker(0)

@@ -1,4 +1,4 @@
-"""Which of many partitions still need a broker that stops."""
+"""A test of the search for partitions that still need a stopping broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparklog.broker.lifecycle.cached_any import CachedAny
 from sparklog.broker.replication.partition import Partition
 
 
-def test_all_are_found_and_few_are_looked_at_again() -> None:
+def test_all_are_found_and_few_are_examined_again() -> None:
     partitions = [cast(Partition, number) for number in range(1000)]
     needing = set(partitions)
     looks: list[Partition] = []
@@ -25,4 +25,4 @@ def test_all_are_found_and_few_are_looked_at_again() -> None:
     assert len(looks) < 4000
     assert not remaining.any()
     needing.add(partitions[7])
-    assert remaining.any() and remaining.count() == 1, "one that needs it again is found as well"
+    assert remaining.any() and remaining.count() == 1, "a partition that needs the broker again must be found as well"

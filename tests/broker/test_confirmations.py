@@ -1,4 +1,5 @@
-"""Final refusals of a transaction coordinator are told when a write of its epoch has been committed, and not before."""
+"""Tests of a transaction coordinator's final refusals: it sends them only after a write of its epoch has been
+committed."""
 
 from __future__ import annotations
 
@@ -20,18 +21,18 @@ UNAVAILABLE = [ErrorCode.COORDINATOR_NOT_AVAILABLE]
 
 
 class Led(Hosted):
-    """What is written waits until the test says what has become of it."""
+    """A log whose writes wait until the test gives their outcome."""
 
     def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
         self.appended.append(pending)
 
     def answer(self, answer: Answer) -> None:
-        """Of the last write."""
+        """Give the outcome of the last write."""
         self.appended[-1].on_result(answer)
 
 
 class Coordinator:
-    """A coordinator that serves and knows no transaction: whoever asks about one is refused for good."""
+    """A coordinator that serves and knows no transaction: it refuses every request about one permanently."""
 
     def __init__(self) -> None:
         self.led = Led()
@@ -51,7 +52,7 @@ class Coordinator:
         self.failed += 1
 
     def ask(self) -> list[ErrorCode]:
-        """What is told later."""
+        """Collect the refusals that are sent later."""
         told: list[ErrorCode] = []
 
         def answered(outcome: Outcome) -> None:
@@ -79,7 +80,9 @@ def test_requests_during_a_write_share_the_next_write() -> None:
         assert (first, second, third, len(it.led.appended)) == ([ErrorCode.INVALID_TXN_STATE], [], [], 2)
         it.led.answer(COMMITTED)
         assert (second, third) == (first, first)
-        assert (len(it.led.appended), it.host.unready, it.failed) == (2, "", 0), "nobody waits: nothing is written"
+        assert (len(it.led.appended), it.host.unready, it.failed) == (2, "", 0), (
+            "no request waits, so nothing is written"
+        )
 
     play(story)
 
@@ -96,7 +99,7 @@ def test_a_request_is_accepted_again_if_its_write_failed(code: ErrorCode) -> Non
     play(story)
 
 
-def test_a_write_of_unknown_outcome_ends_the_coordinator() -> None:
+def test_a_write_with_an_unknown_outcome_ends_the_coordinator() -> None:
     def story(it: Coordinator) -> None:
         first, second = it.ask(), it.ask()
         it.led.answer(Answer(ErrorCode.REQUEST_TIMED_OUT, 0, 0, "why"))

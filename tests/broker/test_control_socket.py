@@ -1,4 +1,4 @@
-"""The supervisor's socket: leases, commands, and what a broker says to a stranger."""
+"""Tests of the supervisor's socket: leases, commands, and responses to a stranger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparklog.protocol.proof import Secret
 
 
 class Steered:
-    """Notes what it was asked for."""
+    """Broker actions that record the commands."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -63,7 +63,7 @@ class Supervisor:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    # pytest's own directories are too deep for a Unix socket.
+    # pytest's directories have names that are too long for a Unix socket.
     with tempfile.TemporaryDirectory(prefix="slk-") as path:
         yield Path(path)
 
@@ -112,7 +112,7 @@ def test_the_connection_that_sent_hello_holds_the_lease(directory: Path) -> None
     play(directory, scenario)
 
 
-def test_a_superseded_supervisor_learns_its_successor_and_is_not_obeyed(directory: Path) -> None:
+def test_a_superseded_supervisor_learns_its_successor_and_has_no_power(directory: Path) -> None:
     async def scenario(connect: Any, lease: SupervisorLease, steered: Steered) -> None:
         older, newer = await connect(), await connect()
         await older.ask(op="hello", driver_epoch=1, generation=2)
@@ -127,7 +127,7 @@ def test_a_superseded_supervisor_learns_its_successor_and_is_not_obeyed(director
     play(directory, scenario)
 
 
-def test_commands_reach_the_broker_and_nonsense_gets_an_answer(directory: Path) -> None:
+def test_commands_reach_the_broker_and_other_input_gets_a_response(directory: Path) -> None:
     async def scenario(connect: Any, lease: SupervisorLease, steered: Steered) -> None:
         supervisor = await connect()
         assert "not a command" in (await supervisor.ask_raw(b"\x00garbage"))["error"]
@@ -139,7 +139,7 @@ def test_commands_reach_the_broker_and_nonsense_gets_an_answer(directory: Path) 
     play(directory, scenario)
 
 
-def test_a_path_too_long_for_a_socket_is_refused_with_its_length(directory: Path) -> None:
+def test_a_path_too_long_for_a_socket_is_refused(directory: Path) -> None:
     async def run() -> None:
         lease = SupervisorLease(LeaseName(0, 0), supervised=False, orphan_timeout_ms=1000, orphan_max_ms=-1)
         path = str(directory / ("x" * MAX_PATH_BYTES))

@@ -1,4 +1,4 @@
-"""What a broker answers to updates that it does not follow."""
+"""Tests of a broker's responses to updates that it does not follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.broker.support import broker_context, control_updates
 
 
 class Answers:
-    """A connection as far as an answer needs one."""
+    """A connection as far as a response needs it."""
 
     def __init__(self) -> None:
         self.given: list[ControlUpdateReply] = []
@@ -49,8 +49,8 @@ def update(*, epoch: int, sequence: int, incarnation: int = 4) -> ControlUpdate:
 def test_an_update_of_an_earlier_term_is_never_acknowledged(
     broker: BrokerContext, late: ControlUpdate, code: ErrorCode
 ) -> None:
-    """A controller that begins to count anew under an epoch that had a term before would tell its brokers nothing,
-    and believe that it did."""
+    """A controller that starts its numbers again in an epoch that already had a term would send its brokers nothing,
+    and believe that they had its updates."""
     broker.cache.apply(update(epoch=7, sequence=3))
     answers = Answers()
     control_updates(broker, [], []).handle(cast(Any, answers), late, memoryview(b""))
@@ -59,7 +59,7 @@ def test_an_update_of_an_earlier_term_is_never_acknowledged(
 
 
 class Replica:
-    """Hosted, and told of brokers."""
+    """A replica that is hosted and receives the live brokers."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -72,14 +72,15 @@ class Replica:
 
 
 class Hosted(list[Replica]):
-    """Of which the last ten are led here."""
+    """Return replicas, the last ten of which lead here."""
 
     def leading(self) -> list[Replica]:
         return self[-10:]
 
 
 def test_thousands_of_replicas_learn_of_brokers_in_several_turns(broker: BrokerContext) -> None:
-    """A broker that stops leaves as many in-sync sets: who shrinks them in one turn answers nobody meanwhile."""
+    """When a broker stops, many in-sync sets shrink. A broker that shrinks all of them in one turn responds to no
+    request meanwhile."""
     hosted = Hosted(Replica() for _ in range(350))
     control = control_updates(broker, hosted, hosted)
     endpoints = (BrokerEndpoint(1, "host", 9092, 4), BrokerEndpoint(2, "host", 9093, 1))
@@ -91,19 +92,19 @@ def test_thousands_of_replicas_learn_of_brokers_in_several_turns(broker: BrokerC
         turns = []
         while not answers.given:
             turns.append(sum(len(replica.told) for replica in hosted))
-            assert turns[-1] == 0 or all(replica.told for replica in hosted.leading()), "they have something to do"
+            assert turns[-1] == 0 or all(replica.told for replica in hosted.leading()), "the replicas must have work"
             await asyncio.sleep(0)
         await broker.end_tasks()
         return turns
 
     turns = asyncio.run(test())
-    assert [turn for turn in dict.fromkeys(turns) if turn] == [100, 200, 300], "and the rest with the answer"
+    assert [turn for turn in dict.fromkeys(turns) if turn] == [100, 200, 300], "and the rest with the response"
     assert all(len(replica.told) == 1 for replica in hosted)
     assert [answer.code for answer in answers.given] == [ErrorCode.NONE]
 
 
 class Topic(Hosted):
-    """All replicas of one topic, which are dropped and tuned."""
+    """All replicas of one topic, which are dropped and reconfigured."""
 
     def __init__(self, count: int) -> None:
         super().__init__(Replica() for _ in range(count))
@@ -125,10 +126,10 @@ class Topic(Hosted):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_replicas_that_are_dropped_do_not_take_a_turn_each(
+def test_dropped_replicas_do_not_take_a_turn_each(
     broker: BrokerContext, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next update waits until the last one is dropped, and clients can make each turn long."""
+    """The next update waits until the last replica is dropped, and clients can make each turn long."""
     monkeypatch.setattr(leader_and_isr, "_DROPS_S", 60.0)
     hosted = Topic(350)
     control = control_updates(broker, hosted, hosted)
@@ -171,8 +172,8 @@ def test_thousands_of_replicas_of_one_topic_change_in_several_turns(broker: Brok
     assert max(after - before for before, after in pairwise(done)) <= 100
 
 
-def test_relief_of_an_earlier_incarnation_does_not_relieve_a_later_one(broker: BrokerContext) -> None:
-    """Under a new registration leaders may take it in again: it must not end on the strength of the old word."""
+def test_relief_of_an_earlier_incarnation_is_not_a_later_ones(broker: BrokerContext) -> None:
+    """With a new registration leaders may add it again, so it must not exit because of the earlier relief."""
     broker.cache.apply(ControlUpdate(0, "c", 7, 4, False, None, (), (), sequence=1, relieved=True))
     assert broker.cache.relieved
     broker.incarnation = 5

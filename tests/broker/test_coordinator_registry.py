@@ -1,4 +1,4 @@
-"""When coordinators begin and end: with the leadership of their partition, and anew when one has failed."""
+"""Tests of the life of coordinators: each follows the leadership of its partition, and is recreated after a failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Partition:
 
 
 class Host:
-    """Stands for a coordinator: notes what becomes of it."""
+    """A stand-in for a coordinator that records its events."""
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -63,7 +63,7 @@ class Stage:
         return self.made[-1]
 
     async def changed(self) -> list[Host]:
-        """The partition's role may have changed; who coordinates it now."""
+        """Report a possible change of the partition's role, and return its coordinator."""
         self.hosting.role_changed(cast(Any, self.partition))
         await asyncio.sleep(0)
         await asyncio.gather(*self.tasks)
@@ -75,7 +75,7 @@ def test_a_coordinator_lives_for_one_leader_epoch() -> None:
         stage = Stage()
         first = await stage.changed()
         assert first == stage.made and first[0].loaded
-        assert await stage.changed() == first, "the ISR changed, not the epoch"
+        assert await stage.changed() == first, "only the ISR has changed, not the epoch"
         stage.partition.replica.leader_epoch = 2
         second = await stage.changed()
         assert second == stage.made[1:] and first[0].ended

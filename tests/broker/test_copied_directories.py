@@ -1,4 +1,5 @@
-"""A log directory that is copied on its host while its broker runs: that one stays, and the copy's broker ends."""
+"""A test of a log directory that is copied on its host while its broker runs: that broker stays, and the copy's
+broker exits."""
 
 from __future__ import annotations
 

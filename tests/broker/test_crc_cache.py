@@ -1,4 +1,4 @@
-"""Projected reads of a log by what is kept of its batches: whatever becomes of the log, and of the disk."""
+"""Tests of projected reads with cached CRCs of batches, for any change of the log and of the disk."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.segment import DATA_SUFFIX
 from tests.storage.batches import SCHEMA, SCHEMAS, TOPIC_ID, TP, append, batch, config, create_log, open_directory
 
-#: Of a text: two make a batch of which CRCs are kept.
+#: The size of a text: two of them make a batch whose CRCs are cached.
 TEXT_BYTES = 400_000
 MIB = 1 << 20
 
 
 @dataclass
 class Hosted:
-    """What a read needs of a partition."""
+    """The parts of a partition that a read needs."""
 
     log: Log
     tp: TopicPartition = TP
@@ -45,7 +45,7 @@ class Hosted:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[LogDirectory]:
-    """None of its batches stay in memory."""
+    """Create a log that keeps none of its batches in memory."""
     found = open_directory(tmp_path, hot_bytes=0)
     yield found
     found.close()
@@ -57,7 +57,7 @@ def log(directory: LogDirectory) -> Log:
 
 
 def write(log: Log, letter: str, *, leader_epoch: int = 1) -> None:
-    """Two records behind the others, numbered by their offsets."""
+    """Append two records, numbered by their offsets."""
     append(log, batch(2, first=log.log_end_offset, text=letter * TEXT_BYTES), leader_epoch=leader_epoch)
 
 
@@ -70,7 +70,8 @@ def ask(log: Log, offset: int, *columns: str, kept: CrcCache, max_bytes: int = 1
 
 
 def values(found: ProjectedRead, *columns: str) -> list[Any]:
-    """As a reader decodes them, checksums included: for each record a number, the first letter of a text, or both."""
+    """Decode batches as readers do, with checksums. Return for each record its number, the first letter of its text,
+    or both."""
     bodies = memoryview(b"".join(found.records.bodies))
     schema = projected_schema(SCHEMA, columns)
     rows: list[Any] = []
@@ -84,7 +85,7 @@ def values(found: ProjectedRead, *columns: str) -> list[Any]:
 
 
 def flip(path: Path, at: int) -> None:
-    """One bit, in place: under whoever has the file mapped."""
+    """Flip one bit in place, in the mapped file of any reader."""
     with path.open("r+b") as file:
         file.seek(at)
         (byte,) = file.read(1)
@@ -113,20 +114,21 @@ def test_later_damage_is_found_by_the_reader_and_by_the_broker(directory: LogDir
     assert found.records.batch_count == 2
     with refused():
         values(found, "number", "text")
-    assert values(ask(log, 0, "number", kept=kept), "number") == ["0", "1", "2", "3"], "these have not rotted"
+    assert values(ask(log, 0, "number", kept=kept), "number") == ["0", "1", "2", "3"], "these batches are not damaged"
     assert len(kept) == 2
-    # As a reader asks that has met it: what is sound in front of it is sent, then it is told what is the matter.
+    # The reader that found the damage asks for a verification: it gets the intact batches before it, and then the
+    # error.
     assert values(ask(log, 0, "text", kept=kept, verify=True), "text") == ["a", "a"]
     assert len(kept) == 1
     with refused() as caught:
         ask(log, 2, "text", kept=kept, verify=True)
     assert "flights-0 at offset 2" in caught.value.detail
-    # From now on everybody is told, whichever columns he wants.
+    # From now on every reader gets the error, for any columns.
     with refused():
         ask(log, 2, "number", kept=kept)
 
 
-def test_metadata_that_rot_later_are_found_by_the_broker(directory: LogDirectory, log: Log) -> None:
+def test_metadata_damaged_later_are_found_by_the_broker(directory: LogDirectory, log: Log) -> None:
     write(log, "a")
     kept = CrcCache()
     ask(log, 0, "text", kept=kept)
@@ -143,7 +145,7 @@ def test_a_truncated_and_rewritten_log_is_verified_again(log: Log) -> None:
     write(log, "b")
     assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a", "b", "b"]
     log.truncate(2)
-    write(log, "c")  # in the same leader epoch, at the same microsecond, of the same length
+    write(log, "c")  # with the same leader epoch, time and length
     write(log, "d")
     assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a", "c", "c", "d", "d"]
     assert values(ask(log, 0, "text", "number", kept=kept), "text", "number") == [
@@ -162,7 +164,7 @@ def test_a_recreated_topic_and_another_partition_share_no_crcs(directory: LogDir
     anew = directory.create(TP, "t-2", schemas=SCHEMAS, config=config())
     write(anew, "b")
     assert values(ask(anew, 0, "text", kept=kept, topic_id="t-2"), "text") == ["b", "b"]
-    # the very same bytes under the very same header, elsewhere
+    # the same bytes with the same header, elsewhere
     other = directory.create(TopicPartition("flights", 1), TOPIC_ID, schemas=SCHEMAS, config=config())
     write(other, "a")
     assert len(kept) == 2
@@ -188,7 +190,7 @@ def test_wrong_cached_crcs_are_corrected_by_verification(log: Log) -> None:
     assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a"]
 
 
-def test_a_response_covers_more_of_the_log_without_verification(directory: LogDirectory) -> None:
+def test_a_response_without_verification_covers_more_of_the_log(directory: LogDirectory) -> None:
     log = create_log(directory, segment_bytes=4 * MIB)
     for number in range(24):
         write(log, "abcdefgh"[number % 8])
@@ -198,7 +200,7 @@ def test_a_response_covers_more_of_the_log_without_verification(directory: LogDi
     most = 3 * stored
 
     def batches(*columns: str, max_bytes: int = most) -> list[int]:
-        """In each answer, through all of the log."""
+        """Return the number of records in each response, through the whole log."""
         counts = []
         at = 0
         while at < log.log_end_offset:
@@ -211,13 +213,13 @@ def test_a_response_covers_more_of_the_log_without_verification(directory: LogDi
             at = found.records.next_offset
         return counts
 
-    assert max(batches("number")) == 3  # verified, they count for what they are
+    assert max(batches("number")) == 3  # verified bytes count with their own size
     kept_ones = most // KEPT_COST_BYTES
     assert kept_ones > 3 and 24 % kept_ones == 0
-    assert batches("number") == [kept_ones] * (24 // kept_ones), "across segments"
+    assert batches("number") == [kept_ones] * (24 // kept_ones), "a response must cross segments"
     assert max(batches("number", max_bytes=1)) == 1
-    assert max(batches("text")) == 3  # what is sent counts as well
-    # One that is not kept is verified as long as there is room for it as a whole.
+    assert max(batches("text")) == 3  # sent bytes count as well
+    # A batch without cached CRCs is verified while the whole batch fits.
     key = BatchKey(TOPIC_ID, 0, log.read(2, max_bytes=1, end_offset=4).headers)
     kept.drop(key)
     assert ask(log, 0, "number", kept=kept, max_bytes=KEPT_COST_BYTES + stored - 1).records.batch_count == 1
@@ -249,7 +251,7 @@ def test_a_response_is_bounded_by_its_runs_and_columns(directory: LogDirectory) 
     assert KEPT_COST_BYTES < cost < stored and scattered.records.body_bytes < 4 * KEPT_COST_BYTES
     assert (scattered.records.batch_count, scattered.cost) == (4, 4 * cost)
     assert ask(log, 0, *numbers, kept=kept, rules=rules, max_bytes=3 * cost - 1).records.batch_count == 2
-    # It counts for no more than if it were verified.
+    # It counts no more than if it were verified.
     assert ask(log, 0, *numbers, "t0", "t5", kept=kept, rules=rules).cost <= 4 * stored
 
 
@@ -269,7 +271,7 @@ def test_the_most_recently_used_crcs_are_kept(log: Log) -> None:
     ask(log, 4, "number", kept=kept, max_bytes=1)
     assert [kept.get(key) is not None for key in keys] == [True, False, True]
     assert (len(kept), kept.size_bytes) == (2, 2 * one)
-    kept.put(keys[0], array("I", bytes(4 * 2 * one)))  # more than there is room for
+    kept.put(keys[0], array("I", bytes(4 * 2 * one)))  # more than the cache holds
     assert (len(kept), kept.size_bytes) == (0, 0)
     assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a", "b", "b", "c", "c"]
     kept.drop(keys[0])
@@ -304,7 +306,7 @@ def test_only_needed_data_is_read_ahead(log: Log, directory: LogDirectory, monke
 
     monkeypatch.setattr(projected_read, "read_ahead", noted)
     ask(log, 0, "text", kept=kept)
-    assert not ahead, "all was read"
+    assert not ahead, "all bytes were read"
     found = ask(log, 0, "text", kept=kept)
     headers = unpack_headers(log.read(0, max_bytes=10 * MIB, end_offset=6).headers)
     content = data_file(directory).read_bytes()
@@ -313,7 +315,7 @@ def test_only_needed_data_is_read_ahead(log: Log, directory: LogDirectory, monke
     assert views == [content[at : at + length] for at, length in ahead[3:]] and len(views) == 3
     ahead.clear()
     ask(log, 2, "number", kept=kept, max_bytes=1)
-    assert len(ahead) == 1 and ahead[0][1] == 16, "of one batch nothing is gained by reading metadata ahead"
+    assert len(ahead) == 1 and ahead[0][1] == 16, "for one batch a read ahead of the metadata is useless"
     read_ahead(memoryview(b"in memory"), 0, 9)
     read_ahead(b"", 0, 0)
 
@@ -324,7 +326,8 @@ def test_no_batch_is_verified_beyond_the_response_limit(log: Log) -> None:
     kept = CrcCache()
     assert ask(log, 0, "number", kept=kept, max_bytes=1).records.batch_count == 1
     assert len(kept) == 1
-    # The second is looked for as the first one is not to be verified; alone it would be too long.
+    # The read examines the second batch because the first one needs no verification. Verified, the second would be too
+    # long.
     found = ask(log, 0, "number", kept=kept, max_bytes=KEPT_COST_BYTES + 1000)
     assert found.records.batch_count == 1 and len(kept) == 1
     with pytest.raises(BrokerError) as caught:

@@ -1,4 +1,5 @@
-"""Cuts that take long: the log stays as it is while a thread copies, and is cut only for the role that ordered it."""
+"""Tests of long truncations: the log stays unchanged while a thread copies, and only the role that ordered the
+truncation completes it."""
 
 from __future__ import annotations
 
@@ -29,17 +30,17 @@ from tests.broker.support import log_maintenance as log_maintenance_of
 from tests.storage.batches import SCHEMA, SCHEMAS, TOPIC_ID, TP, config, create_log, fill, open_directory, read_numbers
 
 LEADER = 2
-#: what the replica has of leader epoch 1, and where its leader's history parts from that
+#: the replica's offsets of leader epoch 1, and the offset where its leader's history diverges
 END, PARTED = 12, 6
 
 
 class _Noting:
-    """Surroundings of a partition that has a broker to itself."""
+    """The host of a partition with a broker of its own."""
 
     def __init__(self) -> None:
         self.jobs: list[TruncationJob] = []
         self.fetching: list[tuple[int, int]] = []
-        #: who carries the jobs out, and what the leader answers whenever it is asked
+        #: the object that runs the jobs, and the leader's response to any request
         self.log_maintenance: LogMaintenance | None = None
         self.answer: Callable[[], None] | None = None
 
@@ -64,7 +65,7 @@ class _Noting:
 
 
 class _Follower:
-    """A replica that has just started, and follows in leader epoch 2; its log has records of epoch 1 alone."""
+    """Start a replica that follows in leader epoch 2, with a log of epoch 1 only."""
 
     def __init__(self) -> None:
         self.disk = SimDisk()
@@ -78,7 +79,7 @@ class _Follower:
     def host(self) -> Partition:
         log = self.directory.get(TP)
         if log is None:
-            log = self.directory.create(TP, "anew", schemas=SCHEMAS, config=config())
+            log = self.directory.create(TP, "again", schemas=SCHEMAS, config=config())
         rules = AppendRules(SCHEMA, 0, 1 << 20, None)
         around = cast(PartitionHost, self.around)
         return Partition(TP, TOPIC_ID, log=log, replica=Replica(1, log), rules=rules, host=around)
@@ -88,32 +89,32 @@ class _Follower:
         self.partition.step(Decided(state, epoch, (1, 2, 3), {1: 1, 2: 1, 3: 1}, min_isr=2))
 
     def parted(self, at: int = PARTED) -> None:
-        """The answer of a leader whose own records of epoch 1 end there."""
+        """Return the response of a leader whose records of epoch 1 end there."""
         log, epoch = self.partition.log, self.partition.replica.leader_epoch
         answer = LeaderAnswered(epoch, log.log_end_offset, ErrorCode.NONE, 0, 0, at, (1, at), 0, log.last_epoch)
         self.partition.on_leader_response(answer, memoryview(b""), memoryview(b""))
 
     def committed(self) -> None:
-        """The answer of a leader that has no more than this, and says that all of it counts."""
+        """Return the response of a leader that has no more records than this, all of them committed."""
         log, epoch = self.partition.log, self.partition.replica.leader_epoch
         end = log.log_end_offset
         answer = LeaderAnswered(epoch, end, ErrorCode.NONE, end, 0, end, None, 0, log.last_epoch)
         self.partition.on_leader_response(answer, memoryview(b""), memoryview(b""))
 
     def out_of_range(self, log_start: int) -> None:
-        """The answer of a leader that has let go of all that is here."""
+        """Return the response of a leader that has deleted all records of this log."""
         log, epoch, code = self.partition.log, self.partition.replica.leader_epoch, ErrorCode.OFFSET_OUT_OF_RANGE
         answer = LeaderAnswered(epoch, log.log_end_offset, code, 0, log_start, log_start, None, 0, log.last_epoch)
         self.partition.on_leader_response(answer, memoryview(b""), memoryview(b""))
 
     def work(self, at_work: LogMaintenance, answer: Callable[[], None]) -> None:
-        """Prepare what is ordered, from now on; the leader is there, too."""
+        """Prepare ordered truncations from now on. The leader is reachable as well."""
         self.around.fetching.clear()
         self.around.log_maintenance, self.around.answer = at_work, answer
         at_work.prepare_cut(self.partition, self.around.jobs[-1])
 
     def prepare(self, job: TruncationJob) -> None:
-        """What the broker does with it."""
+        """Run the job as the broker does."""
         job.run()
         self.partition.cut_prepared(job)
 
@@ -125,13 +126,13 @@ class _Follower:
         return [name for name in self.disk.names(directory) if name.endswith(".copy")]
 
 
-def test_a_truncation_waits_for_its_copy_then_the_replica_fetches() -> None:
+def test_a_truncation_waits_for_its_copy_and_then_the_replica_fetches() -> None:
     follower = _Follower()
     partition = follower.partition
     follower.parted()
     (job,) = follower.around.jobs
     assert partition.is_cutting and partition.log.log_end_offset == END
-    follower.parted()  # that of a second request, which was under way
+    follower.parted()  # the response to a second request, which was in flight
     assert follower.around.jobs == [job]
     job.run()
     assert read_numbers(partition.log) == list(range(END))
@@ -164,7 +165,7 @@ def test_a_change_of_leader_cancels_the_truncation() -> None:
 
 @pytest.mark.parametrize("ran", [False, True])
 def test_a_new_leader_keeps_its_whole_log_despite_a_pending_truncation(ran: bool) -> None:
-    """As if the answer that the cut was ordered for had never come."""
+    """As if the response that ordered the truncation had never arrived."""
     follower = _Follower()
     partition = follower.partition
     follower.parted()
@@ -183,7 +184,7 @@ def test_a_new_leader_keeps_its_whole_log_despite_a_pending_truncation(ran: bool
 
 
 @pytest.mark.parametrize("leader", [1, 3])
-def test_a_cancelled_truncation_below_the_log_start_keeps_one_high_watermark(leader: int) -> None:
+def test_a_cancelled_truncation_below_the_log_start_keeps_the_mark(leader: int) -> None:
     follower = _Follower()
     partition = follower.partition
     follower.committed()
@@ -197,7 +198,7 @@ def test_a_cancelled_truncation_below_the_log_start_keeps_one_high_watermark(lea
     assert partition.log.log_end_offset == END
 
 
-def test_a_truncation_below_the_log_start_keeps_one_high_watermark() -> None:
+def test_a_truncation_below_the_log_start_keeps_the_mark() -> None:
     follower = _Follower()
     partition = follower.partition
     follower.committed()
@@ -219,18 +220,18 @@ def test_a_topic_recreated_during_a_truncation_is_left_alone(ran: bool) -> None:
     earlier.stop()
     follower.directory.delete(TP)
     follower.partition = follower.host()
-    fill(follower.partition.log, 1)  # the file has the same name, and is shorter than what is to be copied
+    fill(follower.partition.log, 1)  # the file has the same name, and is shorter than the range to copy
     if not ran:
         job.run()
     earlier.cut_prepared(job)
-    assert earlier.offline is None and follower.partition.log.topic_id == "anew"
+    assert earlier.offline is None and follower.partition.log.topic_id == "again"
     assert read_numbers(follower.partition.log) == [0, 1, 2]
     assert not follower.copies
 
 
 @pytest.mark.parametrize("how", [Partition.stop, Partition.stop_at_exit])
 def test_a_replica_stopped_during_a_truncation_is_not_truncated(how: Callable[[Partition], None]) -> None:
-    """Nor does a process that ends wait for the copy."""
+    """A process that exits does not wait for the copy either."""
     follower = _Follower()
     follower.parted()
     (job,) = follower.around.jobs
@@ -255,7 +256,7 @@ def test_a_failing_disk_takes_the_directory_offline(operation: str) -> None:
 
 
 def test_the_loop_keeps_running_while_a_truncation_is_prepared(tmp_path: Path) -> None:
-    """A disk that takes long to fsync a segment holds up nothing but the replica that is cut."""
+    """A disk that takes long to fsync a segment delays only the truncated replica."""
     began, may_end = threading.Event(), threading.Event()
     cut: list[object] = []
 
@@ -290,7 +291,7 @@ def test_the_loop_keeps_running_while_a_truncation_is_prepared(tmp_path: Path) -
 def test_a_copy_that_fails_unexpectedly_is_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The replica was fetched no more until its next role, and one line said that a task had failed."""
+    """Otherwise the replica was not fetched until its next role, and the log had only one line about a failed task."""
     follower = _Follower()
     partition, real = follower.partition, follower.disk.copy
     follower.parted()
@@ -316,7 +317,7 @@ def test_a_copy_that_fails_unexpectedly_is_retried(
 
 
 def _without_room() -> tuple[_Follower, TruncationJob]:
-    """A cut is ordered, and the disk is full."""
+    """Order a truncation while the disk is full."""
     follower = _Follower()
     follower.parted()
     (job,) = follower.around.jobs
@@ -325,7 +326,8 @@ def _without_room() -> tuple[_Follower, TruncationJob]:
 
 
 def test_a_truncation_waits_for_disk_space_for_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made on the event loop it found no more, and one follower's cut ended a broker that led others."""
+    """The copy was made on the event loop and failed there, and one follower's truncation ended a broker that led
+    others."""
     follower, _ = _without_room()
     partition, disk = follower.partition, follower.disk
 
@@ -347,10 +349,11 @@ def test_a_truncation_waits_for_disk_space_for_its_copy(tmp_path: Path, monkeypa
     assert not follower.copies
 
 
-def test_a_truncation_without_space_ends_when_nothing_is_left_to_truncate(
+def test_a_truncation_without_space_ends_when_the_log_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It followed nobody meanwhile, and waited for room for a copy of what its leader had let go of long ago."""
+    """Otherwise the replica followed no leader meanwhile, and waited for space for a copy of records that its leader
+    had deleted."""
     follower, _ = _without_room()
     partition = follower.partition
 
@@ -379,19 +382,21 @@ def test_leader_responses_do_not_shorten_the_retry_pause() -> None:
     follower.parted(3)
     second = follower.around.jobs[-1]
     partition.cut_failed(job)
-    assert partition.is_cutting and second is not job, "that is another one"
+    assert partition.is_cutting and second is not job, "that is another pause"
     follower.disk.capacity_bytes = None
     assert partition.failed_cuts == 1
     follower.prepare(second)
     assert read_numbers(partition.log) == [0, 1, 2]
-    assert not partition.failed_cuts, "the next one that finds no room is a first one"
+    assert not partition.failed_cuts, "the next truncation without space is a first attempt"
 
 
-def test_pauses_between_cuts_without_room_grow_to_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_between_truncations_without_space_grow_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses: list[float] = []
 
     class Clock:
-        """``asyncio`` as upkeep sees it, but that pauses take no time; the eighth does not end."""
+        """A stand-in for ``asyncio`` in the maintenance: its pauses take no time, and the eighth does not end."""
 
         async def sleep(self, pause_s: float) -> None:
             pauses.append(pause_s)
@@ -410,7 +415,7 @@ def test_pauses_between_cuts_without_room_grow_to_their_bound(tmp_path: Path, mo
     monkeypatch.setattr(log_maintenance, "asyncio", Clock())
     _kept_up(tmp_path, scenario)
     assert pauses[:8] == [1, 2, 4, 8, 16, 30, 30, 30]
-    assert pauses[8:11] == [1, 2, 4], "under another leader"
+    assert pauses[8:11] == [1, 2, 4], "the replica has another leader"
 
 
 def test_a_truncation_ordered_just_before_a_stop_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -445,16 +450,16 @@ def test_a_truncation_without_space_is_cancelled_when_the_role_changes(
 
 
 def test_a_replica_without_a_leader_after_its_truncation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a step orders it: nobody else would have it go on."""
+    """A step orders the same: no other code would resume the replica."""
 
     def follow(*_: object) -> None:
-        raise RuntimeError("nobody knows why")
+        raise RuntimeError("the reason is unknown")
 
     follower = _Follower()
     follower.parted()
     monkeypatch.setattr(follower.around, "start_fetching", follow)
     follower.prepare(*follower.around.jobs)
-    assert follower.partition.offline == "nobody knows why"
+    assert follower.partition.offline == "the reason is unknown"
 
 
 def test_checkpoints_do_not_wait_for_copies(tmp_path: Path) -> None:

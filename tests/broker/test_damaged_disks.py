@@ -1,7 +1,7 @@
-"""Bytes that changed on one disk, under real brokers: nothing wrong is served, and the replica is whole again.
+"""Tests of changed bytes on one disk with real brokers: no wrong record is served, and the replica is restored.
 
-What recovery makes of each damage is tested in ``tests/storage``; here the cluster heals from it. Reads are cold, from
-the files, so that what is on disk is what clients get.
+``tests/storage`` tests recovery from each damage. Here the cluster restores the replica. Reads come from the files, so
+clients get the bytes on disk.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from tests.broker.topics import (
 pytestmark = pytest.mark.integration
 ALL = {0, 1, 2}
 CONFIG = {"segment.bytes": "4096"}
-#: Four fill a segment. The active one has room for more: a roll would seal and fsync it, and a fsynced one is not
-#: checked again after a crash.
+#: Four batches fill a segment. The active segment has space for more: a roll would seal and fsync it, and a fsynced
+#: segment is not checked after a crash.
 BATCHES = 42
 
 
@@ -54,7 +54,8 @@ def cluster() -> Iterator[ProcessCluster]:
 
 
 def written(cluster: ProcessCluster, topic: str) -> list[bytes]:
-    """Several sealed segments and an active one on every replica, broker 0 leading; the values."""
+    """Create a topic with several sealed segments and an active one on every replica, led by broker 0. Return the
+    values."""
     create_topic(cluster, topic, assignment=((0, 1, 2),), config=CONFIG)
     values: list[bytes] = []
     with Writer(cluster, topic) as writer:
@@ -71,7 +72,7 @@ def segments(cluster: ProcessCluster, broker_id: int, topic: str) -> list[Path]:
 
 
 def flip(path: Path, value: bytes) -> None:
-    """One bit, inside a record that says ``value``."""
+    """Flip one bit in a record with ``value``."""
     content = bytearray(path.read_bytes())
     at = content.find(value)
     assert at > 0, f"{value!r} is not in {path}"
@@ -115,7 +116,7 @@ DAMAGES: list[Callable[[list[Path]], None]] = [
 
 
 def whole_again(cluster: ProcessCluster, topic: str, values: list[bytes]) -> None:
-    """Full ISR, every replica serves every record, sealed files are equal, and the log goes on."""
+    """Check that the ISR is full, every replica serves every record, sealed files are equal, and the log continues."""
     wait_isr(cluster, topic, ALL)
     with Writer(cluster, topic) as writer:
         assert writer.write(encoded(1, "after-")) == len(values)
@@ -131,8 +132,8 @@ def whole_again(cluster: ProcessCluster, topic: str, values: list[bytes]) -> Non
     wait_until(equal, PATIENCE_S, "equal segments")
 
 
-def test_a_killed_leader_finds_damage_and_refills_from_its_followers(cluster: ProcessCluster) -> None:
-    """All kinds in one life of the broker, each in a topic of its own."""
+def test_a_killed_leader_finds_damage_and_refills_from_followers(cluster: ProcessCluster) -> None:
+    """All kinds of damage happen in one life of the broker, each in another topic."""
     values = {damage: written(cluster, damage.__name__) for damage in DAMAGES}
     cluster.kill(0)
     for damage in DAMAGES:
@@ -140,12 +141,12 @@ def test_a_killed_leader_finds_damage_and_refills_from_its_followers(cluster: Pr
     cluster.start_broker(0)
     found = cluster.slots[0].log_file.read_text()
     for damage in DAMAGES:
-        assert f"{damage.__name__}-0" in found, "damage was cut, and the log says so"
+        assert f"{damage.__name__}-0" in found, "the damage was truncated, and the broker's log must report it"
         whole_again(cluster, damage.__name__, values[damage])
 
 
-def test_a_leader_restarted_with_less_data_does_not_truncate_the_others(cluster: ProcessCluster) -> None:
-    """It had acknowledged what it lacks now: the others must not be cut to its length."""
+def test_a_leader_restarted_with_less_data_truncates_no_follower(cluster: ProcessCluster) -> None:
+    """It had acknowledged the missing records, so the others must not be truncated to its length."""
     values = written(cluster, "less")
     for broker_id in ALL:
         cluster.kill(broker_id, retire=False)
@@ -155,14 +156,14 @@ def test_a_leader_restarted_with_less_data_does_not_truncate_the_others(cluster:
     whole_again(cluster, "less", values)
 
 
-def test_a_bit_flip_in_a_sealed_segment_of_a_running_leader(cluster: ProcessCluster) -> None:
+def test_a_running_leader_has_a_bit_flip_in_a_sealed_segment(cluster: ProcessCluster) -> None:
     values = written(cluster, "rot")
     wait_until(lambda: _sealed(segments(cluster, 0, "rot")[1]), PATIENCE_S, "a sealed segment")
     damaged = segments(cluster, 0, "rot")[1]
     flip(damaged, b"-5")
     first = int(damaged.stem)
     with cluster.connect(0) as connection:
-        # Readers check every batch: they are told, and what lies before it they still get.
+        # Readers check every batch: they get the error, and still get the earlier batches.
         assert read_all(connection, "rot", end=first) == values[:first]
         fetched, _ = fetch(connection, "rot", first)
         assert fetched.batch_count > 0
@@ -170,14 +171,14 @@ def test_a_bit_flip_in_a_sealed_segment_of_a_running_leader(cluster: ProcessClus
             read_all(connection, "rot")
         assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
     with cluster.connect(1) as connection:
-        assert read_all(connection, "rot") == values, "another replica in sync has it whole"
-    # A follower that has to begin anew takes nothing that is wrong.
+        assert read_all(connection, "rot") == values, "another in-sync replica has the whole log"
+    # A follower that has to start again accepts no damaged batch.
     cluster.kill(2)
     shutil.rmtree(segments(cluster, 2, "rot")[0].parent)
     cluster.start_broker(2)
     wait_until(lambda: _end(cluster, 2) == first, PATIENCE_S, f"broker 2 to have what is whole, up to {first}")
     assert 2 not in partition(cluster, "rot").isr
-    # Away with the damaged file: the broker fetches it again from those who have it.
+    # After the damaged file is removed, the broker fetches it again from the others.
     assert cluster.stop_broker(0) == 0
     wait_isr(cluster, "rot", {1, 2})
     damaged.unlink()
@@ -185,8 +186,8 @@ def test_a_bit_flip_in_a_sealed_segment_of_a_running_leader(cluster: ProcessClus
     whole_again(cluster, "rot", values)
 
 
-def test_a_bit_flip_in_the_active_segment_of_a_running_leader(cluster: ProcessCluster) -> None:
-    """Readers are told, writes go on; what was not fsynced is checked when the broker is started after a crash."""
+def test_a_running_leader_has_a_bit_flip_in_the_active_segment(cluster: ProcessCluster) -> None:
+    """Readers get the error, and writes continue. After a crash the broker checks the records that were not fsynced."""
     values = written(cluster, "fresh")
     assert leader(cluster, "fresh") == 0
     damaged = segments(cluster, 0, "fresh")[-1]
@@ -198,18 +199,18 @@ def test_a_bit_flip_in_the_active_segment_of_a_running_leader(cluster: ProcessCl
             read_all(connection, "fresh")
         assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
     with cluster.connect(1) as connection:
-        assert read_all(connection, "fresh") == values, "another replica in sync has it whole"
+        assert read_all(connection, "fresh") == values, "another in-sync replica has the whole log"
     with Writer(cluster, "fresh") as writer:
         assert writer.write(encoded(1, "on-")) == len(values)
     wait_equal(cluster, "fresh", len(values) + 1)
     cluster.kill(0)
     cluster.start_broker(0)
-    assert _logged(cluster, 0, "fresh-0", "CRC32C"), "damage was cut, and the log says so"
+    assert _logged(cluster, 0, "fresh-0", "CRC32C"), "the damage was truncated, and the broker's log must report it"
     whole_again(cluster, "fresh", [*values, b"on-0"])
 
 
-def test_a_bit_flip_after_verification_for_a_projection_is_found(cluster: ProcessCluster) -> None:
-    """The broker reads no column again of what it has verified once: then readers find the damage, and have it look."""
+def test_a_bit_flip_after_the_verification_for_a_projection_is_found(cluster: ProcessCluster) -> None:
+    """The broker does not read a verified column again: then readers find the damage, and ask the broker to verify."""
     schema = pa.schema([("n", pa.int64()), ("text", pa.string()), ("note", pa.string())])
     with Admin(cluster.bootstrap) as admin:
         admin.create_topic("wide", partitions=1, replication_factor=1, schema=schema)
@@ -233,7 +234,7 @@ def test_a_bit_flip_after_verification_for_a_projection_is_found(cluster: Proces
     assert read("note").equals(table.select(["note"]))
     (file,) = segments(cluster, leads, "wide")
     flip(file, texts[4567].encode())  # in column text, which comes first
-    assert read("n").equals(table.select(["n"])), "sound, and nothing else was looked at"
+    assert read("n").equals(table.select(["n"])), "intact, and no other column was read"
     with cluster.connect(leads) as connection:
         wanted = FetchPartition("wide", 0, "", -1, 3000, 1 << 20, columns=("text",))
         reply, body = connection.request(Fetch(0, CONSUMER, -1, 0, 1, 1 << 20, 0, 0, -1, (wanted,)))
@@ -244,20 +245,21 @@ def test_a_bit_flip_after_verification_for_a_projection_is_found(cluster: Proces
     with damaged():
         read("text")
     with damaged():
-        read("n")  # the broker knows now
+        read("n")  # the broker knows of the damage now
     with Consumer(cluster.bootstrap, "wide", columns=["text"]) as consumer:
         found: list[str] = []
         with damaged():
             while True:
                 found += [text for batch in consumer.poll(1.0) for text in batch["text"].to_pylist()]
         assert found == texts[:3000]
-    flip(file, f"1{texts[4567][1:]}".encode())  # back
+    flip(file, f"1{texts[4567][1:]}".encode())  # restored
     for columns in (["text"], ["n", "note"]):
         assert read(*columns).equals(table.select(columns))
 
 
-def test_an_index_truncated_under_a_running_leader(cluster: ProcessCluster) -> None:
-    """Its disk is not to be trusted: the broker hands its leaderships over and ends; started again it is filled up."""
+def test_an_index_is_truncated_under_a_running_leader(cluster: ProcessCluster) -> None:
+    """Its disk cannot be trusted: the broker hands over its leaderships and exits. After a restart it copies the
+    log."""
     values = written(cluster, "short")
     assert leader(cluster, "short") == 0
     files = segments(cluster, 0, "short")

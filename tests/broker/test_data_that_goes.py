@@ -1,4 +1,5 @@
-"""Data that goes: old segments, a topic deleted while a broker is away, a disk that breaks under a broker."""
+"""Tests of data that disappears: old segments, a topic deleted while a broker is away, a disk that breaks under a
+broker."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def test_a_topic_deleted_while_a_broker_was_down_stays_deleted(cluster: ProcessC
 
 
 def test_a_former_replica_keeps_its_data_until_it_leaves_the_isr(cluster: ProcessCluster) -> None:
-    """A broker that is no replica any more keeps what it has while it is in the ISR, though it hosts nothing of it."""
+    """A broker that is no longer a replica keeps its log while it is in the ISR, although it does not host the
+    partition."""
     topic_id = create_topic(cluster, "left", assignment=((0, 1, 2),))
     with Writer(cluster, "left") as writer:
         writer.write(encoded(1))
@@ -106,7 +108,7 @@ def test_a_broker_with_a_failed_disk_hands_over_and_exits(cluster: ProcessCluste
         wait_equal(cluster, "broken-disk", 5)
         slot, process = cluster.slots[0], cluster.slots[0].process
         assert process is not None
-        # What is open stays usable; the next segment has nowhere to go.
+        # Open files stay usable, but a new segment cannot be created.
         shutil.rmtree(replica(cluster, 0, "broken-disk").directory)
         written = 5
         while leader(cluster, "broken-disk") == 0:

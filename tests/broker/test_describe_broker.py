@@ -1,4 +1,4 @@
-"""A description of a broker that takes several turns of the loop."""
+"""A test of a broker's description that takes several turns of the loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.broker.support import broker_context
 
 
 class Replicas(list[Any]):
-    """Hosted replicas, and logs that belong to no replica yet."""
+    """Hosted replicas, and logs without a replica."""
 
     directory = SimpleNamespace(producer_ids=0)
 
@@ -25,9 +25,9 @@ class Replicas(list[Any]):
         return list(self.logs)
 
 
-def test_log_ends_are_of_the_incarnation_that_the_description_names(tmp_path: Path) -> None:
-    """A controller elects a leader by log ends of the incarnation that it knows. Here the broker registers again and
-    claims a log between two parts of its description."""
+def test_log_ends_belong_to_the_described_incarnation(tmp_path: Path) -> None:
+    """A controller elects a leader by the log ends of an incarnation that it knows. Here the broker registers again
+    and claims a log between two parts of its description."""
     context = broker_context()
     context.incarnation = 4
     log = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What an operator is told of an election that was asked for, by what ZooKeeper and this broker know afterwards."""
+"""Tests of an operator's result of a requested election, from the later state of ZooKeeper and of the broker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_election_is_refused_for_the_right_reason(
 
 
 class _Registry:
-    """Carries out what is asked for, but not what names ``held``."""
+    """A registry that performs requests, except those that ``held`` names."""
 
     def __init__(self, held: tuple[str, int] | None = None) -> None:
         self.asked: dict[str, codecs.ElectionRequest] = {}

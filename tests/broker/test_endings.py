@@ -1,4 +1,4 @@
-"""How a broker process ends, when it is told to in more than one way."""
+"""A test of the end of a broker process with several orders to stop."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SIGNAL, RESTART, FINISH = BrokerProcess._signalled, BrokerProcess._restart, Brok
         ((RESTART, FINISH), StopMode.FINISH, False),
     ],
 )
-def test_of_several_orders(
+def test_one_of_several_orders_decides_the_end(
     tmp_path: Path, told: tuple[Callable[[BrokerProcess], None], ...], ending: StopMode, again: bool
 ) -> None:
     async def run() -> None:
         process = BrokerProcess(
             ProcessConfig(cluster_id="c", broker_id=1, log_dir=str(tmp_path), host="h", port=0, zookeeper="")
         )
-        process._lease.admit(LeaseName(1, 1))  # whoever would start it again
+        process._lease.admit(LeaseName(1, 1))  # a supervisor that would restart it
         for order in told:
             order(process)
         assert (process._ending, process._start_again) == (ending, again)

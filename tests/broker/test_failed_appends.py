@@ -1,4 +1,5 @@
-"""A disk that fails under a produce: who is answered what, and what that lets on; and what one that waits keeps."""
+"""Tests of a disk that fails during a produce: the responses, the requests that proceed, and the memory of waiting
+ones."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.storage.batches import TOPIC_ID, TP, config, open_directory
 
 
 class _Alone:
-    """Surroundings of a partition that has a broker to itself."""
+    """The host of a partition with a broker of its own."""
 
     def now_ms(self) -> int:
         return 1
@@ -33,7 +34,7 @@ class _Alone:
 
 
 def _leading(disk: SimDisk, isr: tuple[int, ...] = (1,)) -> Partition:
-    """One of two replicas; its log holds one batch, which is not in memory."""
+    """Return one of two replicas. Its log has one batch, which is not in memory."""
     schemas = (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),)
     log = open_directory(disk=disk, hot_bytes=0).create(TP, TOPIC_ID, schemas=schemas, config=config())
     replica = Replica(1, log)
@@ -52,8 +53,8 @@ def _produce(partition: Partition, answered: Callable[[Answer], None], acks: int
     partition.produce(pending, acks=acks, deadline_ms=2**60)
 
 
-def test_an_append_that_a_response_lets_in_finds_the_replica_offline() -> None:
-    """An answer makes room, and whoever waited for that sends on in the same turn: to a disk that has just failed."""
+def test_an_append_that_a_response_admits_finds_the_replica_offline() -> None:
+    """A response frees space, and the next request proceeds in the same turn: to a disk that has just failed."""
     disk = SimDisk()
     partition = _leading(disk)
     answers: list[Answer] = []
@@ -73,7 +74,7 @@ def test_an_append_that_a_response_lets_in_finds_the_replica_offline() -> None:
 
 
 def test_a_produce_that_waits_for_commit_keeps_no_records_in_memory() -> None:
-    """The bytes in hand of a connection are bounded, and count no more when it is gone."""
+    """The bytes in flight of a connection are bounded, and no longer count when the connection is closed."""
     partition = _leading(SimDisk(), isr=(1, 2))
     answers: list[Answer] = []
     header, encoded = encode_batch(rows(1), schema_id=0, compression=None, event_time="timestamp")

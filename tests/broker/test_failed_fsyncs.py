@@ -1,4 +1,4 @@
-"""A broker whose disk fails an fsync: started again in the same boot, it does not take its page cache for its disk."""
+"""A test of a broker whose disk fails an fsync: after a restart in the same boot, it does not trust its page cache."""
 
 from __future__ import annotations
 
@@ -37,17 +37,15 @@ def untrusted(cluster: ProcessCluster) -> list[str]:
 
 
 @pytest.mark.parametrize("fails", ["fsync", READ_ONLY])
-def test_a_broker_is_not_trusted_after_an_fsync_that_failed(
-    cluster: ProcessCluster, tmp_path: Path, fails: str
-) -> None:
-    """Where its disk takes no note of that, ZooKeeper has it."""
+def test_a_broker_is_not_trusted_after_a_failed_fsync(cluster: ProcessCluster, tmp_path: Path, fails: str) -> None:
+    """If its disk cannot store that, ZooKeeper does."""
     topic, slot, switch = f"failed-{fails}", cluster.slots[0], tmp_path / "switch"
     create_topic(cluster, topic, assignment=((0, 1, 2),), config={"flush.messages": "1"})
     slot.program = ("sparklog.testing.failing_disk", str(switch))
     try:
         cluster.restart(0)
         wait_isr(cluster, topic, ALL)
-        # A batch that the failing leader has replicated is sent again to the next one: it must count once.
+        # The next leader gets a batch again that the failing leader had replicated: it must count once.
         producer_id = new_producer_id(cluster)
         written = 0
         with Writer(cluster, topic) as writer:
@@ -73,7 +71,7 @@ def test_a_broker_is_not_trusted_after_an_fsync_that_failed(
                 assert len(read_all(connection, topic)) == written
         wait_until(lambda: not untrusted(cluster), PATIENCE_S, "the mark to be taken away")
         cluster.restart(0)
-        assert last_registration(cluster).trusted, "a controller has acted on it"
+        assert last_registration(cluster).trusted, "a controller must have acted on the doubt"
     finally:
         slot.program = ("sparklog.broker",)
         cluster.restart(0)

@@ -1,4 +1,5 @@
-"""A fetcher whose leader does not keep to the protocol: it says so and begins anew, and does not end in silence."""
+"""Tests of a fetcher whose leader violates the protocol: it reports that and starts again, and does not end
+silently."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ LEADER = 1
 
 
 class FakeLeader:
-    """Answers everything the same, at once or not while it is to ``hold``."""
+    """A leader that gives every request the same response, immediately or after ``hold``."""
 
     def __init__(self, *answers: FetchedPartition) -> None:
         self.connections: list[ServerConnection] = []
         self.requests = 0
         self.last: Fetch | None = None
         self.hold = False
-        #: of who asked what it holds
+        #: the brokers whose descriptions were requested
         self.held: list[int] = []
         self._held_cids: list[int] = []
         self.answers = answers
@@ -64,7 +65,7 @@ def run(
     followed: SimpleNamespace,
     scenario: Callable[[BrokerContext, FakeLeader], Awaitable[None]],
 ) -> None:
-    """A broker that follows a partition at a leader with these answers, in leader epoch 0."""
+    """Run a broker that follows a partition of a leader with these responses, in leader epoch 0."""
 
     async def go() -> None:
         leader = FakeLeader(*answers)
@@ -108,7 +109,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-#: About a partition that is not followed here: answers of one partition and of several are applied in different ways.
+#: For a partition that is not followed here: responses of one partition and of several are applied in different ways.
 BESIDE = pytest.mark.parametrize("beside", [(), (FetchedPartition("other", 0, 0, 0, 0, 0, 0),)])
 
 
@@ -116,7 +117,7 @@ BESIDE = pytest.mark.parametrize("beside", [(), (FetchedPartition("other", 0, 0,
 def test_an_unreadable_response_closes_its_connection_but_not_the_fetcher(
     tmp_path: Path, beside: tuple[FetchedPartition, ...]
 ) -> None:
-    """It announces a batch, and no bytes of it come."""
+    """The response announces a batch without its bytes."""
     taken: list[object] = []
 
     async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
@@ -132,7 +133,7 @@ def test_an_unreadable_response_closes_its_connection_but_not_the_fetcher(
 def test_a_late_response_of_a_deposed_leader_moves_no_log_start(
     tmp_path: Path, beside: tuple[FetchedPartition, ...]
 ) -> None:
-    """After an unclean election it may have begun where its successor still holds committed records."""
+    """After an unclean election its log may start where its successor still has committed records."""
     moved: list[int] = []
     replica = _replica(leader_epoch=1, lagging=False)
     followed = partition(replica=replica, on_leader_response=lambda *_: None, advance_log_start=moved.append)
@@ -148,7 +149,7 @@ def test_a_late_response_of_a_deposed_leader_moves_no_log_start(
 
 
 def test_the_fetcher_drops_a_partition_it_no_longer_follows(tmp_path: Path) -> None:
-    """Connections last for months, and topics come and go."""
+    """Connections last for months, while topics are created and deleted."""
     replica = _replica()
     followed = partition(replica=replica, on_leader_response=lambda *_: None)
 
@@ -182,8 +183,8 @@ def test_a_response_for_an_unfollowed_partition_leaves_no_state(
 def test_a_response_for_an_earlier_topic_of_that_name_is_ignored(
     tmp_path: Path, beside: tuple[FetchedPartition, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are asked for from offset 0 in leader epoch 0. The second answer comes when the first one is being applied:
-    one partition a turn."""
+    """Both topics are fetched from offset 0 in leader epoch 0. The second response arrives while the first one is
+    applied, one partition a turn."""
     monkeypatch.setattr("sparklog.broker.replication.fetcher._TURN_S", -1)
     applied: list[tuple[str, int]] = []
 
@@ -195,7 +196,7 @@ def test_a_response_for_an_earlier_topic_of_that_name_is_ignored(
         )
 
     def answers(mark: int) -> tuple[FetchedPartition, ...]:
-        parted = None if mark else (0, 0)  # after which the partition is named again
+        parted = None if mark else (0, 0)  # after which the request names the partition again
         return (*beside, FetchedPartition("t", 0, 0, mark, mark, 0, mark, diverging=parted))
 
     async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
@@ -203,7 +204,7 @@ def test_a_response_for_an_earlier_topic_of_that_name_is_ignored(
         leader.hold = True
         await until(lambda: len(leader.held) == 1)
         earlier.fetchers.unfollow(earlier)
-        earlier.fetchers.follow(cast(Partition, version("anew")), LEADER, 0)
+        earlier.fetchers.follow(cast(Partition, version("again")), LEADER, 0)
         await until(lambda: len(leader.held) == 2)
         applied.clear()
         leader.answers = answers(1)
@@ -211,7 +212,7 @@ def test_a_response_for_an_earlier_topic_of_that_name_is_ignored(
         leader.answers = answers(2)
         leader.answer_oldest()
         await until(lambda: len(leader.held) == 3)
-        assert applied == [("anew", 2)]
+        assert applied == [("again", 2)]
 
     earlier = version("id")
     run(tmp_path, answers(0), earlier, scenario)
@@ -221,7 +222,7 @@ def test_a_response_for_an_earlier_topic_of_that_name_is_ignored(
 def test_a_partition_is_not_fetched_while_its_log_is_truncated(
     tmp_path: Path, beside: tuple[FetchedPartition, ...]
 ) -> None:
-    """The leader would say again and again where the histories part."""
+    """The leader would send the divergence point repeatedly."""
 
     def ordered(*_: object) -> None:
         followed.is_cutting = True
@@ -244,8 +245,8 @@ def test_a_partition_is_not_fetched_while_its_log_is_truncated(
     run(tmp_path, (*beside, FetchedPartition("t", 0, 0, 0, 0, 0, 0, diverging=(0, 0))), followed, scenario)
 
 
-def test_a_follower_registered_again_does_not_wait_for_its_long_poll(tmp_path: Path) -> None:
-    """Its leaders count on nothing that the incarnation before held, and commit nothing until this one has fetched."""
+def test_a_reregistered_follower_does_not_wait_for_its_long_poll(tmp_path: Path) -> None:
+    """Its leaders ignore the records of the earlier incarnation, and commit nothing before this one has fetched."""
 
     async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
         broker.incarnation = 4

@@ -1,4 +1,4 @@
-"""Fetches that wait: what is answered when, without sockets."""
+"""Tests of waiting fetches: the time and the content of their responses, without sockets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ INCARNATION = 1
 
 
 class Served:
-    """Surroundings that only tell fetches what moves."""
+    """A host that only notifies fetches of changes."""
 
     def __init__(self, broker: LocalReplicas) -> None:
         self.now_ms = broker.context.now_ms
@@ -53,7 +53,7 @@ class Served:
 
 
 class Line:
-    """The connection of one follower: notes when it is answered what."""
+    """The connection of one follower. It records the time and the content of each response."""
 
     peer = "follower"
     writable = True
@@ -66,7 +66,7 @@ class Line:
         self._asked[cid] = time.monotonic()
 
     def reply(self, message: FetchReply, body: object = (), body_bytes: int = -1) -> None:
-        assert message.cid not in self.answers, "answered twice"
+        assert message.cid not in self.answers, "a second response to one request"
         self.answers[message.cid] = message, time.monotonic() - self._asked.get(message.cid, 0.0)
 
 
@@ -77,7 +77,8 @@ def led(
     replicas: tuple[int, ...] = (FOLLOWER, 1),
     count: int = 1,
 ) -> None:
-    """Broker 1 leads so many partitions in epoch 1, with the other replicas in sync. The scenario gets the first."""
+    """Let broker 1 lead this number of partitions in epoch 1, with the other replicas in sync. The scenario gets the
+    first."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     broker = LocalReplicas(broker_context(), directory, Served)
 
@@ -102,7 +103,7 @@ def led(
 
 
 async def tell(broker: LocalReplicas, update: ControlUpdate) -> None:
-    """The controller's word, until it is taken in."""
+    """Apply the controller's update completely."""
     told: list[object] = []
     line = SimpleNamespace(reply=told.append)
     broker.update(line, update)
@@ -128,7 +129,7 @@ def ask(
     wait_ms: int,
     incarnation: int = INCARNATION,
 ) -> None:
-    """The follower's request ``cid``, which has everything below ``offset``."""
+    """Send the follower's request ``cid``. The follower has everything below ``offset``."""
     wanted = FetchPartition("t", 0, "id", 1, offset, 1 << 20, 1 if offset else -1)
     request = Fetch(cid, FOLLOWER, incarnation, wait_ms, 1, 1 << 20, 0, session, epoch, (wanted,))
     line.asked(cid)
@@ -136,14 +137,14 @@ def ask(
 
 
 def opened(broker: LocalReplicas, line: Line) -> int:
-    """A session that was told all there is; its id."""
+    """Return the id of a session that has received everything."""
     ask(broker, line, 1, session=0, epoch=FULL, offset=0, wait_ms=1000)
     return line.answers[1][0].session_id
 
 
 @pytest.mark.parametrize(("first_ms", "then_ms"), [(20, 120), (30_000, 60), (40, 40)])
 def test_each_request_of_a_session_waits_for_its_own_time(tmp_path: Path, first_ms: int, then_ms: int) -> None:
-    """Whether the timer was set for the request before it sooner or later."""
+    """The timer may have been set earlier or later for the previous request."""
 
     async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         line = Line()
@@ -151,7 +152,7 @@ def test_each_request_of_a_session_waits_for_its_own_time(tmp_path: Path, first_
         ask(broker, line, 2, session=session, epoch=1, offset=0, wait_ms=first_ms)
         assert 2 not in line.answers
         ask(broker, line, 3, session=session, epoch=2, offset=0, wait_ms=then_ms)
-        assert 2 in line.answers and 3 not in line.answers, "the newer request ends the older one, and waits itself"
+        assert 2 in line.answers and 3 not in line.answers, "the newer request must end the older one, and wait itself"
         await until(lambda: 3 in line.answers)
         reply, waited_s = line.answers[3]
         assert reply.partitions == () and waited_s >= then_ms / 1000
@@ -160,7 +161,7 @@ def test_each_request_of_a_session_waits_for_its_own_time(tmp_path: Path, first_
 
 
 def test_a_timer_that_fires_slightly_early_is_not_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would come at once, and again, until the time is there: eight times for each long poll."""
+    """Otherwise it would fire immediately and repeatedly until the time: eight times for each long poll."""
     now_s = 1000.0
     monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=lambda: now_s))
 
@@ -180,7 +181,7 @@ def test_a_timer_that_fires_slightly_early_is_not_set_again(tmp_path: Path, monk
     led(tmp_path, scenario)
 
 
-def test_records_end_the_wait_and_marks_follow(tmp_path: Path) -> None:
+def test_records_end_the_wait_and_marks_follow_them(tmp_path: Path) -> None:
     async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         line = Line()
         session = opened(broker, line)
@@ -190,7 +191,7 @@ def test_records_end_the_wait_and_marks_follow(tmp_path: Path) -> None:
             await until(lambda cid=2 + number: cid in line.answers)  # type: ignore[misc]
             [found] = line.answers[2 + number][0].partitions
             assert (found.batch_count, found.log_end_offset, found.high_watermark) == (1, number + 1, number)
-        # with the next request all is committed: the follower is told, though there are no more records
+        # with the next request all records are committed: the follower gets the high watermark, without records
         ask(broker, line, 9, session=session, epoch=6, offset=5, wait_ms=30_000)
         assert 9 not in line.answers and partition.replica.high_watermark == 5
         await until(lambda: 9 in line.answers)
@@ -233,8 +234,8 @@ def test_no_waiting_fetch_outlives_its_lost_connection(tmp_path: Path) -> None:
     led(tmp_path, scenario)
 
 
-def test_an_evicted_session_answers_its_waiting_fetch(tmp_path: Path) -> None:
-    """Nothing would wake it any more, nor would the end of its connection be told to it."""
+def test_an_evicted_session_completes_its_waiting_fetch(tmp_path: Path) -> None:
+    """No event would wake the fetch any more, not even the end of its connection."""
 
     async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         broker.fetches = Fetches(broker.context, broker.access, broker.partitions, SessionCache(slots=1))
@@ -251,15 +252,15 @@ def test_an_evicted_session_answers_its_waiting_fetch(tmp_path: Path) -> None:
         assert list(consumer.answers) == [1]
         opened(broker, follower)
         await until(lambda: 2 in consumer.answers)
-        assert consumer.answers[2][1] < 10, "not when its time was over"
+        assert consumer.answers[2][1] < 10, "not at its timeout"
         assert not broker.fetches._waiting
 
     led(tmp_path, scenario)
 
 
 def test_the_time_of_each_event_is_measured_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A produce that arrives while another one is answered is stepped behind it: what its append took is not time in
-    which a follower was late."""
+    """A produce that arrives while another one completes is stepped after it: the time of its append must not count
+    as a follower's lag."""
 
     async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         line, now, appended = Line(), [broker.context.now_ms()], []
@@ -288,8 +289,8 @@ def test_the_time_of_each_event_is_measured_separately(tmp_path: Path, monkeypat
     led(tmp_path, scenario)
 
 
-def test_a_caught_up_follower_would_find_nothing_to_send(tmp_path: Path) -> None:
-    """What is known without a look is what a look would find."""
+def test_a_caught_up_follower_finds_nothing_to_send(tmp_path: Path) -> None:
+    """The cached answer equals that of a read."""
 
     async def scenario(broker: LocalReplicas, partition: Partition) -> None:
         seen = set()
@@ -310,7 +311,7 @@ def test_a_caught_up_follower_would_find_nothing_to_send(tmp_path: Path) -> None
     led(tmp_path, scenario)
 
 
-def test_a_follower_registered_again_counts_from_its_first_fetch(
+def test_a_reregistered_follower_counts_from_its_first_fetch(
     tmp_path: Path,
 ) -> None:
     async def scenario(broker: LocalReplicas, partition: Partition) -> None:
@@ -322,7 +323,7 @@ def test_a_follower_registered_again_counts_from_its_first_fetch(
         live = (BrokerEndpoint(FOLLOWER, "host", 9092, INCARNATION + 1), BrokerEndpoint(1, "host", 9092, INCARNATION))
         await tell(broker, ControlUpdate(0, "c", 1, 1, False, live, (), (), sequence=2))
         assert partition.replica.replicated_end < 1
-        assert 2 not in line.answers, "so nothing would be committed for as long as that waits"
+        assert 2 not in line.answers, "so nothing would be committed while that request waits"
         anew = INCARNATION + 1
         ask(broker, line, 3, session=session, epoch=2, offset=1, wait_ms=30_000, incarnation=anew)
         assert line.answers[2][0].code == ErrorCode.NONE

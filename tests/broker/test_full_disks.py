@@ -1,6 +1,6 @@
-"""Disks without room, and disks that cannot be written to at all, under real broker processes.
+"""Tests of disks without space and of read-only disks, with real broker processes.
 
-A bound on the size of files stands in for a full disk where nothing can be mounted: it too cuts a write off half-way.
+If no disk can be mounted, a limit of the file size replaces a full disk: it also breaks a write in the middle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH = 200_000
 
 
 def fill(connection: BlockingConnection, topic: str) -> tuple[ProduceResult, list[bytes]]:
-    """Append batches until one is refused: that refusal, and the values that were acknowledged."""
+    """Append batches until one is refused. Return the refusal and the acknowledged values."""
     values: list[bytes] = []
     for number in range(100):
         value = f"{number}-" + "x" * BATCH
@@ -41,11 +41,11 @@ def sizes(directory: str) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in Path(directory).iterdir()}
 
 
-def test_an_append_without_space_is_refused_whole_and_later_accepted(cluster: ProcessCluster) -> None:
+def test_an_append_without_space_is_refused_completely(cluster: ProcessCluster) -> None:
     create_topic(cluster, "no-room", assignment=((0, 1, 2),))
     create_topic(cluster, "room", assignment=((0, 1, 2),))
     pid = cluster.pid(0)
-    # The broker's own log file is subject to the bound as well.
+    # The limit also applies to the broker's own log file.
     room = cluster.slots[0].log_file.stat().st_size + 5 * BATCH
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     with cluster.connect(0) as connection:
@@ -59,7 +59,7 @@ def test_an_append_without_space_is_refused_whole_and_later_accepted(cluster: Pr
             for acks in (-1, 1):
                 again = produce(connection, "no-room", encoded(1, "x" * BATCH), acks=acks)
                 assert again.code == ErrorCode.KAFKA_STORAGE_ERROR
-            assert sizes(replica(cluster, 0, "no-room").directory) == written, "a part of a batch was left behind"
+            assert sizes(replica(cluster, 0, "no-room").directory) == written, "a part of a batch was left in the file"
             assert list_offset(connection, "no-room", LATEST).offset == len(values)
             assert read_all(connection, "no-room") == values
             assert produce(connection, "room", encoded(3)).code == ErrorCode.NONE
@@ -72,7 +72,7 @@ def test_an_append_without_space_is_refused_whole_and_later_accepted(cluster: Pr
     assert leader(cluster, "no-room") == 0
 
 
-def test_a_follower_on_a_full_disk_falls_out_and_returns(cluster: ProcessCluster) -> None:
+def test_a_follower_with_a_full_disk_leaves_the_isr_and_returns(cluster: ProcessCluster) -> None:
     config = {"replica.lag.time.max.ms": "500"}
     create_topic(cluster, "follower-no-room", assignment=((0, 1, 2),), config=config)
     pid = cluster.pid(2)
@@ -93,7 +93,7 @@ def test_a_follower_on_a_full_disk_falls_out_and_returns(cluster: ProcessCluster
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Where a cluster's only broker will have a disk of its own, of 4 MB."""
+    """Mount a disk of 4 MB for a cluster's only broker."""
     mounted = tmp_path / "data" / "broker-0"
     mounted.mkdir(parents=True)
     done = _mount("-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mounted))

@@ -1,4 +1,5 @@
-"""Which topics' offsets a group coordinator drops, and which transactions it waits for, without a process."""
+"""Tests of a group coordinator without a process: the topics whose offsets it drops, and the transactions that it
+waits for."""
 
 from __future__ import annotations
 
@@ -51,13 +52,13 @@ from tests.broker.staged import TOPIC_ID, Stage, until
 
 
 class Zookeeper:
-    """Knows which topics (name, id) live."""
+    """A stand-in that knows the live topics as (name, id)."""
 
     def __init__(self, *lives: tuple[str, str]) -> None:
         self.lives = lives
         self.asked = 0
         self.away = False
-        #: The topic that it does not understand.
+        #: The topic for which it raises an error.
         self.refused = ("", "")
 
     async def topic_lives(self, name: str, topic_id: str) -> bool:
@@ -68,8 +69,8 @@ class Zookeeper:
 
 
 def load_offsets(host: GroupHost, *topics: tuple[str, str]) -> None:
-    """Group g has an offset in each topic (name, id); the coordinator serves."""
-    now_ms = time.time_ns() // 1_000_000  # offsets that nobody committed for long are dropped as well
+    """Start a coordinator whose group g has an offset in each topic (name, id)."""
+    now_ms = time.time_ns() // 1_000_000  # the coordinator also drops offsets without commits for a long time
     host.groups.load(
         group_record(
             OffsetKey(FORMAT_VERSION, "g", topic, 0),
@@ -80,8 +81,8 @@ def load_offsets(host: GroupHost, *topics: tuple[str, str]) -> None:
     host.unready = ""
 
 
-def test_offsets_of_a_deleted_topic_are_dropped_but_not_of_unknown() -> None:
-    """A broker that has just taken over may be the last to hear of a topic."""
+def test_a_deleted_topics_offsets_are_dropped_and_not_an_unknown_ones() -> None:
+    """A broker that has just become coordinator may be the last to learn of a topic."""
 
     async def story() -> None:
         stage, zookeeper = Stage(), Zookeeper(("new", "new-id"), ("no-id", ""))
@@ -93,7 +94,7 @@ def test_offsets_of_a_deleted_topic_are_dropped_but_not_of_unknown() -> None:
         host._drop_deleted()
         await until(lambda: zookeeper.asked)
         await asyncio.sleep(0)
-        assert len(host.groups.offsets("g")) == 5, "offsets were dropped on suspicion"
+        assert len(host.groups.offsets("g")) == 5, "offsets were dropped without proof"
         zookeeper.away = False
         host._drop_deleted()
         await until(lambda: len(host.groups.offsets("g")) == 3)
@@ -103,8 +104,8 @@ def test_offsets_of_a_deleted_topic_are_dropped_but_not_of_unknown() -> None:
     asyncio.run(story())
 
 
-def test_offsets_of_an_unknown_topic_id_are_dropped_on_zookeepers_word() -> None:
-    """When the others have been asked about it may have been made anew, and have offsets that must stay."""
+def test_an_unknown_topic_ids_offsets_are_dropped_if_zookeeper_agrees() -> None:
+    """By the time of the answer the topic may have been recreated, with offsets that must stay."""
 
     async def story() -> None:
         stage = Stage()
@@ -124,7 +125,7 @@ def test_offsets_of_an_unknown_topic_id_are_dropped_on_zookeepers_word() -> None
         await until(lambda: "slow" in asked)
         assert asked == ["t9", "slow"]
         assert {topic for topic, _ in host.groups.offsets("g")} == {"slow"}
-        load_offsets(host, ("t9", "made-anew"))
+        load_offsets(host, ("t9", "id-again"))
         answer.set()
         await until(lambda: ("slow", 0) not in host.groups.offsets("g"))
         assert {topic for topic, _ in host.groups.offsets("g")} == {"t9"}
@@ -133,8 +134,8 @@ def test_offsets_of_an_unknown_topic_id_are_dropped_on_zookeepers_word() -> None
     asyncio.run(story())
 
 
-def test_topics_are_asked_about_until_zookeeper_answers() -> None:
-    """It was away when the coordinator began, and no topic is deleted afterwards."""
+def test_topics_are_looked_up_until_zookeeper_responds() -> None:
+    """ZooKeeper was unreachable when the coordinator began, and no topic is deleted afterwards."""
 
     async def story() -> None:
         stage, zookeeper = Stage(), Zookeeper(("new", "new-id"))
@@ -153,7 +154,7 @@ def test_topics_are_asked_about_until_zookeeper_answers() -> None:
     asyncio.run(story())
 
 
-def test_an_unanswered_topic_does_not_delay_other_topics() -> None:
+def test_a_topic_without_an_answer_does_not_delay_others() -> None:
     async def story() -> None:
         stage, zookeeper = Stage(), Zookeeper()
         zookeeper.refused = ("odd", "odd-id")
@@ -179,7 +180,7 @@ def test_a_topic_deleted_during_its_lookup_is_looked_up_again() -> None:
             zookeeper.lives = ()
             host._drop_deleted()
             await asyncio.sleep(0)
-            return True  # as it was when it was asked
+            return True  # its state at the time of the request
 
         zookeeper_first = SimpleNamespace(topic_lives=deleted_then_told)
         stage.registry.answers = zookeeper_first
@@ -209,8 +210,8 @@ def test_a_topic_deleted_during_its_lookup_is_looked_up_again() -> None:
         "an earlier coordinator may not know it",
     ],
 )
-def test_a_waiting_group_learns_that_a_transaction_is_over(known: dict[int, str], knew: int, ends: bool) -> None:
-    """Its coordinator tells a group of what it commits, never of what it aborts."""
+def test_a_waiting_group_learns_that_a_transaction_has_ended(known: dict[int, str], knew: int, ends: bool) -> None:
+    """The transaction's coordinator sends a group its commits, and never its aborts."""
 
     async def story() -> None:
         asked = 0

@@ -1,4 +1,5 @@
-"""Groups' offsets on three real brokers: committed, handed over by transactions, kept by whoever coordinates next."""
+"""Tests of groups' offsets on three real brokers: committed, handed over by transactions, kept by the next
+coordinators."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class Group:
         return {(offset.topic, offset.partition): offset.offset for offset in found}
 
 
-def test_offsets_survive_their_coordinator_but_not_their_topic(cluster: ProcessCluster) -> None:
+def test_offsets_survive_their_coordinator_and_not_their_topic(cluster: ProcessCluster) -> None:
     topic_id = create_topic(cluster, "read", partitions=2)
     create_topic(cluster, "stays")
     group = Group(cluster, "readers")
@@ -86,13 +87,13 @@ def test_offsets_survive_their_coordinator_but_not_their_topic(cluster: ProcessC
 
 
 def test_offsets_of_invalid_topic_names_go_with_the_next_deletion(cluster: ProcessCluster) -> None:
-    """Handed over as a transaction's they are taken as they are. ZooKeeper has no names for them, and would close the
-    connection, everybody's, at a path of more than a megabyte."""
+    """A transaction's handover accepts such names. ZooKeeper cannot have nodes for them, and would close every
+    client's connection at a path of more than a megabyte."""
     create_topic(cluster, "short-lived")
     group = Group(cluster, "odd readers")
     offsets = [GroupOffset("..", 0, 1), GroupOffset("a/b", 0, 1), GroupOffset("", 0, 1), GroupOffset("n" * 300, 0, 1)]
     offsets += [GroupOffset("ok", number, 1, topic_id) for number, topic_id in enumerate((".", "../x", "i" * 300))]
-    assert group.commit(*offsets, transaction=("nobody", 1)) == [0] * len(offsets)
+    assert group.commit(*offsets, transaction=("unknown", 1)) == [0] * len(offsets)
     assert len(group.offsets()) == len(offsets)
     failed = {broker_id: cluster.describe(broker_id).counters.get("tasks.failed", 0) for broker_id in (0, 1, 2)}
     ask(cluster, group.coordinator(), DeleteTopic(0, "short-lived", 10_000), Ack)
@@ -105,7 +106,7 @@ def test_a_new_replica_copies_a_compacted_log_of_its_coordinator(cluster: Proces
     partitions = 100
     create_topic(cluster, "many", partitions=partitions, replicas=1)
     group = Group(cluster, "again-and-again")
-    for offset in range(12):  # beyond a thousand records the log is written anew
+    for offset in range(12):  # above a thousand records the log is rewritten
         assert set(group.commit(*(GroupOffset("many", number, offset) for number in range(partitions)))) == {0}
     coordinator = group.coordinator()
 
@@ -136,7 +137,7 @@ def test_a_transaction_commits_or_aborts_its_offsets(cluster: ProcessCluster) ->
         assert client.end(commit=commit).complete
         assert group.offsets() == seen
     assert group.commit(GroupOffset("in", 0, 2), transaction=("processor", 2)) == [0]
-    assert group.offsets() == {("in", 0): 4}, "the second decision was handed over already"
+    assert group.offsets() == {("in", 0): 4}, "the second decision was already handed over"
 
 
 def test_a_coordinators_log_is_bounded(cluster: ProcessCluster) -> None:

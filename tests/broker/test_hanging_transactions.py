@@ -1,4 +1,4 @@
-"""What a leader takes for a transaction that nobody will end, without processes."""
+"""Tests of the transactions that a leader considers as hanging, without processes."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Coordinators:
 
 
 def staged(coordinators: Coordinators, **settings: str) -> Stage:
-    """Producers 7 and 8 have something open, since before the log's start: for long."""
+    """Open transactions of producers 7 and 8 that began before the log start."""
     stage = Stage(coordinators, settings={key.replace("_", "."): value for key, value in settings.items()})
     stage.hosted.log.open = {7: OpenTransaction(0, 3), 8: OpenTransaction(0, 4)}
     return stage
 
 
 def ended(stage: Stage) -> list[int]:
-    """Producer ids that markers were written for, all of them aborting."""
+    """Return the producer ids with markers, all of them aborts."""
     found = []
     for pending in stage.hosted.appended:
         ((header, body),) = pending.batches
@@ -80,7 +80,7 @@ def test_only_transactions_unknown_to_every_coordinator_are_ended() -> None:
 
 
 @pytest.mark.parametrize("lack", ["an old epoch", "not all of them", "no answer"])
-def test_nothing_is_ended_until_every_coordinator_answers_in_its_newest_epoch(lack: str) -> None:
+def test_nothing_ends_until_all_coordinators_respond_in_new_epochs(lack: str) -> None:
     async def story() -> None:
         coordinators = Coordinators({}, epoch=4 if lack == "an old epoch" else 5)
         stage = staged(coordinators)
@@ -101,7 +101,7 @@ def _away() -> None:
     raise BrokerError(ErrorCode.NETWORK_EXCEPTION, "away")
 
 
-def test_a_coordinator_elected_during_the_search_is_asked_too() -> None:
+def test_a_coordinator_elected_during_the_search_is_asked_as_well() -> None:
     async def story() -> None:
         coordinators = Coordinators({})
         stage = staged(coordinators)

@@ -1,4 +1,4 @@
-"""Peers that mean harm or are broken: whatever they send, the broker answers with a type and serves everyone else."""
+"""Tests of hostile or broken peers: for any input the broker gives a typed response, and serves all other clients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NUMBERS = (-(2**63), -1, 2**31, 2**62, 2**63 - 1, 2**64 - 1)
 
 @pytest.fixture(scope="module")
 def leading(running_cluster: ProcessCluster) -> int:
-    """The leader of a topic with one good batch of three records."""
+    """Return the leader of a topic with one good batch of three records."""
     create_topic(running_cluster, TOPIC)
     found = leader(running_cluster, TOPIC)
     with running_cluster.connect(found) as connection:
@@ -71,7 +71,7 @@ def leading(running_cluster: ProcessCluster) -> int:
 
 @pytest.fixture
 def victim(cluster: ProcessCluster, leading: int) -> Iterator[int]:
-    """The broker to be harmed. Afterwards nothing is different: process, failures counted, log, what a reader gets."""
+    """Return the attacked broker. Afterwards its process, error counters, log and reads must be unchanged."""
     before = cluster.describe(leading)
     with cluster.connect(leading) as bystander:
         yield leading
@@ -86,7 +86,7 @@ def victim(cluster: ProcessCluster, leading: int) -> Iterator[int]:
 
 @pytest.fixture
 def connection(cluster: ProcessCluster, victim: int) -> Iterator[BlockingConnection]:
-    """A connection that has to be usable after each attack."""
+    """Yield a connection that must be usable after each attack."""
     with cluster.connect(victim) as opened:
         yield opened
         assert isinstance(opened.request(Metadata(0, ()))[0], MetadataReply)
@@ -99,7 +99,7 @@ def refused(connection: BlockingConnection, request: Request, body: list[bytes] 
 
 
 def send_header(connection: BlockingConnection, header: bytes) -> ErrorReply | HelloReply:
-    """Send a frame as it is; the answer."""
+    """Send a frame unchanged. Return the response."""
     connection._socket.sendall(b"".join(encode_frame(header)))
     reply = connection._next().reply
     assert isinstance(reply, ErrorReply | HelloReply)
@@ -112,7 +112,7 @@ def send_header(connection: BlockingConnection, header: bytes) -> ErrorReply | H
 @pytest.mark.parametrize(
     ("header", "cid"),
     [
-        (b"\x97\xa8metadata\x07\xc0\xc3\xc2\xc0" + b"\x91" * 50_000 + b"\xc0", -1),  # in a field nobody knows
+        (b"\x97\xa8metadata\x07\xc0\xc3\xc2\xc0" + b"\x91" * 50_000 + b"\xc0", -1),  # in an unknown field
         (b"\x93\xa8metadata\x07\x91\xa2\xff\xfe", 7),
         (b"\x92\xa2\xff\xfe\x07", -1),
         (b"\x93\xa8metadata\x07\x91\xdb\xff\xff\xff\xff", -1),
@@ -120,7 +120,7 @@ def send_header(connection: BlockingConnection, header: bytes) -> ErrorReply | H
     ],
     ids=["nested without end", "text that is none", "a tag that is none", "text of 4 GB", "nothing"],
 )
-def test_headers_that_break_a_decoder(connection: BlockingConnection, header: bytes, cid: int) -> None:
+def test_headers_that_break_a_decoder_are_refused(connection: BlockingConnection, header: bytes, cid: int) -> None:
     reply = send_header(connection, header)
     assert isinstance(reply, ErrorReply)
     assert (reply.code, reply.cid) == (ErrorCode.MALFORMED_FRAME, cid)
@@ -158,7 +158,7 @@ def test_a_second_hello_changes_nothing(connection: BlockingConnection) -> None:
     ],
     ids=lambda request: type(request).__name__,
 )
-def test_more_entries_than_a_request_may_have(connection: BlockingConnection, request_: Request) -> None:
+def test_more_entries_than_a_request_may_have_are_refused(connection: BlockingConnection, request_: Request) -> None:
     reply = send_header(connection, encode_message(request_))
     assert isinstance(reply, ErrorReply)
     assert (reply.code, reply.cid) == (ErrorCode.INVALID_REQUEST, 7) or reply.code == ErrorCode.FRAME_TOO_LARGE
@@ -171,7 +171,7 @@ def test_a_topic_named_many_times_is_described_once(connection: BlockingConnecti
     assert [topic.name for topic in reply.topics] == [TOPIC]
 
 
-def test_a_correlation_id_used_twice(connection: BlockingConnection) -> None:
+def test_a_correlation_id_used_twice_is_refused(connection: BlockingConnection) -> None:
     wanted = (FetchPartition(TOPIC, 0, "", -1, len(VALUES), 1000),)
     waiting = encode_message(Fetch(77, CONSUMER, -1, 300, 1, 1000, 0, 0, -1, wanted))
     connection._socket.sendall(b"".join(encode_frame(waiting) * 3))
@@ -194,10 +194,8 @@ def fetch_request(**changes: object) -> Fetch:
 
 
 @pytest.mark.parametrize("offset", [len(VALUES), len(VALUES) + 1])
-def test_a_deposed_leader_is_unknown_to_a_consumer_of_its_successor(
-    connection: BlockingConnection, offset: int
-) -> None:
-    """To it this leader is deposed: what its log holds, and where it ends, is no news to such a consumer."""
+def test_a_deposed_leader_refuses_a_consumer_of_its_successor(connection: BlockingConnection, offset: int) -> None:
+    """The consumer knows that this leader is deposed, so it must not use this log's records or end."""
     reply, _ = connection.request(fetch_request(partition_fetch_offset=offset, partition_last_epoch=1000))
     assert isinstance(reply, FetchReply)
     (answer,) = reply.partitions
@@ -205,7 +203,7 @@ def test_a_deposed_leader_is_unknown_to_a_consumer_of_its_successor(
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_numbers_beyond_reason_in_a_fetch(connection: BlockingConnection, number: int) -> None:
+def test_impossible_numbers_in_a_fetch_are_refused(connection: BlockingConnection, number: int) -> None:
     def code_of(request: Fetch) -> int:
         reply, body = connection.request(request)
         assert isinstance(reply, FetchReply)
@@ -222,7 +220,7 @@ def test_numbers_beyond_reason_in_a_fetch(connection: BlockingConnection, number
         assert code_of(fetch_request(partition_leader_epoch=number)) != ErrorCode.NONE
         assert code_of(fetch_request(session_epoch=number)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         assert refused(connection, fetch_request(isolation=number)).code is ErrorCode.INVALID_REQUEST
-        # Claims to be a follower whose position is believed: from a broker that is no replica it must not be.
+        # The client pretends to be a follower with a position: a broker without a replica must not count.
         strange = fetch_request(replica_id=number, incarnation=1, partition_leader_epoch=0)
         assert refused(connection, strange).code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         assert refused(connection, fetch_request(replica_id=1, incarnation=number)).code is ErrorCode.INVALID_REQUEST
@@ -237,10 +235,10 @@ def test_numbers_beyond_reason_in_a_fetch(connection: BlockingConnection, number
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_follower_that_claims_to_be_where_no_log_is(
+def test_a_follower_beyond_the_end_of_the_log_is_refused(
     cluster: ProcessCluster, victim: int, leading: int, number: int
 ) -> None:
-    """Its high watermark would be everyone's."""
+    """Its position would become the high watermark of all."""
     epoch = cluster.metadata(leading, TOPIC).topics[0].partitions[0].leader_epoch
     follower = next(broker for broker in cluster.metadata(leading).brokers if broker.broker_id != leading)
     for last_epoch in (-1, epoch, number):
@@ -260,7 +258,7 @@ def test_a_follower_that_claims_to_be_where_no_log_is(
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_numbers_beyond_reason_elsewhere(connection: BlockingConnection, number: int) -> None:
+def test_impossible_numbers_elsewhere_are_refused(connection: BlockingConnection, number: int) -> None:
     wanted = tuple(
         ListOffsetsPartition(TOPIC, *place) for place in ((0, number), (number, -1), (0, -1, number), (0, -2, number))
     )
@@ -283,7 +281,7 @@ def test_numbers_beyond_reason_elsewhere(connection: BlockingConnection, number:
         assert str(number) in error.detail or "announced" in error.detail
 
 
-def test_a_request_for_more_than_zookeeper_can_hold(connection: BlockingConnection) -> None:
+def test_a_request_larger_than_a_zookeeper_node_is_refused(connection: BlockingConnection) -> None:
     wide = pa.schema([(f"{number:04}" * 25, pa.int64()) for number in range(1000)]).serialize().to_pybytes()
     error = refused(connection, CreateTopic(0, "vast", 100_000, 3, 1000, schema=wide))
     assert error.code is ErrorCode.INVALID_PARTITIONS and "100000" in error.detail
@@ -294,7 +292,7 @@ def test_a_request_for_more_than_zookeeper_can_hold(connection: BlockingConnecti
 def test_a_topic_of_very_many_partitions_does_not_block_a_broker(
     cluster: ProcessCluster, connection: BlockingConnection, victim: int
 ) -> None:
-    """Its replicas are made in slices; between them others are served."""
+    """Its replicas are created in slices, and the broker serves others between them."""
     before = cluster.describe(victim).counters["control.slices"]
     with cluster.connect(victim) as other:
         other.send(CreateTopic(0, "thousandfold", 1000, 3, 30_000))
@@ -310,7 +308,7 @@ def test_a_topic_of_very_many_partitions_does_not_block_a_broker(
 
 
 def test_wrong_counts_and_lengths_with_a_right_sum_are_refused(connection: BlockingConnection) -> None:
-    """The sum is right and no part of it is."""
+    """The sum is right, and each part is wrong."""
     _, body = produce_request(TOPIC, [encoded(3)])
     total = sum(map(len, body))
     for parts in (
@@ -325,8 +323,8 @@ def test_wrong_counts_and_lengths_with_a_right_sum_are_refused(connection: Block
         assert codes <= {ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD}, reply
 
 
-def test_more_bytes_than_an_answer_may_hold(cluster: ProcessCluster, connection: BlockingConnection) -> None:
-    """``fetch.max.bytes``, whatever is asked for; one batch is given in any case, or nobody would get on."""
+def test_a_response_is_bounded_for_any_requested_size(cluster: ProcessCluster, connection: BlockingConnection) -> None:
+    """The bound is ``fetch.max.bytes``. One batch is always returned, or no reader would make progress."""
     first = leader(cluster, TOPIC)
     create_topic(cluster, "much", assignment=((first, *({0, 1, 2} - {first})),))
     for _ in range(4):
@@ -348,7 +346,7 @@ def test_a_partition_named_twice_in_one_request_is_refused(connection: BlockingC
     assert {result.code for result in produced.results} == {ErrorCode.INVALID_RECORD}
 
 
-def test_a_batch_whose_header_lies_despite_a_valid_checksum(connection: BlockingConnection) -> None:
+def test_a_batch_with_a_wrong_header_and_valid_checksum_is_refused(connection: BlockingConnection) -> None:
     good = encoded(3)
     lies: list[dict[str, int]] = [
         {"length": 2**32 - 8},
@@ -386,7 +384,7 @@ def test_truncated_frames_do_no_harm(cluster: ProcessCluster, victim: int) -> No
         for number, peer in enumerate(peers):
             peer.sendall(greeting + whole[: number * len(whole) // 40])
         for peer in peers[:20]:
-            # Closed with a reset, in the middle of whatever the broker does with it.
+            # The client closes with a reset, while the broker handles the frame.
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -394,14 +392,14 @@ def test_truncated_frames_do_no_harm(cluster: ProcessCluster, victim: int) -> No
 
 
 def update(cluster: ProcessCluster, broker_id: int, **changes: object) -> ControlUpdate:
-    """One that would be obeyed: the broker's own incarnation, the controller's epoch."""
+    """Return an update that the broker would follow: with its own incarnation and the controller's epoch."""
     epoch = cluster.metadata(broker_id).controller_epoch
     told = ControlUpdate(0, "stranger", epoch, cluster.describe(broker_id).incarnation, False, None, (), ())
     return msgspec.structs.replace(told, **changes)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_epochs_that_no_zookeeper_counts_to(
+def test_epochs_that_zookeeper_cannot_reach_are_refused(
     cluster: ProcessCluster, connection: BlockingConnection, victim: int, number: int
 ) -> None:
     good = LeaderAndIsr(victim, 1, (victim,), 1)
@@ -439,14 +437,16 @@ def test_a_giant_epoch_for_another_incarnation_is_ignored(
     assert cluster.metadata(victim).controller_epoch < 1000
 
 
-def test_topics_that_cannot_be_hosted(cluster: ProcessCluster, connection: BlockingConnection, victim: int) -> None:
-    """In one update with a good one, which is followed all the same."""
+def test_topics_that_cannot_be_hosted_are_refused(
+    cluster: ProcessCluster, connection: BlockingConnection, victim: int
+) -> None:
+    """They share an update with a good topic, which is hosted nevertheless."""
     state = LeaderAndIsr(victim, 0, (victim,), 1)
     good = schema_message(DEFAULT_SCHEMA)
     topics = {"no-schema": (), "bad-schema": (TopicSchema(0, b"none"),), "good": (TopicSchema(0, good),)}
     changes = tuple(TopicChange(name, "id", schemas, (), None, {}) for name, schemas in topics.items())
     decisions = tuple(PartitionDecision(name, "id", 0, state, 0, (victim,)) for name in topics)
-    # Without the controller, whose own updates would be taken for older ones; its next term begins anew.
+    # The controller is stopped: its updates would count as older ones. Its next term starts new numbers.
     cluster.stop_controller()
     try:
         told = update(cluster, victim, topics=changes, partitions=decisions, sequence=2**40)
@@ -477,8 +477,8 @@ def test_topics_that_cannot_be_hosted(cluster: ProcessCluster, connection: Block
 # --- connections ------------------------------------------------------------------------------------------------
 
 
-def test_connections_beyond_the_limit_get_an_error_and_are_closed(cluster: ProcessCluster, victim: int) -> None:
-    """Each takes a descriptor, which in the end would be one of a log."""
+def test_connections_above_the_limit_get_an_error_and_are_closed(cluster: ProcessCluster, victim: int) -> None:
+    """Each connection uses a file descriptor, which a log would lack in the end."""
     with contextlib.ExitStack() as stack, pytest.raises(BrokerError) as caught:
         for _ in range(250):
             stack.enter_context(cluster.connect(victim))

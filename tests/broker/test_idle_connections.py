@@ -1,4 +1,4 @@
-"""Clients whose connections a broker has closed because they were idle go on as if nothing had happened."""
+"""A test that clients continue after a broker has closed their idle connections."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def impatient() -> Iterator[ProcessCluster]:
         yield cluster
 
 
-def test_producer_consumer_and_admin_after_their_connections_were_closed(impatient: ProcessCluster) -> None:
+def test_clients_continue_after_their_idle_connections_were_closed(impatient: ProcessCluster) -> None:
     def open_now() -> int:
         counters = impatient.describe(0).counters
         return counters["connections.opened"] - counters.get("connections.closed", 0)
 
-    others = open_now()  # one more or less: that of the question itself goes on over another socket
+    others = open_now()  # the request for this number may open one more socket
     tp = TopicPartition("t", 0)
     with (
         Producer(impatient.bootstrap) as producer,

@@ -1,5 +1,5 @@
-"""A peer that knows nothing but the protocol is no controller, no follower and no coordinator, and a proof serves its
-own connection only."""
+"""Tests that a peer with only the protocol cannot be a controller, a follower or a coordinator, and that a proof is
+valid for its own connection only."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def topic(cluster: ProcessCluster, request: pytest.FixtureRequest) -> Iterator[s
 def follower_fetch(
     cluster: ProcessCluster, topic: str, replica_id: int, offset: int, *, incarnation: int | None = None
 ) -> Fetch:
-    """The fetch with which that follower would say that it has everything below ``offset``."""
+    """Return the fetch by which that follower would claim everything below ``offset``."""
     told = cluster.metadata(0, topic)
     (found,) = told.topics
     epoch = found.partitions[0].leader_epoch
@@ -77,8 +77,8 @@ def follower_fetch(
 # --- a controller ----------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_is_no_controller(cluster: ProcessCluster, topic: str) -> None:
-    """An empty full update would take every log of the broker for no longer its own."""
+def test_a_stranger_cannot_be_a_controller(cluster: ProcessCluster, topic: str) -> None:
+    """After an empty full update every log of the broker would belong to no replica."""
     for broker_id, slot in cluster.slots.items():
         with cluster.connect(broker_id) as connection:
             for epoch in (2**31 - 1, cluster.metadata(broker_id).controller_epoch):
@@ -105,7 +105,7 @@ def test_a_broker_cannot_act_as_controller_nor_with_another_epoch(cluster: Proce
         assert refused(connection, msgspec.structs.replace(told, controller_epoch=2**31 - 1)) is NOT_AUTHORIZED
         stale = msgspec.structs.replace(told, incarnation=told.incarnation + 7)
         reply, _ = connection.request(stale)
-        assert isinstance(reply, ControlUpdateReply), "the controller itself is heard"
+        assert isinstance(reply, ControlUpdateReply), "the broker must follow the controller itself"
         assert reply.code == ErrorCode.STALE_BROKER_EPOCH
 
 
@@ -113,7 +113,7 @@ def test_a_broker_cannot_act_as_controller_nor_with_another_epoch(cluster: Proce
 
 
 def test_a_client_cannot_acknowledge_records_as_a_follower(cluster: ProcessCluster, topic: str) -> None:
-    """The followers are away: what only the leader has must not become committed."""
+    """The followers are away: the leader's own records must not become committed."""
     assert produce_one(cluster, topic) == ErrorCode.NONE
     wait_until(lambda: high_watermark(cluster, topic) == 1, PATIENCE_S, "the first record to be committed")
     for broker_id in (1, 2):
@@ -128,7 +128,7 @@ def test_a_client_cannot_acknowledge_records_as_a_follower(cluster: ProcessClust
             answer, _ = fetch(connection, topic, 1)
             assert (answer.code, answer.high_watermark, answer.batch_count) == (ErrorCode.NONE, 1, 0) or (
                 set(cluster.metadata(0, topic).topics[0].partitions[0].isr) == {0}
-            ), "committed by the leader alone only once it is the whole ISR"
+            ), "the leader alone may commit only when it is the whole ISR"
     finally:
         cluster.start_brokers()
         wait_isr(cluster, topic, {0, 1, 2})
@@ -146,17 +146,17 @@ def high_watermark(cluster: ProcessCluster, topic: str) -> int:
         return fetch(connection, topic, 0)[0].high_watermark
 
 
-def test_an_invented_incarnation_does_not_shut_the_true_follower_out(cluster: ProcessCluster, topic: str) -> None:
+def test_an_invented_incarnation_does_not_exclude_the_real_follower(cluster: ProcessCluster, topic: str) -> None:
     with cluster.connect(0) as connection:
         for incarnation in (2**31 - 1, None):
             request = follower_fetch(cluster, topic, 1, 0, incarnation=incarnation)
             assert refused(connection, request) is NOT_AUTHORIZED
         assert refused(connection, follower_fetch(cluster, topic, 1, 0, incarnation=2**62)) is ErrorCode.INVALID_REQUEST
-    assert produce_one(cluster, topic) == ErrorCode.NONE, "all in-sync replicas have it"
+    assert produce_one(cluster, topic) == ErrorCode.NONE, "all in-sync replicas have the record"
     assert set(cluster.metadata(0, topic).topics[0].partitions[0].isr) == {0, 1, 2}
 
 
-def test_all_replication_is_proved(cluster: ProcessCluster, topic: str) -> None:
+def test_all_replication_is_authenticated(cluster: ProcessCluster, topic: str) -> None:
     assert produce_one(cluster, topic) == ErrorCode.NONE
     for broker_id in cluster.slots:
         assert all(broker.proves for broker in cluster.metadata(broker_id).brokers)
@@ -166,7 +166,7 @@ def test_all_replication_is_proved(cluster: ProcessCluster, topic: str) -> None:
 # --- a coordinator ---------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_is_no_coordinator(cluster: ProcessCluster, topic: str) -> None:
+def test_a_stranger_cannot_be_a_coordinator(cluster: ProcessCluster, topic: str) -> None:
     markers = tuple(TransactionMarker(topic, 0, (), ((7, 0),), "", number, 2**31 - 1) for number in range(50))
     handed_over = CommitOffsets(0, "impersonated", (GroupOffset(topic, 0, 0),), ("key", 1))
     requests: list[Request] = [
@@ -205,14 +205,14 @@ def test_a_members_commit_needs_no_proof(cluster: ProcessCluster, topic: str) ->
 
 
 class Peer:
-    """A bare connection over which a test says what it likes."""
+    """A bare connection on which a test sends any bytes."""
 
     def __init__(self, cluster: ProcessCluster, broker_id: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", cluster.slots[broker_id].port), timeout=30)
         self._stream = self._socket.makefile("rb")
 
     def ask(self, request: Request) -> Reply | None:
-        """The answer; None when the broker closes the connection instead."""
+        """Return the response, or None if the broker closes the connection."""
         self._socket.sendall(
             b"".join(map(bytes, encode_frame(encode_message(msgspec.structs.replace(request, cid=9)))))
         )
@@ -247,7 +247,7 @@ def test_a_wrong_secret_proves_nothing(cluster: ProcessCluster) -> None:
 
 
 def test_a_proof_is_valid_for_one_connection_only(cluster: ProcessCluster, peer: Peer) -> None:
-    """Recorded and sent again to the same broker, with the same hello, it proves nothing."""
+    """The proof is recorded and sent again to the same broker, with the same hello."""
     said = offer(hello("replayed"), cluster.keys, Identity(Sender.BROKER, 1, 1), b"n" * 32)
     reply = peer.ask(said)
     assert isinstance(reply, HelloReply)
@@ -262,7 +262,7 @@ def test_a_proof_is_valid_for_one_connection_only(cluster: ProcessCluster, peer:
     finally:
         again.close()
     answer = peer.ask(prove)
-    assert isinstance(answer, ErrorReply) and answer.code == ErrorCode.INVALID_REQUEST, "nor a second time on its own"
+    assert isinstance(answer, ErrorReply) and answer.code == ErrorCode.INVALID_REQUEST, "nor a second time alone"
 
 
 def test_a_brokers_own_proof_sent_back_proves_nothing(cluster: ProcessCluster, peer: Peer) -> None:
@@ -288,7 +288,7 @@ def test_a_proof_that_was_not_offered_is_refused(peer: Peer) -> None:
     assert peer.closed
 
 
-def test_a_client_learns_nothing_of_the_secret(peer: Peer) -> None:
+def test_a_client_learns_nothing_about_the_secret(peer: Peer) -> None:
     reply = peer.ask(hello("plain"))
     assert isinstance(reply, HelloReply)
     assert (reply.nonce, reply.key_id, reply.proof) == (b"", "", b"")

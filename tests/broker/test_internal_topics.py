@@ -1,4 +1,5 @@
-"""The log's own topics: not made before there are as many brokers as they are to have replicas; which are compacted."""
+"""Tests of the internal topics: they are created only with enough brokers for their replicas, and some are
+compacted."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_offsets_are_compacted_and_transactions_are_not() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_compacted_log_loads_the_same_groups(seed: int) -> None:
-    """Members that come, go and die, commits and deleted groups; tombstones gone as well."""
+    """Members join, leave and die, and commit, and groups are deleted. Tombstones are removed as well."""
     history = Chaos(seed)
     for turn in range(12):
         history.run(60)
@@ -102,8 +103,8 @@ def test_a_compacted_log_loads_the_same_groups(seed: int) -> None:
 @pytest.mark.parametrize("operation", range(0, 40, 8))
 @pytest.mark.parametrize("lost", [False, True], ids=["process", "machine"])
 def test_groups_survive_their_coordinators_death_during_compaction(operation: int, lost: bool) -> None:
-    """The next coordinator reads a replica that was compacted at other times; the one that died follows it, leads
-    again, and is read."""
+    """The next coordinator reads a replica with other compactions. The broker that died follows it, leads again, and
+    its log is read."""
     history, record = Chaos(operation), made_record(OFFSETS)
     overrides = {"segment.bytes": "4096", "delete.retention.ms": "600000", "min.cleanable.dirty.ratio": "0"}
     config = topic_config({**record.config, **overrides})
@@ -158,7 +159,7 @@ def test_groups_survive_their_coordinators_death_during_compaction(operation: in
 
 
 def read(log: Log) -> list[Record]:
-    """As a coordinator that begins."""
+    """Read the log as a starting coordinator does."""
     log.set_high_watermark(log.log_end_offset)
     found: list[Record] = []
     at = log.log_start_offset

@@ -1,5 +1,7 @@
-"""A produce request for many partitions is dealt with in several turns of the broker's loop: others are answered in
-between, and what the same connection asks next does not overtake it."""
+"""Tests of a produce request for many partitions: the broker's loop handles it in several turns.
+
+Other requests get responses in between, and the next request of the same connection does not overtake it.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ async def served() -> AsyncIterator[Scene]:
 
 
 def request(count: int) -> tuple[Produce, list[bytes]]:
-    """A batch of ``count`` records for each partition."""
+    """Return a batch of ``count`` records for each partition."""
     batch = encode_batch(rows(count), schema_id=0, compression=None, event_time="timestamp")
     named = tuple(ProducePartition("t", number, TOPIC_ID, 1, len(batch.body)) for number in range(COUNT))
     return Produce(0, ACKS_ALL, 30_000, named), [batch.header.pack() + bytes(batch.body)] * COUNT
@@ -87,7 +89,7 @@ def counts(hosted: Hosted) -> list[int]:
     return [header.record_count for pending in hosted.appended for header, _ in pending.batches]
 
 
-def test_others_are_answered_between_turns_and_the_next_request_waits() -> None:
+def test_others_get_responses_between_turns_and_the_next_request_waits() -> None:
     async def test() -> None:
         async with served() as scene:
             writer, other = await scene.connect(), await scene.connect()
@@ -98,7 +100,7 @@ def test_others_are_answered_between_turns_and_the_next_request_waits() -> None:
             await until_turned(lambda: scene.hosted[0].appended)
             (reply, _) = await other.request(Metadata(0, ()))
             assert isinstance(reply, MetadataReply)
-            assert not scene.hosted[-1].appended, "there is more to be done"
+            assert not scene.hosted[-1].appended, "the request must need more turns"
             replies = [reply for reply, _ in await asyncio.gather(*asked)]
             assert order == ["first", "second", "third"]
             for found in replies[:2]:
@@ -110,18 +112,18 @@ def test_others_are_answered_between_turns_and_the_next_request_waits() -> None:
 
 
 async def until_turned(true: Callable[[], object]) -> None:
-    """As ``until``, on this very loop."""
+    """Wait as ``until`` does, on the present loop."""
     for _ in range(1_000_000):
         if true():
             return
         await asyncio.sleep(0)
-    raise AssertionError("waited in vain")
+    raise AssertionError("the condition did not hold in time")
 
 
-def test_a_failure_in_a_later_turn_is_answered_once() -> None:
+def test_a_failure_in_a_later_turn_has_one_response() -> None:
     async def test() -> None:
         async with served() as scene:
-            scene.hosted[COUNT // 2].fails = RuntimeError("no such thing should happen")
+            scene.hosted[COUNT // 2].fails = RuntimeError("an unexpected error")
             writer = await scene.connect()
             failed, following = writer.request(*request(3)), writer.request(Metadata(0, ()))
             with pytest.raises(BrokerError, match="no such thing") as caught:

@@ -1,5 +1,5 @@
-"""The life of records on a real cluster: compaction under readers, writers and kills, settings changed live, records
-deleted on request, and retention that waits for groups."""
+"""Tests of the life of records on a real cluster: compaction during reads, writes and kills, changed settings,
+deleted records, and retention that waits for groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.spark.test_stream_reader import Query
 
 pytestmark = pytest.mark.integration
 
-#: Old enough for a replica that was killed to come back before tombstones go.
+#: Long enough for a killed replica to return before tombstones are removed.
 COMPACTED = {
     "cleanup.policy": "compact",
     "segment.bytes": "8192",
@@ -53,7 +53,7 @@ def counter(cluster: ProcessCluster, broker_id: int, name: str) -> int:
 
 
 def applied(rows: list[Row]) -> Table:
-    """The table that records, in order, make."""
+    """Return the table that the records give, applied in order."""
     table: Table = {}
     for _, key, value in rows:
         if value is None:
@@ -78,7 +78,7 @@ def wait_for_table(cluster: ProcessCluster, broker_id: int, topic: str, truth: T
 
 
 def rows_of(cluster: ProcessCluster, broker_id: int, topic: str) -> list[Row]:
-    """Committed records as one replica holds them: offset, key, value."""
+    """Return the committed records of one replica: offset, key, value."""
     found: list[Row] = []
     facts = replica(cluster, broker_id, topic)
     at = facts.log_start_offset
@@ -104,7 +104,8 @@ def rows_of(cluster: ProcessCluster, broker_id: int, topic: str) -> list[Row]:
 
 
 class Readers:
-    """Read a topic from its start, again and again, over the network and from the files, while it is cleaned."""
+    """A reader that repeatedly reads a topic from its start, over the network and from the files, while it is
+    cleaned."""
 
     def __init__(self, cluster: ProcessCluster, topic: str) -> None:
         self.problems: list[str] = []
@@ -134,7 +135,7 @@ class Readers:
                         self._read_all(reader, local)
                     self.passes[local] += end > 0
                 except SparklogError:  # noqa: PERF203
-                    continue  # a broker was killed
+                    continue  # the test has killed a broker
                 except Exception as error:
                     self.problems.append(f"{local}: {''.join(traceback.format_exception(error))}")
                     return
@@ -149,7 +150,7 @@ class Readers:
             self.from_files[local] += reader.counters.local_batches > 0
 
 
-def test_a_compacted_topic_under_writers_readers_transactions_and_kills(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_compacted_topic_survives_writers_readers_and_kills(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("table", partitions=1, replication_factor=3, config=COMPACTED)
     dice = random.Random(3)
     truth: Table = {}
@@ -220,7 +221,7 @@ def wait_for_rows(cluster: ProcessCluster, broker_id: int, topic: str, rows: lis
 
 
 def what_is_left(cluster: ProcessCluster, topic: str, rows: list[Row]) -> list[Row]:
-    """When everything below the active segment has been cleaned."""
+    """Wait until everything below the active segment is cleaned."""
     directory = Path(replica(cluster, leader(cluster, topic), topic).directory)
     active = max(int(path.stem) for path in directory.glob("*.arrow"))
     newest = {key: offset for offset, key, _ in rows if offset < active}
@@ -228,7 +229,7 @@ def what_is_left(cluster: ProcessCluster, topic: str, rows: list[Row]) -> list[R
 
 
 def every_reader_sees(cluster: ProcessCluster, topic: str, rows: list[Row], end: int) -> None:
-    """Over the network and out of files, of all columns, one or none, and Spark's readers."""
+    """Read over the network and from files, all columns, one or none, and with Spark's readers."""
     tp = TopicPartition(topic, 0)
     for local in ("never", "require"):
         for columns in (None, ["value"], []):
@@ -328,7 +329,7 @@ def test_settings_change_at_runtime_and_are_validated_at_once(cluster: ProcessCl
     assert admin.describe_topic("tuned").config["retention.ms"] == "7000"
     assert run(["topics", "alter", "tuned", "-c", "retention.ms=-7", *at]) == 1
     assert run(["topics", "alter", "tuned", *at]) == 2
-    # min.insync.replicas is in force with the next write
+    # min.insync.replicas applies to the next write
     admin.alter_topic("tuned", {"min.insync.replicas": 3})
     follower = next(one for one in (0, 1, 2) if one != leader(cluster, "tuned"))
     cluster.kill(follower)
@@ -374,7 +375,7 @@ def test_records_are_deleted_on_request(cluster: ProcessCluster, admin: Admin) -
         admin.delete_records({TopicPartition("never-shortened", 0): None})
 
 
-def test_the_last_records_expire_also_without_new_writes(cluster: ProcessCluster, admin: Admin) -> None:
+def test_the_last_records_expire_even_without_new_writes(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("quiet", partitions=1, replication_factor=3, config={"retention.ms": 500})
     with Writer(cluster, "quiet") as writer:
         writer.write(encoded(5))
@@ -384,7 +385,7 @@ def test_the_last_records_expire_also_without_new_writes(cluster: ProcessCluster
         found = [replica(cluster, one, "quiet") for one in running(cluster)]
         return {(one.log_start_offset, one.log_end_offset) for one in found}
 
-    # one offset more: of the marker that has ended the segment
+    # one additional offset for the marker that ended the segment
     wait_until(lambda: facts() == {(5, 6)}, PATIENCE_S, "the records to be deleted")
     wait_until(lambda: not any(path.exists() for path in first), PATIENCE_S, "their files to go")
     assert sum(counter(cluster, one, "segments.rolled") for one in running(cluster)) >= 1

@@ -1,4 +1,5 @@
-"""Reading the files of a replica on the same host: what fetching shows, whatever happens to the files meanwhile."""
+"""Tests of reads from a replica's files on the same host: they equal fetches, whatever happens to the files
+meanwhile."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def table(rows: int, seed: int = 0) -> pa.Table:
 def make(
     cluster: ProcessCluster, admin: Admin, name: str, rows: int, *, config: dict[str, str] | None = None
 ) -> pa.Table:
-    """A topic of several segments, with batches of each compression."""
+    """Create a topic of several segments, with batches of each compression."""
     schema = pa.schema([(column, pa.binary()) for column in NAMES])
     admin.create_topic(name, partitions=1, replication_factor=3, schema=schema, config=config or SMALL_SEGMENTS)
     content = table(rows)
@@ -84,7 +85,7 @@ def test_a_local_read_equals_a_fetch(cluster: ProcessCluster, admin: Admin) -> N
     assert (counters.fetches, counters.local_fallbacks) == (0, 0)
     assert counters.local_batches == counters.decoded_batches > 20
     after = cluster.describe(leader(cluster, "near")).counters
-    # one answer a segment, each with all that the segment has
+    # one response for each segment, with all its batches
     segments = len(list(Path(replica(cluster, leader(cluster, "near"), "near").directory).glob("*.arrow")))
     assert segments > 2
     assert after["local.segments"] - before.get("local.segments", 0) == segments
@@ -99,14 +100,14 @@ def test_a_local_read_equals_a_fetch(cluster: ProcessCluster, admin: Admin) -> N
     with PartitionReader(cluster.bootstrap, TopicPartition("near", 0), 13, 877, columns=[], local="require") as headers:
         assert sum(batch.num_rows for _, batch in headers) == 864
         assert headers.counters.local_bytes == 0
-    # what is kept of it outlives reader and files
+    # batches that a reader keeps survive the reader and the files
     admin.delete_topic("near")
     assert found.equals(content)
 
 
 def test_only_the_bytes_of_the_columns_are_read(cluster: ProcessCluster, admin: Admin) -> None:
-    """One column of the file is damaged on the way: whoever reads it, or all of a batch, hears of it or sees it, and
-    nobody dies of it; who reads others does not touch it."""
+    """One column of the file is damaged meanwhile. A reader of it or of whole batches gets an error or sees the
+    damage, and no process dies. A reader of other columns does not touch it."""
     schema = pa.schema([(name, pa.binary()) for name in NAMES])
     admin.create_topic("holed", partitions=1, replication_factor=1, schema=schema)
     contents = {name: bytes([number + 65]) * 100 for number, name in enumerate(NAMES)}
@@ -155,7 +156,7 @@ def test_a_local_read_works_while_segments_are_sealed(cluster: ProcessCluster, a
         writer.join()
 
 
-def test_transactions(cluster: ProcessCluster, admin: Admin) -> None:
+def test_local_reads_obey_transactions(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("torn-near", partitions=1, replication_factor=3, schema="x int, y string")
     tp = TopicPartition("torn-near", 0)
     with Producer(cluster.bootstrap, transactional_id="torn-near") as producer:
@@ -165,7 +166,7 @@ def test_transactions(cluster: ProcessCluster, admin: Admin) -> None:
             producer.flush()
             producer.commit() if number % 2 else producer.abort()
         assert read(cluster, "torn-near", 0, 8)[0].column("x").to_pylist() == [1, 3]
-        for columns in (["x"], []):  # what was aborted is known by headers, and by nothing else
+        for columns in (["x"], []):  # only headers show an aborted transaction
             with PartitionReader(cluster.bootstrap, tp, 0, 8, columns=columns, local="require") as some:
                 found = [(one.first_offset, one.batch.to_pylist()) for one in some.fetched()]
             assert found == [(2, [{"x": 1} if columns else {}]), (6, [{"x": 3} if columns else {}])]
@@ -173,7 +174,7 @@ def test_transactions(cluster: ProcessCluster, admin: Admin) -> None:
         producer.write("torn-near", pa.table({"x": pa.array([9], pa.int32())}))
         producer.flush()
         wait_until(lambda: admin.list_offsets([tp], isolation="read_uncommitted")[tp] == 9, 15, "the open transaction")
-        # it is there, and not for readers of committed records
+        # the file has the records, but not for readers of committed records
         with Local(cluster, "torn-near") as near:
             assert near.ask(8, isolation=1) == (0, 0)
             assert near.ask(8, isolation=0) == (0, 1)
@@ -185,7 +186,7 @@ def test_transactions(cluster: ProcessCluster, admin: Admin) -> None:
 
 
 class Local:
-    """The Unix socket of the broker that leads a topic, spoken to directly."""
+    """A direct connection to the Unix socket of the broker that leads a topic."""
 
     def __init__(self, cluster: ProcessCluster, name: str, broker_id: int | None = None) -> None:
         self._name = name
@@ -200,7 +201,7 @@ class Local:
         self._client.close()
 
     def ask(self, offset: int, *, isolation: int = 0, epoch: int = -1, topic_id: str = "") -> tuple[int, int]:
-        """Code, and number of batches."""
+        """Return the code, and the number of batches."""
         request = OpenSegment(FORMAT_VERSION, self._name, 0, topic_id, epoch, -1, offset, isolation)
         return self.send(encode(request))
 
@@ -211,14 +212,14 @@ class Local:
         payload, descriptors = self._client.request(packet)
         for descriptor in descriptors:
             with pytest.raises(OSError, match="Bad file descriptor"):
-                os.write(descriptor, b"x")  # for reading only
+                os.write(descriptor, b"x")  # opened for reading only
             os.close(descriptor)
         reply = decode_reply(payload)
         assert len(descriptors) == (2 if reply.batch_count else 0)
         return reply.code, reply.batch_count
 
 
-def test_how_a_broker_answers_local_reads(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_broker_answers_valid_and_invalid_local_reads(cluster: ProcessCluster, admin: Admin) -> None:
     make(cluster, admin, "asked", 60)
     leads = leader(cluster, "asked")
     with Local(cluster, "asked") as near:
@@ -230,10 +231,10 @@ def test_how_a_broker_answers_local_reads(cluster: ProcessCluster, admin: Admin)
         assert near.send(b"nonsense")[0] == ErrorCode.INVALID_REQUEST
         newer = OpenSegment(FORMAT_VERSION + 1, "asked", 0, "", -1, -1, 0, 0)
         assert near.send(encode(newer))[0] == ErrorCode.UNSUPPORTED_VERSION
-        # and goes on
+        # and continues
         assert near.ask(0)[0] == 0
         assert Path(near.path).stat().st_mode & 0o077 == 0
-    # someone who sends and never reads is dropped, and hinders nobody
+    # a client that sends and never reads is disconnected, and delays no other
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf:
         deaf.settimeout(5)
         deaf.connect(near.path)
@@ -241,7 +242,7 @@ def test_how_a_broker_answers_local_reads(cluster: ProcessCluster, admin: Admin)
         with pytest.raises(OSError):  # EPIPE or ECONNRESET
             for _ in range(100_000):
                 deaf.send(packet)
-    # a follower in sync serves too
+    # a follower in sync serves as well
     follower = next(broker_id for broker_id in cluster.slots if broker_id != leads)
     wait_equal(cluster, "asked", 60)
     with Local(cluster, "asked", follower) as near:
@@ -269,7 +270,7 @@ def test_files_may_be_deleted_during_a_local_read(cluster: ProcessCluster, admin
     assert taken.equals(content.slice(0, taken.num_rows))
 
 
-def test_a_local_read_of_records_deleted_by_retention(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_local_read_of_expired_records_is_out_of_range(cluster: ProcessCluster, admin: Admin) -> None:
     content = make(cluster, admin, "aged", 900, config={**SMALL_SEGMENTS, "retention.bytes": "70000"})
     tp = TopicPartition("aged", 0)
     reader = PartitionReader(cluster.bootstrap, tp, 0, 900, max_bytes=9000)
@@ -278,12 +279,12 @@ def test_a_local_read_of_records_deleted_by_retention(cluster: ProcessCluster, a
         with pytest.raises(BrokerError) as caught:
             list(reader)
         assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
-        assert reader.counters.local_fallbacks == 1  # the last word is a fetch's
+        assert reader.counters.local_fallbacks == 1  # a fetch decides in the end
     start = admin.list_offsets([tp], at="earliest")[tp]
     assert read(cluster, "aged", start, 900)[0].equals(content.slice(start))
 
 
-def test_a_broker_killed_in_mid_read(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_broker_is_killed_during_a_local_read(cluster: ProcessCluster, admin: Admin) -> None:
     content = make(cluster, admin, "killed", 900)
     tp = TopicPartition("killed", 0)
     leads = leader(cluster, "killed")
@@ -305,7 +306,7 @@ def test_a_broker_killed_in_mid_read(cluster: ProcessCluster, admin: Admin) -> N
     cluster.start_broker(leads)
 
 
-def test_a_socket_that_may_not_be_entered(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_reader_without_access_to_the_socket_fetches(cluster: ProcessCluster, admin: Admin) -> None:
     content = make(cluster, admin, "barred", 60)
     with Local(cluster, "barred") as near:
         away = Path(near.path).rename(near.path + ".away")
@@ -345,14 +346,14 @@ def test_a_broker_configured_without_local_reads_offers_none(cluster: ProcessClu
 
 
 def _in_sync(cluster: ProcessCluster, broker_id: int) -> set[int]:
-    """Who is in sync, as this broker tells its clients."""
+    """Return the in-sync replicas, as this broker's metadata names them."""
     return set(cluster.metadata(broker_id, "near").topics[0].partitions[0].isr)
 
 
-def test_fetching_from_the_nearest_follower(
+def test_a_reader_fetches_from_the_nearest_follower(
     cluster: ProcessCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All brokers are on this host here, so it is said which one counts as near."""
+    """All brokers are on this host, so the test says which one counts as near."""
     content = make(cluster, admin, "near", 120)
     leads = leader(cluster, "near")
     follower = next(broker_id for broker_id in cluster.slots if broker_id != leads)
@@ -374,14 +375,14 @@ def test_fetching_from_the_nearest_follower(
         assert 0 < reader.counters.follower_batches < reader.counters.fetched_batches
     cluster.start_broker(follower)
 
-    # What was read before has to be in the log still: the leader says so, and a follower that hands out files.
+    # The leader confirms that the records read before are still in the log, and so does a follower that serves files.
     cluster.restart(leads)
-    # Neither who leads now nor who led before, and may get it back: whoever it is, this one goes on following.
+    # The follower must be neither the present leader nor the last one, which may lead again: it has to stay a follower.
     follower = next(broker_id for broker_id in cluster.slots if broker_id not in {leads, leader(cluster, "near")})
     with Producer(cluster.bootstrap) as producer:
         producer.write("near", table(30)).result(30)
     wait_until(lambda: replica(cluster, follower, "near").high_watermark == 150, 60, "the follower to be level")
-    # A broker that has just come back hears that it is in sync a moment after its leader knows.
+    # A broker that has just returned learns that it is in sync a moment after its leader.
     wait_until(lambda: all(_in_sync(cluster, asked) == set(cluster.slots) for asked in cluster.slots), 60, "full ISRs")
     with PartitionReader(cluster.bootstrap, tp, 60, 150, local="never", max_bytes=20_000, last_epoch=0) as reader:
         assert sum(batch.num_rows for _, batch in reader) == 90
@@ -397,8 +398,8 @@ def test_fetching_from_the_nearest_follower(
             assert decode_reply(payload).diverging == (0, 120)
 
 
-def test_a_log_truncated_under_a_local_reader(cluster: ProcessCluster, admin: Admin) -> None:
-    """An unclean election: the old leader comes back, and cuts what only it had and had shown."""
+def test_a_log_is_truncated_under_a_local_reader(cluster: ProcessCluster, admin: Admin) -> None:
+    """After an unclean election the old leader returns, and truncates records that only it had and has shown."""
     config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
     create_topic(cluster, "cut", assignment=((0, 1),), config=config)
     tp = TopicPartition("cut", 0)
@@ -425,8 +426,8 @@ def test_a_log_truncated_under_a_local_reader(cluster: ProcessCluster, admin: Ad
         cluster.start_broker(0)
         wait_until(lambda: replica(cluster, 0, "cut").high_watermark == 21, 15, "the old leader to follow")
         after = path.stat()
-        assert after.st_size < before.st_size and after.st_ino != before.st_ino  # cut by copy and rename
-        # what was shown is still there to be read, and then it is told that it is not in the log any more
+        assert after.st_size < before.st_size and after.st_ino != before.st_ino  # truncated by copy and rename
+        # the reader can still read the shown records, and then gets the error that they are no longer in the log
         with pytest.raises(LogTruncated):
             for one in batches:
                 assert one.batch.column("value")[0].as_py() == b"%d" % one.first_offset + value

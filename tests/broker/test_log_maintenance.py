@@ -1,4 +1,4 @@
-"""What becomes of a broker whose checkpoints cannot be written, and of flushes on a slow disk."""
+"""Tests of a broker whose checkpoints cannot be written, and of flushes on a slow disk."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from tests.storage.batches import (
 
 
 class _Partitions(list[Partition]):
-    """All of them are hosted."""
+    """A stand-in that hosts all partitions."""
 
     def get(self, tp: TopicPartition) -> Partition | None:
         return next((partition for partition in self if partition.tp == tp), None)
 
 
 class _SlowDisk(SimDisk):
-    """On which an fsync takes until it is let go on."""
+    """A disk on which an fsync waits until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class _SlowDisk(SimDisk):
 
 
 class _Broker:
-    """What upkeep needs of a broker."""
+    """The parts of a broker that maintenance needs."""
 
     def __init__(self) -> None:
         self.config = broker_config({"log.checkpoint.interval.ms": "100"})
@@ -87,14 +87,14 @@ def maintenance(broker: _Broker, directory: LogDirectory) -> LogMaintenance:
 
 
 def _name(directory: LogDirectory) -> None:
-    """Have a checkpoint name all logs, so that none is written for that."""
+    """Write a checkpoint with all logs' names, so that later ones are not written for that."""
     directory.checkpoint()
     directory.consume_named()
 
 
 def _keep_up(directory: LogDirectory, until: Callable[[_Broker], object], *hosted: Partition) -> _Broker:
     async def met(broker: _Broker) -> None:
-        while not until(broker):  # noqa: ASYNC110 - the disk tells nobody
+        while not until(broker):  # noqa: ASYNC110 - the disk sends no event
             await asyncio.sleep(0.01)
 
     async def run() -> _Broker:
@@ -123,13 +123,13 @@ def test_a_disk_that_refuses_the_checkpoint_ends_the_broker() -> None:
     assert "checkpoint" in str(broker.failures[0]) and directory.offline is not None
 
 
-def test_a_full_disk_does_not() -> None:
+def test_a_full_disk_does_not_end_the_broker() -> None:
     disk = SimDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 1)
     _name(directory)
-    log.set_high_watermark(1)  # there is something to write, and no room in reserve for it
+    log.set_high_watermark(1)  # there is something to write, and no reserved space for it
     disk.remove(LOG_DIR / RESERVE_FILE)
     disk.capacity_bytes = disk.used_bytes
     broker = _keep_up(directory, lambda broker: broker.counters["checkpoint.failed"] > 1)
@@ -149,14 +149,14 @@ def test_the_loop_keeps_running_while_a_flush_waits() -> None:
     turns = 0
 
     def flushed(broker: _Broker) -> bool:
-        """Asked in the loop again and again: it turns."""
+        """Check repeatedly that the loop turns."""
         nonlocal turns
         if disk.syncing.is_set():
             turns += 1
             if turns == 1:
                 fill(log, 1)
             if turns == 5:
-                assert log.recovery_point == 0, "what the disk has not confirmed is not durable"
+                assert log.recovery_point == 0, "records without the disk's confirmation must not be durable"
                 disk.slow = False
                 disk.go_on.set()
         return log.recovery_point == 6
@@ -166,7 +166,7 @@ def test_the_loop_keeps_running_while_a_flush_waits() -> None:
 
 
 def test_a_new_schema_is_stored_outside_the_event_loop() -> None:
-    """Also where no segment is due to be sealed, as in a log that begins with it anew."""
+    """The same holds if no segment has to be sealed, as in a log that begins with the new schema."""
     disk = _SlowDisk()
     directory = open_directory(disk=disk)
     log = directory.create(TP, TOPIC_ID, schemas=SCHEMAS[:1], config=config())
@@ -184,7 +184,7 @@ def test_a_new_schema_is_stored_outside_the_event_loop() -> None:
         log_maintenance.committed(partition)
         (work,) = broker.tasks
         assert await asyncio.to_thread(disk.syncing.wait, 60)
-        append(log, batch(schema_id=1))  # the loop goes on
+        append(log, batch(schema_id=1))  # the loop continues
         disk.go_on.set()
         await asyncio.wait_for(work, 60)
         log_maintenance.committed(partition)
@@ -216,13 +216,13 @@ def test_long_lived_objects_are_frozen_for_the_garbage_collector(
 
     try:
         assert look(9, 0) == []
-        assert look(10, 0) == ["collect 1", "freeze"], "what is garbage now is not to stay"
+        assert look(10, 0) == ["collect 1", "freeze"], "present garbage must not be frozen"
         assert look(10, 9) == []
-        assert look(10, 10) == ["collect 1", "freeze"], "first records make files, and more objects"
+        assert look(10, 10) == ["collect 1", "freeze"], "the first records must create files, and more objects"
         assert look(6, 5) == []
         assert look(5, 5) == ["unfreeze"]
         assert look(5, 4) == []
-        assert look(5, 5) == ["collect 1", "freeze"], "they count anew"
+        assert look(5, 5) == ["collect 1", "freeze"], "the new objects count again"
     finally:
         subject.close()
         directory.close()
@@ -230,7 +230,7 @@ def test_long_lived_objects_are_frozen_for_the_garbage_collector(
 
 @pytest.mark.parametrize("broken", [True, False])
 def test_the_failure_of_an_abandoned_flush_is_reported_at_the_end(broken: bool) -> None:
-    """A disk tells of its failure once: the flush of a clean stop would believe that all is well."""
+    """A disk reports a failure once: the flush of a clean stop would succeed."""
     disk = _SlowDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory, flush_ms=1)

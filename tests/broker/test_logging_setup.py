@@ -1,4 +1,4 @@
-"""Lines of a broker's log: those that thousands of partitions have at once, and those that hold what others chose."""
+"""Tests of a broker's log: repeated lines of thousands of partitions, and texts of other users."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_burst_of_log_lines_is_cut_and_counted(
 
 
 def lines_of(message: str, *arguments: object, error: BaseException | None = None) -> list[str]:
-    """What a log file gets of one record that another handler has formatted before."""
+    """Return the line of a log file for a record that another handler has already formatted."""
     record = logging.LogRecord(
         "sparklog.test",
         logging.INFO,
@@ -53,7 +53,7 @@ def test_a_name_in_a_message_cannot_forge_a_log_line() -> None:
     assert line.isprintable()
 
 
-def test_tracebacks_keep_their_lines_and_cannot_pass_for_messages() -> None:
+def test_tracebacks_keep_their_lines_and_cannot_resemble_messages() -> None:
     try:
         raise ValueError("first\n12:00:00 INFO [MainThread] forged\x1b[2J")
     except ValueError as error:
@@ -66,12 +66,16 @@ def test_tracebacks_keep_their_lines_and_cannot_pass_for_messages() -> None:
 
 
 def test_every_log_of_a_program_has_this_formatter() -> None:
-    """Its own file and its standard error, in brokers, drivers, tasks and standby controllers."""
+    """It covers log files and standard error, in brokers, drivers, tasks and standby controllers."""
     for module in [*ROOT.glob("sparklog/**/*.py"), *ROOT.glob("jobs/*.py")]:
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "logging":
                 is_base = module.name == "logging_setup.py" and node.attr == "Formatter"
-                assert node.attr != "Formatter" or is_base, f"{module}:{node.lineno}: use LineFormatter"
+                assert node.attr != "Formatter" or is_base, (
+                    f"{module}:{node.lineno}: the handler must use LineFormatter"
+                )
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.basicConfig":
                 named = {keyword.arg for keyword in node.keywords}
-                assert "handlers" in named and "format" not in named, f"{module}:{node.lineno}: use LineFormatter"
+                assert "handlers" in named and "format" not in named, (
+                    f"{module}:{node.lineno}: the handler must use LineFormatter"
+                )

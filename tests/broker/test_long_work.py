@@ -1,7 +1,8 @@
-"""No request of a client keeps the broker's only thread for long: longer work is done in parts, or in a thread.
+"""Tests that no request of a client keeps the broker's only thread for long: longer work is divided, or done in a
+thread.
 
-What is measured is the processor time of the longest turn of the loop, of all threads, since Arrow decompresses in
-threads of its own while the loop waits. It is compared with what this machine needs for the same work at a stretch.
+They measure the processor time of the longest turn of the loop, for all threads, because Arrow decompresses in its own
+threads while the loop waits. They compare it with the time that this machine needs for the whole work at once.
 """
 
 from __future__ import annotations
@@ -56,19 +57,19 @@ def metered() -> Iterator[MeteredCluster]:
 
 
 def longest_turn_s(cluster: MeteredCluster, message: Produce, body: list[bytes]) -> tuple[float, ProduceReply]:
-    """The reply to one request, and what the longest turn of the loop took meanwhile."""
+    """Send one request. Return its response, and the longest turn of the loop meanwhile."""
     with cluster.connect(0, timeout_s=300) as connection:
         connection.request(Metadata(0, ()))
         turn = cluster.longest_turn(0)
         turn.write(0, 0)
         reply, _ = connection.request(message, body)
         assert isinstance(reply, ProduceReply)
-        connection.request(Metadata(0, ()))  # the turn that has answered is over
+        connection.request(Metadata(0, ()))  # the turn of the response has ended
         return turn.read()[0] / 1e9, reply
 
 
 def zeros(mebibytes: int) -> EncodedBatch:
-    """A batch of some kilobytes that decompresses to as many MiB."""
+    """Return a batch of some kilobytes that decompresses to this number of MiB."""
     row = {"key": [None], "value": [bytes(mebibytes * MIB - 4096)], "headers": [None], "timestamp": [1]}
     batch = pa.RecordBatch.from_pydict(row, schema=DEFAULT_SCHEMA)
     return encode_batch(batch, schema_id=0, compression="zstd", event_time="timestamp")
@@ -81,7 +82,7 @@ def repeated(topic: str, batch: EncodedBatch, count: int) -> tuple[Produce, list
 
 
 def check_s(batch: EncodedBatch) -> float:
-    """Processor time that this machine needs to check the batch once."""
+    """Return the processor time that this machine needs to check the batch once."""
     found = []
     for _ in range(3):
         began = time.process_time()
@@ -97,7 +98,7 @@ def check_s(batch: EncodedBatch) -> float:
     return min(found)
 
 
-def test_batches_that_decompress_to_gigabytes(metered: MeteredCluster) -> None:
+def test_batches_that_decompress_to_gigabytes_take_short_turns(metered: MeteredCluster) -> None:
     create_topic(metered, "wide", partitions=4, replicas=1)
     batch, count = zeros(16), 250
     header, body = batch.header.pack(), batch.body.to_pybytes()
@@ -114,7 +115,7 @@ def test_a_request_that_decompresses_to_too_much_is_refused(metered: MeteredClus
     assert str(4096 * MIB) in reply.results[0].detail
 
 
-def test_a_very_large_single_batch(metered: MeteredCluster) -> None:
+def test_a_very_large_batch_takes_short_turns(metered: MeteredCluster) -> None:
     create_topic(metered, "vast", replicas=1, config={"max.message.bytes": str(1024 * MIB)})
     _, reply = longest_turn_s(metered, *repeated("vast", zeros(100), 1))
     assert reply.results[0].code == ErrorCode.NONE
@@ -124,7 +125,7 @@ def test_a_very_large_single_batch(metered: MeteredCluster) -> None:
         assert produce(connection, "vast", lies).code == ErrorCode.INVALID_RECORD
 
 
-def test_the_maximum_number_of_batches_for_one_partition_and_more(metered: MeteredCluster) -> None:
+def test_many_batches_for_one_partition_take_short_turns(metered: MeteredCluster) -> None:
     _, reply = longest_turn_s(metered, *repeated("t", encoded(1), 1000))
     assert reply.results[0].code == ErrorCode.NONE
     _, reply = longest_turn_s(metered, *repeated("t", encoded(1), 200_000))
@@ -133,7 +134,7 @@ def test_the_maximum_number_of_batches_for_one_partition_and_more(metered: Meter
 
 
 def test_a_bad_batch_rejects_the_good_ones_beside_it(metered: MeteredCluster) -> None:
-    """Checked before the append, or with it: the verdict is the same."""
+    """The result is the same whether batches are checked before the append or with it."""
     create_topic(metered, "mixed", replicas=1)
     good = encoded(2)
     bad = (good.header._replace(max_timestamp=good.header.max_timestamp + 1), good.body)
@@ -145,7 +146,7 @@ def test_a_bad_batch_rejects_the_good_ones_beside_it(metered: MeteredCluster) ->
 
 
 def test_a_retry_of_stored_batches_is_not_validated_again(metered: MeteredCluster) -> None:
-    """Their schema may have moved on since."""
+    """Their schema may have changed since."""
     create_topic(metered, "retried", replicas=1)
     first, second = encoded(2, producer=(7, 0, 0)), encoded(2, producer=(7, 0, 2))
     damaged = (second.header._replace(flags=1), second.body)
@@ -169,7 +170,7 @@ MANY: dict[str, Request] = {
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_the_maximum_number_of_entries_is_answered_in_full(metered: MeteredCluster, name: str) -> None:
+def test_the_maximum_number_of_entries_gets_a_full_response(metered: MeteredCluster, name: str) -> None:
     with metered.connect(0, timeout_s=300) as connection:
         connection.request(FindCoordinator(0, "group", "g"))
         wait_until(lambda: _coordinates(metered), PATIENCE_S, "the group's coordinator")

@@ -1,6 +1,6 @@
-"""Brokers that come back on the same boot without a log, with one that cannot be read, or with another in its place.
+"""Tests of brokers that return in the same boot without a log, with an unreadable log, or with another one.
 
-No timer writes a checkpoint here: a broker has noted what it knows of its logs before it acknowledged the first record.
+No timer writes a checkpoint here: a broker has stored the names of its logs before it acknowledged the first record.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def lose_the_checkpoint_too(log_dir: Path, topic: str) -> None:
 
 
 def doubted(cluster: ProcessCluster) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Return what the marks in ZooKeeper name, by broker."""
+    """Return the contents of the marks in ZooKeeper, by broker."""
 
     async def marked(store: ClusterStore) -> dict[str, tuple[tuple[str, int], ...]]:
         found = {}
@@ -76,7 +76,7 @@ def doubted(cluster: ProcessCluster) -> dict[str, tuple[tuple[str, int], ...]]:
 
 
 def kill_all(cluster: ProcessCluster) -> None:
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: no leader takes another broker out of an ISR
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: no leader removes another broker from an ISR
         for broker_id in ALL:
             cluster.kill(broker_id, number, retire=False)
 
@@ -85,7 +85,8 @@ def kill_all(cluster: ProcessCluster) -> None:
 def test_a_broker_restarted_without_a_log_does_not_lead_it(
     cluster: ProcessCluster, damage: Callable[[Path, str], None]
 ) -> None:
-    """It is first in the assignment and in the ISR. Led by it with an empty log the others would cut all they have."""
+    """It is first in the assignment and in the ISR. If it led with an empty log, the others would truncate all their
+    records."""
     topic = f"lost-{damage.__name__}"
     create_topic(cluster, topic, partitions=2, assignment=((0, 1, 2), (0, 1, 2)))
     for number in (0, 1):
@@ -108,8 +109,8 @@ def test_a_broker_restarted_without_a_log_does_not_lead_it(
     wait_until(lambda: not doubted(cluster), PATIENCE_S, "the mark to be taken away")
 
 
-def test_only_the_lost_log_is_in_doubt(cluster: ProcessCluster) -> None:
-    """The broker leads its sound logs again, where it comes first in the assignment."""
+def test_only_the_lost_log_is_doubted(cluster: ProcessCluster) -> None:
+    """The broker leads its intact logs again, if it comes first in the assignment."""
     topic = "lost-one-of-two"
     create_topic(cluster, topic, partitions=2, assignment=((0, 1, 2), (0, 1, 2)))
     for number in (0, 1):
@@ -123,7 +124,7 @@ def test_only_the_lost_log_is_in_doubt(cluster: ProcessCluster) -> None:
     wait_until(lambda: doubted(cluster) == {"0": ((topic, 0),)}, PATIENCE_S, "a mark that names the log")
     cluster.start_controller()
     cluster.start_brokers()
-    # Of the brokers whose log is sound, the first that registers leads.
+    # Of the brokers with an intact log, the first that registers leads.
     assert leader(cluster, topic, 0) in {1, 2}
     assert leader(cluster, topic, 1) == 0
     for number in (0, 1):
@@ -132,8 +133,8 @@ def test_only_the_lost_log_is_in_doubt(cluster: ProcessCluster) -> None:
     wait_until(lambda: not doubted(cluster), PATIENCE_S, "the mark to be taken away")
 
 
-def test_replicas_that_never_held_anything_are_not_in_doubt(cluster: ProcessCluster) -> None:
-    """They have no directory either. Were they in doubt, the partition would wait for the last of them."""
+def test_replicas_that_were_always_empty_are_not_doubted(cluster: ProcessCluster) -> None:
+    """They have no directory either. If they were doubted, the partition would wait for the last of them."""
     topic = "never-written"
     create_topic(cluster, topic, assignment=((0, 1, 2),))
     kill_all(cluster)
@@ -146,9 +147,9 @@ def test_replicas_that_never_held_anything_are_not_in_doubt(cluster: ProcessClus
     wait_equal(cluster, topic, 1)
 
 
-def test_an_earlier_release_leaves_a_mark_that_promises_no_names(cluster: ProcessCluster) -> None:
-    """What it wrote in its last seconds no checkpoint names: a log that is there without a name is whole, and one that
-    cannot be read is in doubt."""
+def test_an_earlier_releases_mark_promises_no_names(cluster: ProcessCluster) -> None:
+    """No checkpoint names the logs of its last seconds. A log without a name is intact, and one that cannot be read
+    is doubted."""
     topic = "of-an-earlier-release"
     create_topic(cluster, topic, assignment=((0, 1, 2),))
     with Writer(cluster, topic) as writer:
@@ -171,8 +172,8 @@ def test_an_earlier_release_leaves_a_mark_that_promises_no_names(cluster: Proces
 
 
 def stop_with_an_older_copy_on_one(cluster: ProcessCluster, topic: str, **config: str) -> None:
-    """Have ten records committed and stop the cluster; then put the log of broker 0 back as it was with five of them,
-    and the checkpoint that goes with it."""
+    """Commit ten records and stop the cluster. Then restore broker 0's log with the first five, and the matching
+    checkpoint."""
     log_dir = cluster.slots[0].log_dir
     copy = log_dir.with_name(f"copy-for-{topic}")
     settings = {key.replace("_", "."): value for key, value in config.items()}
@@ -193,12 +194,12 @@ def stop_with_an_older_copy_on_one(cluster: ProcessCluster, topic: str, **config
     shutil.rmtree(log_dir / f"{topic}-0")
     (copy / f"{topic}-0").rename(log_dir / f"{topic}-0")
     (copy / CHECKPOINT_FILE).rename(log_dir / CHECKPOINT_FILE)
-    cluster.start_broker(0)  # it is live when a leader is elected, and it is the first in the assignment
+    cluster.start_broker(0)  # it is live when a leader is elected, and comes first in the assignment
     cluster.start_controller()
 
 
 def test_a_leader_with_an_older_copy_yields_to_a_fuller_replica(cluster: ProcessCluster) -> None:
-    """An operator has put the log back after a clean stop: the broker finds nothing wrong."""
+    """An operator has restored the log after a clean shutdown: the broker finds no damage."""
     topic = "older-copy"
     stop_with_an_older_copy_on_one(cluster, topic)
     cluster.start_brokers()
@@ -211,8 +212,8 @@ def test_a_leader_with_an_older_copy_yields_to_a_fuller_replica(cluster: Process
         assert len(read_all(connection, topic)) == 11
 
 
-def test_contradicting_copies_wait_for_an_operator(cluster: ProcessCluster, caplog: pytest.LogCaptureFixture) -> None:
-    """The broker with the older copy is alone for so long that it commits records of its own."""
+def test_contradictory_copies_wait_for_an_operator(cluster: ProcessCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """The broker with the older copy is alone until it has committed records of its own."""
     topic, tp = "disputed", TopicPartition("disputed", 0)
     stop_with_an_older_copy_on_one(cluster, topic, min_insync_replicas="1")
 

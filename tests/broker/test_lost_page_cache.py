@@ -1,4 +1,5 @@
-"""Brokers that come back after their host's page cache was lost: with shorter logs, and knowing that they may be."""
+"""Tests of brokers that return after their host's page cache was lost: their logs may be shorter, and they know
+that."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ ALL = {0, 1, 2}
 
 
 def lose_page_cache(cluster: ProcessCluster, broker_id: int, topic: str, *, batches: int) -> None:
-    """What a power cut leaves of a dead broker's log directory: another boot id, and a log without its last batches."""
+    """Change a dead broker's log directory as a power failure does: another boot id, and a log without its last
+    batches."""
     log_dir = cluster.slots[broker_id].log_dir
     earlier = msgspec.json.decode((log_dir / RUNNING_FILE).read_bytes(), type=BootMark)
     (log_dir / RUNNING_FILE).write_bytes(encode_state(msgspec.structs.replace(earlier, boot_id="an earlier boot")))
@@ -42,7 +44,8 @@ def untrusted(cluster: ProcessCluster) -> set[str]:
 
 
 def test_a_leader_restarted_without_its_tail_does_not_lead(cluster: ProcessCluster) -> None:
-    """It is back before anybody missed it, in the ISR and first of the assignment; its followers have all records."""
+    """It returns before the controller misses it, in the ISR and first in the assignment. Its followers have all
+    records."""
     create_topic(cluster, "lost-tail", assignment=((0, 1, 2),))
     with Writer(cluster, "lost-tail") as writer:
         for _ in range(10):
@@ -65,8 +68,8 @@ def test_a_leader_restarted_without_its_tail_does_not_lead(cluster: ProcessClust
 
 @pytest.mark.parametrize("what", ["directory", "log", "older-copy"])
 def test_a_leader_restarted_on_another_directory_does_not_lead(cluster: ProcessCluster, what: str) -> None:
-    """Emptied while it was down, all of it or one log, or put back from a copy made after a clean stop: no damage shows
-    in any of them."""
+    """The directory or one log was emptied while the broker was down, or restored from a copy after a clean
+    shutdown: no file is damaged."""
     topic, log_dir = f"not-its-last-{what}", cluster.slots[0].log_dir
     copy = log_dir.with_name("copy")
     create_topic(cluster, topic, assignment=((0, 1, 2),))
@@ -101,9 +104,9 @@ def test_a_leader_restarted_on_another_directory_does_not_lead(cluster: ProcessC
     wait_until(lambda: not untrusted(cluster), PATIENCE_S, "the marks to be taken away")
 
 
-def test_the_longest_log_leads_after_a_power_cut_of_all_brokers(cluster: ProcessCluster) -> None:
-    """And the controller changes while they recover: nobody stays suspected by the next one."""
-    #: by topic: preferred leader first; what each loses of ten batches, in that order
+def test_the_longest_log_leads_after_a_power_failure_of_all_brokers(cluster: ProcessCluster) -> None:
+    """The controller changes during the recovery as well: the next one distrusts no broker."""
+    #: by topic: the brokers, preferred leader first, and the number of lost batches of each, out of ten
     topics = {"power-cut-a": {0: 5, 1: 1, 2: 3}, "power-cut-b": {1: 4, 2: 2, 0: 6}}
     for topic, lost in topics.items():
         create_topic(cluster, topic, assignment=(tuple(lost),))
@@ -111,7 +114,7 @@ def test_the_longest_log_leads_after_a_power_cut_of_all_brokers(cluster: Process
             for number in range(10):
                 writer.write(encoded(1, f"{number}-"))
         wait_equal(cluster, topic, 10)
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: none takes another out of an ISR
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: no leader removes another broker from an ISR
         for broker_id in ALL:
             cluster.kill(broker_id, number, retire=False)
     for topic, lost in topics.items():
@@ -119,7 +122,7 @@ def test_the_longest_log_leads_after_a_power_cut_of_all_brokers(cluster: Process
             lose_page_cache(cluster, broker_id, topic, batches=batches)
     cluster.start_brokers()
     for topic in topics:
-        leader(cluster, topic)  # there is one
+        leader(cluster, topic)  # there is a controller
     cluster.stop_controller()
     cluster.start_controller()
     for topic, lost in topics.items():

@@ -1,4 +1,5 @@
-"""What background work looks at: what has changed or whose time has come, and no idle partition, however many."""
+"""Tests of background work: it examines partitions that have changed or are due, and no idle one, for any number of
+them."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ _INTERVALS = {
 
 
 class _Around:
-    """Surroundings that tell of roles, and of what is committed."""
+    """A host that reports roles and committed records."""
 
     def __init__(self, broker: LocalReplicas, log_maintenance: LogMaintenance) -> None:
         self.now_ms = broker.context.now_ms
@@ -55,7 +56,7 @@ class _Around:
 
 
 class _Watched:
-    """A log that notes when something is asked of it."""
+    """A log that records its calls."""
 
     def __init__(self, log: Log, looks: Counter[TopicPartition]) -> None:
         self._log = log
@@ -67,7 +68,8 @@ class _Watched:
 
 
 class _Stage:
-    """Broker 1, alone with what it leads; upkeep and the cleaner are at work. Made and used in a running loop."""
+    """Broker 1, which leads its partitions alone; the maintenance and the cleaner run. Created and used in a running
+    loop."""
 
     def __init__(self, directory: LogDirectory, path: Path) -> None:
         self.context = broker_context(settings=_INTERVALS)
@@ -94,7 +96,7 @@ class _Stage:
         return _Around(broker, self.log_maintenance)
 
     async def tell(self, count: int, config: dict[str, str], *, leader: int = 1, with_schema: bool = True) -> None:
-        """The controller's word of topic t."""
+        """Apply the controller's update of topic t."""
         self._told += 1
         schemas = (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),) if with_schema else ()
         topic = TopicChange("t", "id", schemas, ("key",), "timestamp", {"min.insync.replicas": "1", **config})
@@ -112,7 +114,7 @@ class _Stage:
         return self.partitions.require(TopicPartition("t", number))
 
     async def looked_after(self, times: int = 3) -> None:
-        """All that is done again and again has been done so many times more."""
+        """Wait until all periodic work has run this number of times more."""
         counters = self.context.counters
         ends = {name: counters[name] + times for name in ("checkpoints", "retentions", "cleaner.looks")}
         await until(lambda: all(counters[name] >= end for name, end in ends.items()))
@@ -160,7 +162,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _produce(partition: Partition, *, producer: int = -1, now_us: int | None = None) -> None:
-    """One record, of now unless it is said to be of another time."""
+    """Append one record with the present time or the given one."""
     written_us = time.time_ns() // 1000 if now_us is None else now_us
     times = pa.array([written_us], DEFAULT_SCHEMA.field("timestamp").type)
     batch = encode_batch(
@@ -190,7 +192,7 @@ _COMPACTED = {"cleanup.policy": "compact"}
     [{}, {"flush.ms": "1"}, {"retention.ms": "-1"}, _COMPACTED],
     ids=["as is", "flushed", "kept", "compacted"],
 )
-def test_no_idle_partition_is_looked_at(tmp_path: Path, config: dict[str, str]) -> None:
+def test_no_idle_partition_is_examined(tmp_path: Path, config: dict[str, str]) -> None:
     async def story(stage: _Stage) -> None:
         await stage.tell(_MANY, config)
         for number in range(_MANY):
@@ -206,7 +208,7 @@ def test_no_idle_partition_is_looked_at(tmp_path: Path, config: dict[str, str]) 
         _produce(stage.hosted(7))
         looks.clear()
         await stage.looked_after()
-        assert set(looks) == {TopicPartition("t", 7)}, "the only one that is not idle"
+        assert set(looks) == {TopicPartition("t", 7)}, "this is the only partition that is not idle"
         looks.clear()
         await stage.looked_after()
         assert not looks
@@ -229,7 +231,7 @@ def test_unwanted_flushes_do_not_wake_the_loop(tmp_path: Path, monkeypatch: pyte
         _produce(stage.hosted())
         await stage.looked_after(5)
         assert not looks
-        await stage.tell(1, {"flush.ms": "1"})  # what is there already is to be durable, too
+        await stage.tell(1, {"flush.ms": "1"})  # existing records have to become durable as well
         await until(lambda: stage.hosted().log.recovery_point == 1)
         await stage.looked_after(5)
         found = looks["flush"]
@@ -242,7 +244,7 @@ def test_unwanted_flushes_do_not_wake_the_loop(tmp_path: Path, monkeypatch: pyte
     _staged(tmp_path, story)
 
 
-def test_an_idle_partition_is_sealed_and_emptied_in_time(tmp_path: Path) -> None:
+def test_an_idle_partition_is_sealed_and_deleted_in_time(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         await stage.tell(2, {"retention.ms": "1500"})
         for number in range(2):
@@ -256,7 +258,7 @@ def test_an_idle_partition_is_sealed_and_emptied_in_time(tmp_path: Path) -> None
     _staged(tmp_path, story)
 
 
-def test_new_settings_and_a_new_role_count_at_once(tmp_path: Path) -> None:
+def test_new_settings_and_a_new_role_apply_at_once(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         old_us = time.time_ns() // 1000 - 60_000_000
         await stage.tell(1, {"retention.ms": "-1"})
@@ -264,7 +266,7 @@ def test_new_settings_and_a_new_role_count_at_once(tmp_path: Path) -> None:
         await stage.looked_after()
         await stage.tell(1, {"retention.ms": "1000"}, leader=2)
         await stage.looked_after()
-        assert stage.partitions.maintenance_index.due(2**62) == [], "its leader ends it"
+        assert stage.partitions.maintenance_index.due(2**62) == [], "only the leader may end the segment"
         await stage.tell(1, {"retention.ms": "1000"})
         await until(lambda: stage.hosted().log.log_start_offset == 1)
 
@@ -276,14 +278,12 @@ _LARGE = {"retention.ms": "-1", "retention.bytes": "4000", "segment.bytes": "102
 
 
 @pytest.mark.parametrize(("config", "committed"), [(_OLD, 1), (_LARGE, 20)], ids=["old", "large"])
-def test_committed_records_expire_while_no_new_ones_are_committed(
-    tmp_path: Path, config: dict[str, str], committed: int
-) -> None:
+def test_committed_records_expire_without_new_ones(tmp_path: Path, config: dict[str, str], committed: int) -> None:
     async def story(stage: _Stage) -> None:
         await stage.tell(1, {**config, "retention.ms": "-1", "retention.bytes": "-1"})
         for _ in range(committed):
             _produce(stage.hosted())
-        await until(lambda: stage.hosted().log.high_watermark == committed)  # once the new log has its name
+        await until(lambda: stage.hosted().log.high_watermark == committed)  # after the new log has its name
         await stage.tell(1, {**config, "min.insync.replicas": "2"})
         await stage.looked_after()
         if config is _LARGE:
@@ -291,14 +291,15 @@ def test_committed_records_expire_while_no_new_ones_are_committed(
                 _produce(stage.hosted())
         log = stage.hosted().log
         ends = [segment.end_offset for segment in log.segments if segment.end_offset <= committed]
-        last = max(ends, default=committed)  # a segment of committed records is deleted as a whole, or is already
+        # a segment of committed records is deleted as a whole, or was deleted before
+        last = max(ends, default=committed)
         await until(lambda: log.log_start_offset == last)
         assert log.high_watermark == committed
 
     _staged(tmp_path, story)
 
 
-def test_a_compacted_log_is_checked_again_when_its_segments_are_old_enough(tmp_path: Path) -> None:
+def test_a_compacted_log_is_checked_when_its_segments_are_old_enough(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         lag = {"min.compaction.lag.ms": "1500", "segment.bytes": "1024"}
         await stage.tell(1, {**_COMPACTED, **lag})
@@ -309,18 +310,19 @@ def test_a_compacted_log_is_checked_again_when_its_segments_are_old_enough(tmp_p
         sealed_us = log.segments[-2].last_append_us
         await stage.looked_after()
         now_us = time.time_ns() // 1000
-        if now_us < log.segments[0].last_append_us + 1_500_000:  # else a slow machine has come here too late
+        # otherwise a slow machine has reached this line too late
+        if now_us < log.segments[0].last_append_us + 1_500_000:
             assert log.cleaning.state.end == 0
             assert work.to_clean(now_us) == []
             assert work.to_clean(sealed_us + 1_500_000) == [stage.hosted()]
         await until(lambda: log.cleaning.state.end == log.segments[-1].base_offset)
         await stage.looked_after()
-        assert work.to_clean(2**62) == [], "there is nothing more to clean, whatever the time"
+        assert work.to_clean(2**62) == [], "no record is left to clean at any time"
 
     _staged(tmp_path, story)
 
 
-def test_settings_count_though_their_schema_is_refused(tmp_path: Path) -> None:
+def test_settings_apply_although_their_schema_is_refused(tmp_path: Path) -> None:
     async def story(stage: _Stage) -> None:
         await stage.tell(1, {"retention.ms": "-1"})
         _produce(stage.hosted(), now_us=time.time_ns() // 1000 - 60_000_000)

@@ -1,4 +1,4 @@
-"""Requests that make many partitions: how many one request may make, and where they are placed."""
+"""Tests of requests that create many partitions: the limit of a request, and the placement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.broker.staged import Stage
 
 
 class Registry:
-    """ZooKeeper with one topic; ends each request when it would write."""
+    """A stand-in for ZooKeeper with one topic. It ends each request at its write."""
 
     def __init__(self, record: TopicRecord) -> None:
         self.record = record
@@ -42,7 +42,7 @@ class Registry:
 
 
 def outcome(request: CreateTopic | CreatePartitions, *, before: int = 1) -> tuple[BrokerError, int]:
-    """What the request is refused with, and how many partitions the topic would have."""
+    """Return the refusal, and the number of partitions that the topic would have."""
 
     async def test() -> tuple[BrokerError, int]:
         stage = Stage()
@@ -88,5 +88,5 @@ def test_many_partitions_are_placed_in_a_thread(grows: bool, monkeypatch: pytest
     for added in (FEW_PARTITIONS, FEW_PARTITIONS + 1):
         request = CreatePartitions(1, "t", 1 + added, 1000) if grows else CreateTopic(1, "new", added, 1, 1000)
         outcome(request)
-    assert threads[0] is grows or threads[0], "few at once"
-    assert threads == [True, False], "few are placed at once"
+    assert threads[0] is grows or threads[0], "a few partitions must be placed without a thread"
+    assert threads == [True, False], "a few partitions must be placed without a thread"

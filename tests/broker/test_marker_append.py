@@ -1,4 +1,4 @@
-"""Markers at the leader, without a process: one that cannot be written leaves the others alone."""
+"""Tests of markers at the leader, without a process: a marker that cannot be written does not affect others."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_one_failing_marker_does_not_stop_the_others() -> None:
         assert isinstance(reply, WriteMarkersReply)
         codes = [result.code for result in reply.results]
         assert codes == [ErrorCode.NONE, ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NONE]
-        assert stage.broker.fences.has(broken.tp, 7), "its producer may not write any more, all the same"
+        assert stage.broker.fences.has(broken.tp, 7), "its producer must be fenced nevertheless"
 
     asyncio.run(story())
 
 
 @pytest.mark.alone
-def test_a_broker_forgets_the_oldest_fenced_producers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_drops_the_oldest_fenced_producers_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fenced_producers, "_FENCED_KEPT", 40_000)
     found = fenced_producers.FencedProducers()
 
@@ -64,11 +64,11 @@ def test_a_broker_forgets_the_oldest_fenced_producers_at_once(monkeypatch: pytes
     took_s = fence(40_000, 40_000)
     assert not found.has(TP, 39_999)
     assert found.has(TP, 40_000) and found.has(TP, 79_999)
-    # A search for the oldest among all that were removed takes about 10 us for each producer: 0.4 s.
+    # A search for the oldest of all removed producers takes about 10 us for each: 0.4 s.
     assert took_s < 0.15
 
 
-def test_an_answer_that_cannot_be_given_is_not_given_twice() -> None:
+def test_a_response_that_fails_is_not_sent_twice() -> None:
     async def story() -> None:
         stage, _ = three_partitions()
         told: list[PartitionResult] = []

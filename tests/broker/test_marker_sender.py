@@ -1,4 +1,4 @@
-"""Markers on their way, without processes: sent until they have arrived, whatever happens to their neighbours."""
+"""Tests of markers in flight, without processes: each is sent until it arrives, whatever happens to others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.broker.staged import TOPIC_ID, Ask, Hosted, Stage, until
 
 
 class Coordinator:
-    """Stands for the host of a coordinator of epoch 9."""
+    """A stand-in for the host of a coordinator with epoch 9."""
 
     ended = False
     epoch = 9
@@ -46,7 +46,7 @@ class Coordinator:
 
 
 class Zookeeper:
-    """Knows whether a topic lives; asked as the broker's registry."""
+    """A stand-in for the broker's registry that knows whether a topic exists."""
 
     def __init__(self, *lives: bool | Exception) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -122,7 +122,7 @@ def test_an_invalid_response_of_another_broker_is_retried() -> None:
 
 
 def elsewhere(ask: Ask) -> Stage:
-    """Broker 2 leads the marker's partition."""
+    """Let broker 2 lead the marker's partition."""
     stage = Stage(ask)
     known = stage.context.cache.partition(stage.hosted.tp)
     assert known is not None
@@ -131,8 +131,8 @@ def elsewhere(ask: Ask) -> Stage:
     return stage
 
 
-def test_a_topic_this_broker_does_not_know_yet_gets_its_marker() -> None:
-    """A coordinator's broker may be the last to hear of a topic, and its markers must not be taken for needless."""
+def test_a_topic_that_this_broker_does_not_know_gets_its_marker() -> None:
+    """A coordinator's broker may be the last to learn of a topic, and must not treat its markers as needless."""
 
     async def story() -> None:
         stage, host = Stage(), Coordinator()
@@ -142,7 +142,7 @@ def test_a_topic_this_broker_does_not_know_yet_gets_its_marker() -> None:
         stage.tell(topics=False)
         send(stage, host, marker(), marker(1))
         await until(lambda: len(zookeeper.asked) >= 3)
-        assert not host.written, "a marker was given up for a topic that is there"
+        assert not host.written, "a marker was dropped although its topic exists"
         other = Hosted(TopicPartition("t", 1))
         stage.partitions[other.tp] = other
         stage.tell()
@@ -152,18 +152,18 @@ def test_a_topic_this_broker_does_not_know_yet_gets_its_marker() -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_markers_of_a_deleted_topic_are_not_needed(anew: bool) -> None:
-    """Also where another topic has its name by now."""
+@pytest.mark.parametrize("recreated", [False, True])
+def test_markers_of_a_deleted_topic_are_not_needed(recreated: bool) -> None:
+    """The same holds if another topic has its name by now."""
 
     async def story() -> None:
         stage, host = Stage(), Coordinator()
         zookeeper = Zookeeper(False)
         stage.registry.answers = zookeeper
-        stage.tell(topics=anew, topic_id="anew")
+        stage.tell(topics=recreated, topic_id="again")
         send(stage, host, marker(), marker(1))
         await until(lambda: len(host.written) == 2)
-        assert zookeeper.asked == [("t", TOPIC_ID)], "one question for all its partitions"
+        assert zookeeper.asked == [("t", TOPIC_ID)], "one request for all its partitions"
         assert not stage.hosted.appended
 
     asyncio.run(story())

@@ -1,4 +1,4 @@
-"""The broker's picture of the cluster: ordered by node versions, served to clients."""
+"""Tests of the broker's metadata of the cluster: ordered by node versions, served to clients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_older_version_of_a_partition_changes_nothing(cache: MetadataCache) -
 
 
 def test_a_leader_that_registered_again_stays_the_leader(cache: MetadataCache) -> None:
-    """It is told of no leader where its earlier incarnation led, in the same epoch."""
+    """It receives no leader where its earlier incarnation led in the same epoch."""
     cache.apply(update(decision(3, leader=NO_LEADER), topics=(topic(),), full=True))
     assert leader(cache) == 0
     assert cache.metadata(0, ("t",), schemas=False).topics[0].partitions[0].leader == 0
@@ -68,9 +68,9 @@ def test_a_leader_that_registered_again_stays_the_leader(cache: MetadataCache) -
     cache.apply(update(shrunk, sequence=1))
     known = cache.partition(TopicPartition("t", 0))
     assert known is not None
-    assert (known.version, known.state) == (4, LeaderAndIsr(0, 3, (0, 1), 1)), "its ISR changes, its leader does not"
+    assert (known.version, known.state) == (4, LeaderAndIsr(0, 3, (0, 1), 1)), "only the ISR may change, not the leader"
     cache.apply(update(decision(5, leader=NO_LEADER), sequence=2))
-    assert leader(cache) == NO_LEADER, "a partition that has lost its leader is in a new epoch"
+    assert leader(cache) == NO_LEADER, "a partition without a leader must be in a new epoch"
 
 
 def test_a_new_process_knows_no_leader_until_the_next_epoch() -> None:
@@ -82,14 +82,16 @@ def test_a_new_process_knows_no_leader_until_the_next_epoch() -> None:
 
 
 def test_an_update_that_arrives_out_of_order_changes_nothing(cache: MetadataCache) -> None:
-    """A list of live brokers has no version of its own: a leader that took a late one would wait for the dead."""
+    """The list of live brokers has no version of its own: a leader with a late one would wait for dead brokers."""
     cache.apply(update(decision(4, partition=1), brokers=BROKERS[:2], sequence=7))
     late = update(decision(9, leader=2), topics=(topic(config={"min.insync.replicas": "3"}),), full=True, sequence=6)
     assert cache.is_overtaken(late)
     cache.apply(late)
     assert set(cache.incarnations) == {0, 1}
     assert leader(cache) == 0
-    assert cache.partition(TopicPartition("t", 1)) is not None, "made since: a full update of old does not name it"
+    assert cache.partition(TopicPartition("t", 1)) is not None, (
+        "the topic is newer than the old full update, which does not name it"
+    )
     known = cache.topic("t")
     assert known is not None and known.config.min_insync_replicas == 1
     cache.apply(update(brokers=BROKERS, sequence=8))
@@ -111,7 +113,7 @@ def test_a_refused_update_does_not_count_as_the_newest(cache: MetadataCache) -> 
     assert set(cache.incarnations) == {0, 1}
 
 
-def test_a_topics_settings_stand_over_the_clusters_defaults(cache: MetadataCache) -> None:
+def test_a_topics_settings_take_precedence_over_the_clusters(cache: MetadataCache) -> None:
     known = cache.topic("t")
     assert known is not None and known.config.min_insync_replicas == 1
     cache.apply(update(topics=(topic(config={"min.insync.replicas": "3"}),)))
@@ -130,7 +132,7 @@ def test_a_recreated_topic_has_none_of_the_old_partitions(cache: MetadataCache) 
     cache.apply(update(topics=(topic(topic_id="id-2"),)))
     assert cache.partition(TopicPartition("t", 0)) is None
     cache.apply(update(decision(9)))
-    assert cache.partition(TopicPartition("t", 0)) is None, "a decision about the old topic"
+    assert cache.partition(TopicPartition("t", 0)) is None, "a decision on the old topic"
     cache.apply(update(decision(0, topic_id="id-2")))
     assert cache.partition(TopicPartition("t", 0)) is not None
 
@@ -211,7 +213,7 @@ def test_deleted_topics_are_remembered_by_id(cache: MetadataCache) -> None:
     cache.apply(update(topics=(topic("u", "id-2"),)))
     cache.apply(update(topics=(topic("t", "id-3"),)))
     cache.apply(update(deleted=(("u", "of another"),)))
-    assert list(cache.forgotten) == ["id-1"], "made anew under its name"
+    assert list(cache.forgotten) == ["id-1"], "a recreated topic with the same name"
     cache.apply(update(deleted=(("u", "id-2"),)))
     cache.apply(update(full=True))
     assert list(cache.forgotten) == ["id-1", "id-2", "id-3"]

@@ -1,4 +1,5 @@
-"""Index files that somebody deleted, as Kafka's operators do: a broker copies what it lost, and throws nothing away."""
+"""Tests of index files that an operator deleted, as Kafka's operators do: a broker copies the lost data, and deletes
+none."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def test_a_broker_without_its_index_files_copies_its_logs(cluster: ProcessCluste
 
 
 def test_records_that_no_replica_has_are_salvaged(cluster: ProcessCluster, tmp_path: Path) -> None:
-    """The index files of every replica were deleted. What was set aside goes into another topic."""
+    """The index files of every replica were deleted. The data that were set aside are written to another topic."""
     create_topic(cluster, "unindexed", assignment=((0, 1, 2),), config={"segment.bytes": "4096"})
     values: list[bytes] = []
     with Writer(cluster, "unindexed") as writer:

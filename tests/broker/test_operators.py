@@ -1,4 +1,4 @@
-"""What an operator asks of real brokers and a real controller: partitions, moves, elections, a limit on copying."""
+"""Tests of operators' requests to real brokers and a real controller: partitions, moves, elections, a copy limit."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_replicas_move_completely_and_leave_no_files(cluster: ProcessCluster, ad
     written: list[int] = []
 
     def write() -> None:
-        """Retries leave no second copy: whoever leads knows the number of what its predecessor has taken."""
+        """Retries append no second copy: every leader knows the sequence numbers of its predecessor."""
         number = len(written)
         written.append(writer.write(encoded(200, f"{number}-", producer=(producer_id, 0, number * 200))))
 
@@ -151,7 +151,7 @@ def test_each_move_of_a_request_is_validated_separately(cluster: ProcessCluster,
     assert caught.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_leaders_are_elected_when_asked_for(cluster: ProcessCluster, admin: Admin) -> None:
+def test_leaders_are_elected_on_request(cluster: ProcessCluster, admin: Admin) -> None:
     tp = TopicPartition("led", 0)
     create_topic(cluster, "led", assignment=((0, 1, 2),))
     admin.wait_until_in_sync(["led"], timeout_s=PATIENCE_S)
@@ -161,10 +161,10 @@ def test_leaders_are_elected_when_asked_for(cluster: ProcessCluster, admin: Admi
     failed = admin.elect_leaders([tp])
     assert failed[tp].code == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
     assert "broker 0 is not alive" in failed[tp].detail
-    assert admin.elect_leaders([tp], unclean=True) == {}  # not needed: somebody leads
+    assert admin.elect_leaders([tp], unclean=True) == {}  # not needed: the partition has a leader
     cluster.start_broker(0)
     admin.wait_until_in_sync(["led"], timeout_s=PATIENCE_S)
-    if leader(cluster, "led") != 0:  # unless leaderships go back by themselves
+    if leader(cluster, "led") != 0:  # unless leaderships return automatically
         assert admin.elect_leaders() == {}
     assert leader(cluster, "led") == 0
     missing = TopicPartition("led", 5)
@@ -201,7 +201,7 @@ def test_a_broker_refuses_a_restart_without_a_supervisor(cluster: ProcessCluster
     assert cluster.describe(1).pid == pid
 
 
-def test_the_commands(cluster: ProcessCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_work_on_a_real_cluster(cluster: ProcessCluster, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*arguments: str) -> str:
         code = run([*arguments, "-b", cluster.bootstrap])
         out = capsys.readouterr()
@@ -234,7 +234,7 @@ def test_the_commands(cluster: ProcessCluster, capsys: pytest.CaptureFixture[str
 
 
 def test_a_throttled_copy_does_not_delay_other_replicas(cluster: ProcessCluster, admin: Admin) -> None:
-    """Both topics are led by broker 0 and followed by broker 2: one fetch session carries both."""
+    """Broker 0 leads both topics and broker 2 follows them: one fetch session has both."""
     create_topic(cluster, "heavy", partitions=4, assignment=((0,),) * 4)
     create_topic(cluster, "light", assignment=((0, 2),))
     body = encoded(4000)
@@ -246,7 +246,7 @@ def test_a_throttled_copy_does_not_delay_other_replicas(cluster: ProcessCluster,
     size = _stored_bytes(cluster, 0, "heavy")
     began, before = time.monotonic(), cluster.describe(2).counters
 
-    # One batch is more than this allows for in an hour: whoever waits for what is held back is seen to.
+    # One batch is larger than the limit for an hour: a waiting fetch is still noticed.
     admin.reassign(targets, throttle_bytes=body.header.length // 3600)
     held = before.get("fetcher.throttled", 0) + len(targets)
 
@@ -260,20 +260,20 @@ def test_a_throttled_copy_does_not_delay_other_replicas(cluster: ProcessCluster,
         deadline = time.monotonic() + PATIENCE_S
         for _ in range(writes):
             writer.write(encoded(1))
-        assert time.monotonic() < deadline, "one in a second at most: others wait for what is held back"
+        assert time.monotonic() < deadline, "at most one request in a second: others wait for the throttled one"
     assert 0 < copied == _stored_bytes(cluster, 2, "heavy") <= size // 2
     counters = cluster.describe(2).counters
-    own = 2 * writes  # one request brings a record, the next acknowledges it
+    own = 2 * writes  # one request fetches a record, and the next one acknowledges it
     most = own + 100 * (time.monotonic() - began)
-    assert counters["fetcher.requests"] - before.get("fetcher.requests", 0) < most, "a loop spins"
+    assert counters["fetcher.requests"] - before.get("fetcher.requests", 0) < most, "a loop is spinning"
 
-    # The rest is never ahead of its limit. That a limit is used up is shown in test_throttle, on a clock of its own.
+    # The copy is never ahead of its limit. test_throttle shows with its own clock that the limit is used up.
     limit, began, first = size // 2, time.monotonic(), copied
     admin.reassign(targets, throttle_bytes=limit)
 
     def all_copied() -> bool:
         copied = _stored_bytes(cluster, 2, "heavy")
-        # Half a second is lent for time that was lost, and one answer is counted only when it has come.
+        # Half a second is granted for lost time, and one response counts only after its arrival.
         assert copied - first <= limit * (time.monotonic() - began + 0.7)
         return copied == size
 
@@ -285,14 +285,14 @@ def _stored_bytes(cluster: ProcessCluster, broker_id: int, name: str) -> int:
     return sum(found.size_bytes for found in cluster.describe(broker_id).replicas if found.topic == name)
 
 
-def test_an_in_sync_copy_is_not_throttled_though_no_controller_says(cluster: ProcessCluster, admin: Admin) -> None:
+def test_an_in_sync_copy_is_not_throttled_without_a_controller(cluster: ProcessCluster, admin: Admin) -> None:
     create_topic(cluster, "lone", assignment=((0,),))
     batch, limit = encoded(200), 20_000
     with cluster.connect(0) as connection:
         for _ in range(6):
             produce(connection, "lone", batch)
         admin.reassign({TopicPartition("lone", 0): (0, 2)}, throttle_bytes=limit)
-        wait_until(lambda: hosted(cluster, 2, "lone") is not None, PATIENCE_S, "broker 2 to be told")
+        wait_until(lambda: hosted(cluster, 2, "lone") is not None, PATIENCE_S, "broker 2 to host the partition")
         cluster.stop_controller()
         try:
 
@@ -300,7 +300,7 @@ def test_an_in_sync_copy_is_not_throttled_though_no_controller_says(cluster: Pro
                 (topic,) = cluster.metadata(broker_id, "lone").topics
                 return 2 in topic.partitions[0].isr
 
-            assert not in_sync(2), "else nothing is shown"
+            assert not in_sync(2), "without this the test proves nothing"
             wait_until(lambda: in_sync(0), PATIENCE_S, "the leader to add broker 2")
             began = time.monotonic()
             count = 20

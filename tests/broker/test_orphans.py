@@ -1,4 +1,5 @@
-"""Real brokers without a supervisor, in a cluster that has a controller: who goes, and who serves on."""
+"""Tests of real brokers without a supervisor, in a cluster with a controller: which of them exit, and which
+continue."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ProcessCluster]:
-    """Its own: who has seen a driver has opinions about supervisors from then on."""
+    """Start a separate cluster: brokers that have seen a driver depend on supervisors from then on."""
     with ProcessCluster(3, settings={"broker.orphan.timeout.ms": "1000"}) as cluster:
         yield cluster
 
@@ -47,10 +48,11 @@ def test_an_orphan_exits_only_while_its_driver_lives_without_it(
             supervisors.enter_context(_supervised(cluster, 2, driver.epoch))
             wait_isr(cluster, "orphaned", {0, 1, 2})
         finally:
-            driver.close()  # dead, and its tasks with it; the controller lives, as one that stood by does
+            driver.close()  # the driver and its tasks are dead; the controller lives, as a standby does
     pids = {broker_id: cluster.pid(broker_id) for broker_id in cluster.slots}
     before = {broker_id: _looks(cluster, broker_id) for broker_id in cluster.slots}
-    # The first look asks for relief, or none does; the second stops whom nobody counts on.
+    # At the first check the orphan asks for relief, or no broker does. At the second one it exits if no broker counts
+    # on it.
     wait_until(
         lambda: all(_looks(cluster, broker_id) >= before[broker_id] + 2 for broker_id in cluster.slots),
         PATIENCE_S,
@@ -68,7 +70,7 @@ def test_an_orphan_exits_only_while_its_driver_lives_without_it(
 
 
 def _begin_generation(cluster: ProcessCluster, driver: DriverRegistration) -> None:
-    """As its tasks do, once their brokers serve."""
+    """Report a generation, as a driver's tasks do once their brokers serve."""
     driver.direct(Directive(driver.epoch, 1, Phase.RUN))
 
     async def report(store: ClusterStore) -> None:
@@ -79,7 +81,7 @@ def _begin_generation(cluster: ProcessCluster, driver: DriverRegistration) -> No
 
 @contextmanager
 def _supervised(cluster: ProcessCluster, broker_id: int, driver_epoch: int) -> Iterator[None]:
-    """The connection that a supervisor holds open: its end is that of the supervisor."""
+    """Hold the connection of a supervisor. Its end is the supervisor's end."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PATIENCE_S)
         connection.connect(str(cluster.slots[broker_id].control_socket))

@@ -1,4 +1,4 @@
-"""What a broker says of partitions it does not host, and when it wakes those it does."""
+"""Tests of a broker's responses for partitions that it does not host, and of the wake-ups of those that it hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_broker_without_metadata_calls_no_topic_unknown(tmp_path: Path) -> Non
 
 
 class Waiting:
-    """A partition that wants to be woken at ``deadline_ms``, and then not for long."""
+    """A partition that wants to be woken at ``deadline_ms``, and then not for a long time."""
 
     def __init__(self, partitions: Partitions, deadline_ms: int) -> None:
         self.replica = SimpleNamespace(deadline_ms=deadline_ms)
@@ -58,8 +58,8 @@ class Waiting:
 
 
 def test_a_timer_that_waits_long_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand followers are lost within two milliseconds: their leaders shrink the ISRs within two, not when the
-    first of them wants to be woken again."""
+    """A thousand followers are lost within two milliseconds: their leaders shrink the ISRs within two as well, and
+    not when the first of them is next woken."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     context = broker_context()
     clock_ms = 1000
@@ -85,7 +85,7 @@ def test_a_timer_that_waits_long_delays_no_other(tmp_path: Path, monkeypatch: py
 
 
 class Still:
-    """Surroundings in which nothing is done."""
+    """A host that does nothing."""
 
     def now_ms(self) -> int:
         return 1000
@@ -95,7 +95,7 @@ class Still:
 
 
 def told(leader: int, isr: tuple[int, ...], version: int) -> ControlUpdate:
-    """That this broker, 1, and broker 0 have a partition."""
+    """Return an update with a partition on this broker, 1, and on broker 0."""
     topic = TopicChange("t", "id", (TopicSchema(0, schema_message(DEFAULT_SCHEMA)),), ("key",), "timestamp", {})
     live = tuple(BrokerEndpoint(number, "host", 9092, 1) for number in (0, 1))
     known = PartitionDecision("t", "id", 0, LeaderAndIsr(leader, version, isr, 1), version, (0, 1))
@@ -104,7 +104,7 @@ def told(leader: int, isr: tuple[int, ...], version: int) -> ControlUpdate:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_stopping_replica_counts_until_the_controller_decides(tmp_path: Path, broken: bool) -> None:
-    """A replica that is offline follows no decision: it would take itself for a member of the ISR for ever."""
+    """An offline replica follows no decision: it would consider itself a member of the ISR forever."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     broker = LocalReplicas(broker_context(), directory, lambda _: Still())
     partitions = broker.partitions
@@ -133,7 +133,7 @@ def test_a_stopping_replica_counts_until_the_controller_decides(tmp_path: Path, 
 
 
 def test_a_newly_compacted_topic_is_scheduled_for_cleaning_at_once(tmp_path: Path) -> None:
-    """Nobody goes through all there are for that."""
+    """No periodic scan of all partitions is needed."""
     directory = LogDirectory.open(tmp_path, cluster_id="cluster", broker_id=1)
     broker = LocalReplicas(broker_context(), directory, lambda _: Still())
     partitions = broker.partitions

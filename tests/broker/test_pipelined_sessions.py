@@ -1,4 +1,4 @@
-"""A fetch session whose next request is sent before the last one is answered, both ends together."""
+"""Tests of a fetch session whose next request is sent before the last response, with both ends."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ def test_a_lost_request_is_noticed_and_everything_is_named_again(builder: Sessio
     builder.on_response(cache.begin(fetch(again), 0).reply([]))
     assert builder.established
     idle = builder.next_request()
-    assert (idle.session_epoch, idle.partitions) == (1, ()), "a full request is answered at once, again and again"
+    assert (idle.session_epoch, idle.partitions) == (1, ()), "a full request gets an immediate response each time"

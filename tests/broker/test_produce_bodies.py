@@ -1,4 +1,4 @@
-"""Cutting a produce body into batches, without looking into them."""
+"""Tests of the division of a produce body into batches, without decoding them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_batches_are_parsed_as_they_were_packed() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 8, 100])
-def test_a_too_short_body_is_reported(cut: int) -> None:
+def test_a_body_that_is_too_short_is_reported(cut: int) -> None:
     packed, count = body(3)
     with pytest.raises(BrokerError) as caught:
         cut_batches(packed[:-cut], count)
@@ -33,7 +33,7 @@ def test_a_too_short_body_is_reported(cut: int) -> None:
     assert "bytes" in caught.value.detail
 
 
-def test_a_too_long_body_is_reported() -> None:
+def test_a_body_that_is_too_long_is_reported() -> None:
     packed, count = body(3)
     with pytest.raises(BrokerError) as caught:
         cut_batches(memoryview(bytes(packed) + bytes(8)), count)
@@ -58,7 +58,7 @@ def test_a_producer_cannot_send_a_flag_of_the_log(flag: Flag) -> None:
     assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
-def test_no_batches_is_an_error() -> None:
+def test_a_body_without_batches_is_an_error() -> None:
     with pytest.raises(BrokerError) as caught:
         cut_batches(memoryview(b""), 0)
     assert caught.value.code is ErrorCode.INVALID_RECORD

@@ -1,4 +1,4 @@
-"""Some columns of a topic: what is sent and counted, and what is read is what a full read shows."""
+"""Tests of reads of some columns of a topic: they equal a full read, and the counters show the sent bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TP = TopicPartition("wide", 0)
 
 @pytest.fixture(scope="module")
 def wide(running_cluster: ProcessCluster) -> pa.Table:
-    """Twenty columns of 100 bytes; two batches as they are and two of each compression."""
+    """Create a topic with twenty columns of 100 bytes: two batches without compression and two of each codec."""
     dice = random.Random(5)
     table = pa.table({name: [dice.randbytes(100) for _ in range(ROWS)] for name in NAMES})
     with Admin(running_cluster.bootstrap) as admin:
@@ -59,7 +59,7 @@ def broker_counters(cluster: ProcessCluster, topic: str) -> dict[str, int]:
     return dict(cluster.describe(leader(cluster, topic)).counters)
 
 
-def test_only_the_bytes_of_the_columns_travel(cluster: ProcessCluster, wide: pa.Table) -> None:
+def test_only_the_bytes_of_the_columns_are_sent(cluster: ProcessCluster, wide: pa.Table) -> None:
     whole, full = read(cluster, None, 0, wide.num_rows)
     assert whole.equals(wide)
     assert full.counters.projected_batches == 0 and full.counters.stored_bytes == full.counters.fetched_bytes
@@ -76,14 +76,14 @@ def test_only_the_bytes_of_the_columns_travel(cluster: ProcessCluster, wide: pa.
         "fetch.projected.stored.bytes": one.counters.stored_bytes,
         "fetch.projected.sent.bytes": one.counters.fetched_bytes,
     }
-    # in another order, cut in mid-batch; and all of them, which are sent as they are stored
+    # in another order and from within a batch; and all columns, which are sent as stored
     few, _ = read(cluster, ["c19", "c0"], 17, 1444)
     assert few.equals(wide.select(["c19", "c0"]).slice(17, 1444 - 17))
     turned, everything = read(cluster, NAMES[::-1], 0, wide.num_rows)
     assert turned.equals(wide.select(NAMES[::-1])) and everything.counters.projected_batches == 0
 
 
-def test_headers_alone(cluster: ProcessCluster, wide: pa.Table) -> None:
+def test_headers_alone_can_be_fetched(cluster: ProcessCluster, wide: pa.Table) -> None:
     with PartitionReader(cluster.bootstrap, TP, 5, wide.num_rows - 5, columns=[], local="never") as reader:
         found = [(one.first_offset, one.batch.num_rows, one.batch.num_columns) for one in reader.fetched()]
     assert found[0] == (5, found[0][1], 0)
@@ -92,7 +92,7 @@ def test_headers_alone(cluster: ProcessCluster, wide: pa.Table) -> None:
     assert reader.counters.stored_bytes > 2000 * wide.num_rows
 
 
-def test_a_consumer_of_some_columns(cluster: ProcessCluster, wide: pa.Table) -> None:
+def test_a_consumer_reads_some_columns(cluster: ProcessCluster, wide: pa.Table) -> None:
     with Consumer(cluster.bootstrap, TP.topic, columns=["c3", "c2"], log_columns=True) as consumer:
         table = consumer.to_table()
         assert consumer.counters.fetched_bytes < 0.15 * consumer.counters.stored_bytes
@@ -103,7 +103,7 @@ def test_a_consumer_of_some_columns(cluster: ProcessCluster, wide: pa.Table) -> 
     assert caught.value.code is ErrorCode.SCHEMA_MISMATCH and "'c20'" in caught.value.detail
 
 
-def test_columns_that_came_later(cluster: ProcessCluster, admin: Admin) -> None:
+def test_columns_that_were_added_later_can_be_read(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("later", partitions=1, replication_factor=3, schema="x int, y string")
     tp = TopicPartition("later", 0)
     with Producer(cluster.bootstrap) as producer:
@@ -128,7 +128,7 @@ def test_columns_that_came_later(cluster: ProcessCluster, admin: Admin) -> None:
     assert caught.value.code is ErrorCode.SCHEMA_MISMATCH
 
 
-def test_transactions_under_a_projection(cluster: ProcessCluster, admin: Admin) -> None:
+def test_transactions_are_filtered_in_projected_reads(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("torn", partitions=1, replication_factor=3, schema="x int, y string")
     tp = TopicPartition("torn", 0)
     with Producer(cluster.bootstrap, transactional_id="torn") as producer:
@@ -164,7 +164,7 @@ def ask(
     return reply.partitions[0], body
 
 
-def test_how_a_broker_answers_projected_reads(cluster: ProcessCluster, wide: pa.Table) -> None:
+def test_a_broker_answers_valid_and_invalid_projected_reads(cluster: ProcessCluster, wide: pa.Table) -> None:
     leads = leader(cluster, TP.topic)
     with cluster.connect(leads) as connection:
         refused, body = ask(connection, ("c1", "nonsense"))
@@ -175,7 +175,7 @@ def test_how_a_broker_answers_projected_reads(cluster: ProcessCluster, wide: pa.
         with cluster.connect(leads, identity=cluster.as_broker(follower)) as of_follower:
             refused, body = ask(of_follower, ("c1",), replica_id=follower)
         assert refused.code == ErrorCode.INVALID_REQUEST and not body
-        # at least one batch, however little is asked for, and few of them when they are small
+        # at least one batch for the smallest limit, and only a few if they are small
         one, body = ask(connection, ("c1",), max_bytes=1)
         (header,) = unpack_headers(body[:HEADER_BYTES])
         assert (one.batch_count, header.flags & Flag.PROJECTED) == (1, Flag.PROJECTED)

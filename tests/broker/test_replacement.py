@@ -1,4 +1,4 @@
-"""A real broker that stays away: what it held is rebuilt elsewhere, and it has nothing left when it is back."""
+"""A test of a real broker that stays away: its replicas are rebuilt on others, and it returns without any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three real brokers: what is acknowledged stays, whoever dies."""
+"""Tests of three real brokers: acknowledged records stay, whichever broker dies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Writers = Callable[..., Writer]
 
 @pytest.fixture
 def writers(cluster: ProcessCluster) -> Iterator[Writers]:
-    """Makes writers for (topic, partition), and closes them."""
+    """Yield a function that creates writers for (topic, partition). The fixture closes them."""
     with ExitStack() as stack:
         yield lambda topic, number=0: stack.enter_context(Writer(cluster, topic, number))
 
@@ -74,7 +74,7 @@ def test_every_kind_of_acks_is_read_back_from_every_replica(cluster: ProcessClus
 
 
 def test_a_producer_without_acks_finds_a_leader_that_has_moved(cluster: ProcessCluster) -> None:
-    """The old leader lives and answers nothing: that it closes the connection is all the producer gets."""
+    """The old leader lives and sends no response: the producer only notices that it closes the connection."""
     create_topic(cluster, "no-acks", assignment=((0, 1, 2),))
     with Producer(cluster.bootstrap, acks=0, linger_ms=0) as producer, Admin(cluster.bootstrap) as admin:
         producer.send("no-acks", b"to broker 0").result(PATIENCE_S)
@@ -116,10 +116,8 @@ def test_a_waiting_consumer_is_woken_by_a_commit(cluster: ProcessCluster) -> Non
 
 
 @pytest.mark.parametrize("acks", [ACKS_ALL, 1])
-def test_a_waiting_consumer_gets_records_before_their_producer_is_acknowledged(
-    cluster: ProcessCluster, acks: int
-) -> None:
-    """Both on one connection, where answers come in the order in which they were sent."""
+def test_a_waiting_consumer_gets_records_before_their_acknowledgement(cluster: ProcessCluster, acks: int) -> None:
+    """Both share one connection, on which responses come in the order of their requests."""
     topic = f"first-{acks}"
     create_topic(cluster, topic, replicas=3 if acks == ACKS_ALL else 1)
     with cluster.connect(leader(cluster, topic)) as connection:
@@ -235,7 +233,7 @@ def test_acks_all_below_min_insync_is_refused_and_writes_nothing(cluster: Proces
 
 
 @pytest.mark.alone
-def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster, writers: Writers) -> None:
+def test_a_controlled_shutdown_moves_leaderships_first(cluster: ProcessCluster, writers: Writers) -> None:
     create_topic(cluster, "controlled", assignment=((1, 0, 2),))
     producer_id = new_producer_id(cluster)
     writer = writers("controlled")
@@ -250,16 +248,16 @@ def test_a_controlled_stop_moves_leaderships_first(cluster: ProcessCluster, writ
         sent += 1
     stopper.join()
     assert codes == [0]
-    assert longest < 3, "writes go on at the next leader"
-    assert time.monotonic() - began < 8, "it did not wait for the controller in vain"
+    assert longest < 3, "writes must continue at the next leader"
+    assert time.monotonic() - began < 8, "the broker must not wait until the timeout"
     assert 1 not in partition(cluster, "controlled").isr
     cluster.start_broker(1)
     wait_isr(cluster, "controlled", ALL)
     wait_equal(cluster, "controlled", sent)
 
 
-def test_a_controlled_shutdown_loses_no_record_acknowledged_with_acks_1(cluster: ProcessCluster) -> None:
-    """With acks=1: a leader that stops is told last that others lead."""
+def test_a_controlled_shutdown_loses_no_record_with_acks_1(cluster: ProcessCluster) -> None:
+    """With acks=1 a stopping leader is the last to learn of the new leaders."""
     create_topic(cluster, "acks-1-stop", assignment=((1, 0, 2),) * 60)
     codes: list[int] = []
     stopper = threading.Thread(target=lambda: codes.append(cluster.stop_broker(1)))
@@ -287,22 +285,23 @@ def test_a_controlled_shutdown_loses_no_record_acknowledged_with_acks_1(cluster:
 
 
 def test_a_controlled_shutdown_keeps_records_the_followers_lack(cluster: ProcessCluster) -> None:
-    """With acks=1: whoever leads next is told of it when it has what the leader acknowledged before the stop began."""
-    create_topic(cluster, "behind", assignment=((1, 0, 2),))
+    """With acks=1 the next leader learns of its election after it has all records that the old leader acknowledged
+    before the stop."""
+    create_topic(cluster, "lagging", assignment=((1, 0, 2),))
     values = [b"first", *(b"%d" % number for number in range(20))]
     codes: list[int] = []
     stopper = threading.Thread(target=lambda: codes.append(cluster.stop_broker(1)))
     with Producer(cluster.bootstrap, acks=1, linger_ms=0) as producer:
-        producer.send("behind", values[0]).result(PATIENCE_S)
+        producer.send("lagging", values[0]).result(PATIENCE_S)
         followers = cluster.pid(0), cluster.pid(2)
         try:
             for pid in followers:
                 os.kill(pid, signal.SIGSTOP)
             for value in values[1:]:
-                producer.send("behind", value).result(PATIENCE_S)
+                producer.send("lagging", value).result(PATIENCE_S)
             stopper.start()
             wait_until(lambda: cluster.slots[1].command("status")["state"] == "stopping", PATIENCE_S, "the stop")
-            # As long as the controller needs to move a leadership, were it asked to, and a tenth of what is waited.
+            # The time that the controller would need to move a leadership, and a tenth of the maximum wait.
             stopper.join(0.4)
             assert stopper.is_alive()
         finally:
@@ -311,21 +310,21 @@ def test_a_controlled_shutdown_keeps_records_the_followers_lack(cluster: Process
         stopper.join()
     assert codes == [0]
     cluster.start_broker(1)
-    wait_isr(cluster, "behind", ALL)
-    wait_equal(cluster, "behind", len(values))
+    wait_isr(cluster, "lagging", ALL)
+    wait_equal(cluster, "lagging", len(values))
 
 
 @pytest.mark.alone
-def test_a_cluster_stop_does_not_wait_for_a_stopping_brokers_successors(cluster: ProcessCluster) -> None:
+def test_a_cluster_stop_does_not_wait_for_successors(cluster: ProcessCluster) -> None:
     create_topic(cluster, "overtaken", assignment=((0, 1, 2),))
     slot = cluster.slots[0]
-    cluster.stop_controller()  # nobody is there to move its leaderships
+    cluster.stop_controller()  # no controller moves its leaderships
     try:
         slot.command("stop")
         assert slot.command("status")["leading"] > 0
         slot.command("finish")
         assert slot.process is not None
-        assert slot.process.wait(4) == 0, "raises when it waits for successors"
+        assert slot.process.wait(4) == 0, "the wait raises if the broker waits for successors"
     finally:
         cluster.start_controller()
     cluster.start_broker(0)
@@ -344,7 +343,7 @@ def test_sealed_segments_are_equal_arrow_files_on_all_replicas(cluster: ProcessC
         return len(found[0]) > 3 and found[0] == found[1] == found[2] and rows_of_arrow_files() > 400
 
     def rows_of_arrow_files() -> int:
-        """What an ordinary Arrow reader sees; 0 while a footer is missing."""
+        """Return the rows that an ordinary Arrow reader sees, or 0 while a footer is missing."""
         directory = replica(cluster, 0, "sealed").directory
         try:
             return sum(_rows(f"{directory}/{name}") for name in segment_digests(cluster, 0, "sealed"))
@@ -365,7 +364,9 @@ def test_a_stopped_cluster_returns_with_all_its_records(cluster: ProcessCluster,
         return [await store.read_state(TopicPartition("restart", number)) for number in range(3)]
 
     for found in cluster.ask_zookeeper(left):
-        assert found is not None and set(found.state.isr) == ALL, "the last one out would be the only one trusted"
+        assert found is not None and set(found.state.isr) == ALL, (
+            "otherwise only the last broker to stop would be trusted"
+        )
     cluster.start_controller()
     cluster.start_brokers()
     for number in range(3):

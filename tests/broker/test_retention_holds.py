@@ -1,4 +1,4 @@
-"""What retention makes of the offsets of the groups that it waits for."""
+"""A test of the groups' offsets that retention waits for."""
 
 from __future__ import annotations
 

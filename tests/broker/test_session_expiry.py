@@ -1,4 +1,5 @@
-"""ZooKeeper sessions that expire: a broker's, the controller's, and both at once. Nobody stops, nothing is lost."""
+"""Tests of ZooKeeper sessions that expire: a broker's, the controller's, and both: no process exits, and no record
+is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def cluster() -> Iterator[ProcessCluster]:
 
 
 def registered(cluster: ProcessCluster) -> dict[int, int]:
-    """Brokers with a live session, and their incarnations."""
+    """Return the brokers with a live session, and their incarnations."""
 
     async def read(store: ClusterStore) -> dict[int, int]:
         return {found.broker_id: found.incarnation for found in await store.live_brokers()}
@@ -40,7 +41,7 @@ def registered(cluster: ProcessCluster) -> dict[int, int]:
 
 
 def controller_epoch(cluster: ProcessCluster) -> int | None:
-    """The epoch of the controller with a live session."""
+    """Return the epoch of the controller with a live session."""
 
     async def read(store: ClusterStore) -> int | None:
         try:
@@ -53,7 +54,7 @@ def controller_epoch(cluster: ProcessCluster) -> int | None:
 
 
 @pytest.mark.parametrize("whose", ["broker", "controller", "both"])
-def test_sessions_expire(cluster: ProcessCluster, whose: str) -> None:
+def test_expired_sessions_cost_no_process_and_no_record(cluster: ProcessCluster, whose: str) -> None:
     network, topic = cluster.network, f"expiry-{whose}"
     assert network is not None
     create_topic(cluster, topic)
@@ -95,7 +96,7 @@ def test_sessions_expire(cluster: ProcessCluster, whose: str) -> None:
     for broker_id in ALL:
         with cluster.connect(broker_id) as connection:
             assert read_all(connection, topic) == [b"%d-0" % number for number in range(written)]
-    assert {broker_id: cluster.pid(broker_id) for broker_id in ALL} == pids, "the same processes all along"
+    assert {broker_id: cluster.pid(broker_id) for broker_id in ALL} == pids, "the processes must be the same"
     assert (registered(cluster)[victim] > incarnation) == (whose != "controller")
     found = controller_epoch(cluster)
     assert found is not None and (found > epoch) == (whose != "broker")
@@ -103,7 +104,7 @@ def test_sessions_expire(cluster: ProcessCluster, whose: str) -> None:
 
 
 def test_a_broker_whose_id_is_taken_exits_with_an_error(cluster: ProcessCluster) -> None:
-    """Were it to try on, it would serve clients what it knew before, and nobody would hear of it."""
+    """If it continued to try, it would serve old metadata to clients, without any update."""
     slot = cluster.slots[1]
     process = slot.process
     assert process is not None

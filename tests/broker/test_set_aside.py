@@ -1,4 +1,5 @@
-"""Logs that no topic claims: kept while they may be the last copy, gone where that is known. Real brokers."""
+"""Tests of logs without a topic: kept while they may be the last copy, deleted once they are known not to be.
+Brokers are real."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 
 def written(cluster: ProcessCluster, topic: str, replicas: int) -> list[int]:
-    """Make a topic of one partition, with ten records that all replicas have; return where these are."""
+    """Create a topic of one partition, with ten records on all replicas. Return the replicas."""
     with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap, acks="all") as producer:
         admin.create_topic(topic, partitions=1, replication_factor=replicas)
         admin.wait_until_in_sync([topic])
@@ -40,7 +41,7 @@ def written(cluster: ProcessCluster, topic: str, replicas: int) -> list[int]:
 
 
 def names(cluster: ProcessCluster, broker_id: int, topic: str) -> list[str]:
-    """Return where this broker's directory has the topic's log, live or set aside."""
+    """Return the places of the topic's log in this broker's directory, live or set aside."""
     log_dir: Path = cluster.slots[broker_id].log_dir
     live = [path.name for path in log_dir.glob(f"{topic}-*")]
     return live + [f"set-aside/{path.name}" for path in log_dir.glob(f"set-aside/*-{topic}-*")]
@@ -55,7 +56,7 @@ def wait_for(cluster: ProcessCluster, broker_id: int, name: str, value: int) -> 
 
 
 def looks_again(cluster: ProcessCluster, broker_id: int) -> None:
-    """Wait until a look at the set-aside logs has begun and ended from here on."""
+    """Wait for a complete check of the set-aside logs, from its start."""
     looks = counter(cluster, broker_id, "set.aside.looks")
     wait_until(lambda: counter(cluster, broker_id, "set.aside.looks") > looks + 1, PATIENCE_S, "a look")
 
@@ -83,8 +84,8 @@ def test_a_moved_replicas_log_is_deleted_once_its_leader_has_it(cluster: Process
     assert names(cluster, away, "moved") == []
 
 
-def test_the_only_copy_of_a_log_is_kept_whatever_its_age(cluster: ProcessCluster) -> None:
-    """Somebody removed the topic's nodes from ZooKeeper by hand: that is no deletion that was asked for."""
+def test_the_only_copy_of_a_log_is_kept_at_any_age(cluster: ProcessCluster) -> None:
+    """A user removed the topic's nodes from ZooKeeper by hand, which is not a requested deletion."""
     replicas = written(cluster, "vanished", 2)
     size = sum(file.stat().st_size for file in (cluster.slots[replicas[0]].log_dir / "vanished-0").glob("0*"))
 

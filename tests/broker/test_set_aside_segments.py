@@ -1,4 +1,5 @@
-"""Segments that recovery set aside: gone once the leader has all of them, kept while it may not. Real brokers."""
+"""Tests of segments that recovery set aside: deleted once the leader has all their records, kept otherwise. Brokers
+are real."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def segment(cluster: ProcessCluster, broker_id: int, topic: str) -> Path:
 
 
 def damage(cluster: ProcessCluster, broker_id: int, topic: str) -> None:
-    """Change a byte of the third batch of a broker that does not run. Nothing of it was fsynced: all is checked."""
+    """Change a byte of the third batch of a stopped broker. Recovery checks all batches, because none was fsynced."""
     path = segment(cluster, broker_id, topic)
     header = unpack_headers(path.with_suffix(".index").read_bytes())[2]
     with path.open("r+b") as file:
@@ -54,7 +55,7 @@ def counters(cluster: ProcessCluster, broker_id: int) -> dict[str, int]:
 
 
 def looked(cluster: ProcessCluster, broker_id: int) -> None:
-    """Wait until a look at what is set aside has begun and ended from here on."""
+    """Wait for a complete check of the set-aside segments, from its start."""
     before = counters(cluster, broker_id).get("set.aside.looks", 0)
     wait_until(lambda: counters(cluster, broker_id)["set.aside.looks"] > before + 1, PATIENCE_S, "a look")
 
@@ -80,7 +81,7 @@ def test_segments_the_leader_has_are_deleted_and_unknown_ones_stay(cluster: Proc
 
 
 def test_segments_whose_offsets_were_reused_stay(cluster: ProcessCluster) -> None:
-    """Every replica was damaged. What is written from then on gets the offsets of what is set aside."""
+    """Every replica was damaged. New records get the offsets of the segments that were set aside."""
     create_topic(cluster, "lost", assignment=((0, 1, 2),))
     with Writer(cluster, "lost") as writer:
         for _ in range(10):
@@ -97,7 +98,7 @@ def test_segments_whose_offsets_were_reused_stay(cluster: ProcessCluster) -> Non
         for _ in range(20):
             writer.write(encoded(5))
     wait_equal(cluster, "lost", 110)
-    with Admin(cluster.bootstrap) as admin:  # nor does it matter that these are deleted
+    with Admin(cluster.bootstrap) as admin:  # even if these records are deleted
         admin.delete_records({TopicPartition("lost", 0): 100})
     for broker_id in ALL:
         looked(cluster, broker_id)

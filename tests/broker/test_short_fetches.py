@@ -1,4 +1,4 @@
-"""A follower that waits at the log's end is answered the short way with what it would be answered the long way."""
+"""Tests that a follower at the log's end gets the same responses on the fast path and on the general one."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from tests.broker.test_fetches import INCARNATION, Line, led, produce
 _FOLLOWERS = (0, 2)
 _PARTITIONS = 2
 _WAIT_MS = 30_000
-#: A linger that no stalled machine reaches by itself; see ``_Stage.linger``.
+#: A linger that no stalled machine reaches; see ``_Stage.linger``.
 _LINGER_S = 5.0
 
 asks = st.fixed_dictionaries(
     {
         "follower": st.sampled_from([0, 0, 0, 2]),
-        #: how far behind the log's end it says it is, by partition that it names
-        "behind": st.sampled_from([{0: 0}] * 6 + [{0: 1}, {0: 2}, {1: 0}, {1: 1}, {0: 0, 1: 0}, {0: 1, 1: 0}, {}]),
-        # none at all, or less than the linger: never so short that it ends by itself
+        #: the follower's distance from the log's end, by partition
+        "lag": st.sampled_from([{0: 0}] * 6 + [{0: 1}, {0: 2}, {1: 0}, {1: 1}, {0: 0, 1: 0}, {0: 1, 1: 0}, {}]),
+        # none, or less than the linger: never so short that it expires
         "wait_ms": st.sampled_from([_WAIT_MS] * 8 + [0, 2_000]),
         "min_bytes": st.sampled_from([1] * 6 + [700, 1 << 20]),
     }
@@ -51,7 +51,7 @@ steps = st.one_of(
 
 
 class _Stage:
-    """Two followers of two partitions, each with a session that was told all there is."""
+    """Two followers of two partitions, each with a session that has received everything."""
 
     def __init__(self, broker: LocalReplicas) -> None:
         self.broker = broker
@@ -64,7 +64,7 @@ class _Stage:
             self.sessions[follower] = line.answers[0][0].session_id
 
     def ask(self, follower: int, behind: dict[int, int], *, wait_ms: int, min_bytes: int) -> None:
-        epoch = self.asked[follower]  # which is the request's number as well
+        epoch = self.asked[follower]  # which is also the request's number
         assert epoch or self.sessions[follower] == FULL
         self.asked[follower] += 1
         named = []
@@ -87,7 +87,7 @@ class _Stage:
         self.broker.fetches.handle(cast(ServerConnection, self.lines[follower]), request, memoryview(b""))
 
     def linger(self) -> None:
-        """As if so much time had passed that whoever lingers is answered, and nobody else."""
+        """Advance the time so far that lingering fetches complete, and no others."""
         for fetch in list(self.broker.fetches._waiting.values()):
             if fetch.due_s <= time.monotonic() + _LINGER_S:
                 fetch.complete()
@@ -96,7 +96,7 @@ class _Stage:
         if kind == "produce":
             produce(self.partitions[what])
         elif kind == "ask":
-            self.ask(what["follower"], what["behind"], wait_ms=what["wait_ms"], min_bytes=what["min_bytes"])
+            self.ask(what["follower"], what["lag"], wait_ms=what["wait_ms"], min_bytes=what["min_bytes"])
         elif kind == "turn":
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -135,7 +135,7 @@ def _answers(script: list[tuple[str, Any]], taken: Counter[str], *, short: bool)
     return found
 
 
-#: The short ways, and what each says where it is not to be gone.
+#: The fast paths, and their answer when they do not apply.
 _WAYS: list[tuple[type, str, Any]] = [
     (OpenFetch, "park_at_end", False),
     (OpenFetch, "_reply_single_partition", False),
@@ -156,31 +156,31 @@ def _ask(
     behind: dict[int, int] | None = None, *, follower: int = 0, wait_ms: int = _WAIT_MS, min_bytes: int = 1
 ) -> tuple[str, Any]:
     behind = {0: 0} if behind is None else behind
-    return ("ask", {"follower": follower, "behind": behind, "wait_ms": wait_ms, "min_bytes": min_bytes})
+    return ("ask", {"follower": follower, "lag": behind, "wait_ms": wait_ms, "min_bytes": min_bytes})
 
 
 _TURN, _LINGER = ("turn", None), ("linger", None)
-#: A record, fetched and told to be committed. Nobody waits after that.
+#: A record that is fetched and committed. No fetch waits afterwards.
 _COMMITTED = [
     ("produce", 0), _ask({0: 1}), _ask({0: 1}, follower=2), _ask(), _ask(follower=2), _LINGER
 ]  # fmt: skip
 
 
-def test_the_fast_paths_answer_as_the_general_ones_do() -> None:
+def test_the_fast_paths_equal_the_general_one() -> None:
     taken: Counter[str] = Counter()
 
     @settings(max_examples=40, deadline=None)
     @example([*_COMMITTED, *[_ask(), ("produce", 0), _TURN] * 4, _ask(), _LINGER])
-    # The news of what is committed comes with records.
+    # The new high watermark comes with records.
     @example(
         [*_COMMITTED, _ask(), ("produce", 0), _TURN, _ask(), _ask(follower=2), ("produce", 0), _TURN, _ask(), _LINGER]
     )
-    # The other partition is due: it came while nobody waited, or while somebody did.
+    # The other partition is due: it changed while no fetch waited, or while one did.
     @example([*_COMMITTED, ("produce", 1), _ask(), _TURN, _LINGER, _ask(), _TURN])
     @example([*_COMMITTED, _ask(), ("produce", 1), ("produce", 0), _TURN, _ask(), _TURN, _LINGER])
-    # Records are fewer bytes than are asked for.
+    # The records are smaller than the requested bytes.
     @example([*_COMMITTED, _ask(min_bytes=1 << 20), ("produce", 0), _TURN, _LINGER])
-    # The log's start has moved and nothing else, while nobody waited or somebody did.
+    # Only the log start has changed, while no fetch waited or one did.
     @example([*_COMMITTED, ("start", 0), _TURN, _ask(), _LINGER])
     @example([*_COMMITTED, _ask(), ("start", 0), _TURN, _LINGER])
     @given(st.lists(steps, min_size=4, max_size=20))

@@ -1,6 +1,6 @@
-"""A fetch session that goes on with one partition, the short way, ends as any.
+"""Tests that a fetch session with one partition on the fast path ends like any other.
 
-Here, and not beside the other tests of ``replica``, as those also run compiled: there no way can be taken out.
+They are here, and not beside the tests of ``replica``, because those also run compiled, where no path can be removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparklog.protocol.messages import CONSUMER, Fetch, FetchedPartition, FetchP
 from sparklog.replica.fetch_session import FULL, SESSIONLESS, FetchSession, SessionCache
 
 _PARTITIONS = st.lists(st.integers(0, 2), min_size=1, max_size=2, unique=True)
-#: What a request may have that its session does not go on with as before.
+#: Values of a request that a session does not continue with.
 _ODD: list[dict[str, Any]] = [
     {"line": "elsewhere"},
     {"ahead": 1},
@@ -52,16 +52,16 @@ steps = st.one_of(
 
 
 class _Cache:
-    """Sessions, and a request after the other of those who have them. Each goes on as its session expects it, with a
-    partition that it has, but for what is ``odd`` about it."""
+    """Sessions, and one request after the other. Each continues its session as expected, with one of its partitions,
+    except for its ``odd`` part."""
 
     def __init__(self, *, short: bool) -> None:
         self.taken = 0
         self._short = short
         self._cache = SessionCache(slots=3, max_partitions=5, keep_ms=8)
-        #: the last request of each session as it was answered; some are closed by now
+        #: the last response of each session; some sessions are closed by now
         self._known: dict[int, Fetch] = {}
-        #: connections, by their names
+        #: connections by name
         self._lines: dict[str, object] = {}
 
     def run(self, steps: list[dict[str, Any]]) -> list[object]:
@@ -146,7 +146,7 @@ def _open(replica: int, *partitions: int) -> dict[str, Any]:
 
 
 def _on(session: int, odd: dict[str, Any] | None = None, *, batches: int = 0, wake: int | None = None) -> Any:
-    """``session``: 0 is the last opened."""
+    """Choose a session: 0 is the last one opened."""
     return {"session": session, "partition": 0, "odd": odd or {}, "wake": wake, "batches": batches}
 
 

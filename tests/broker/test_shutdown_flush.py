@@ -1,4 +1,4 @@
-"""What a broker that stops has its disk write while it hands over."""
+"""Tests of the disk writes of a stopping broker while it hands over its leaderships."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.storage.batches import LOG_DIR, TP, create_log, fill, open_directory
 
 
 class _SlowDisk(SimDisk):
-    """On which all that was written takes until it is let go on."""
+    """A disk whose flush waits until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ async def _until(true: Callable[[], bool]) -> None:
         if true():
             return
         await asyncio.sleep(0.001)
-    raise AssertionError("not within a minute")
+    raise AssertionError("the event did not happen within a minute")
 
 
 def test_logs_are_flushed_at_once_and_after_the_leaderships_move() -> None:
@@ -68,7 +68,7 @@ def test_logs_are_flushed_at_once_and_after_the_leaderships_move() -> None:
         partitions.led = 1
         context.roles_changed()
         await asyncio.sleep(0.01)
-        assert not log.durability.is_clean, "one is left"
+        assert not log.durability.is_clean, "one leadership is left"
         partitions.led = 0
         context.roles_changed()
         await _until(lambda: log.durability.is_clean)
@@ -80,12 +80,12 @@ def test_logs_are_flushed_at_once_and_after_the_leaderships_move() -> None:
     disk.restart(page_cache_lost=True)
     directory = open_directory(disk=disk, boot_id="another")
     found = directory.get(TP)
-    assert found is not None and found.log_end_offset == 9, "durable without the stop's own round"
+    assert found is not None and found.log_end_offset == 9, "the logs must be durable without the stop's own round"
     assert not directory.trust.clean
 
 
 def test_the_running_flush_round_is_awaited_and_is_the_last() -> None:
-    """What a disk says to it is not said to the stop's own."""
+    """Errors of that round are not reported to the stop's own."""
     disk = _SlowDisk()
     directory = open_directory(disk=disk)
     fill(create_log(directory), 2)
@@ -105,7 +105,7 @@ def test_the_running_flush_round_is_awaited_and_is_the_last() -> None:
 
 @pytest.mark.parametrize("led", [1, 0])
 def test_a_disk_that_lost_data_prevents_a_clean_stop_without_delay(led: int) -> None:
-    """It says so once: with no leadership left to wait for, a second round would hear that all is well."""
+    """The disk reports its error once: without leaderships to wait for, a second round would succeed."""
     disk = SimDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory)
@@ -126,7 +126,7 @@ def test_a_disk_that_lost_data_prevents_a_clean_stop_without_delay(led: int) -> 
         directory.write_clean_marker()
 
 
-def test_no_room_for_the_checkpoint_is_the_stops_own_concern() -> None:
+def test_a_checkpoint_without_space_is_left_to_the_stop() -> None:
     disk = SimDisk()
     directory = open_directory(disk=disk)
     log = create_log(directory)

@@ -1,4 +1,5 @@
-"""Requests of many entries take several turns of the broker's loop, and so do many fetches that wait for one append."""
+"""Tests that requests of many entries take several turns of the broker's loop, and that many fetches of one append
+do as well."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ NAMES = tuple(f"unknown-{number}" for number in range(COUNT))
 
 
 class Connection:
-    """What a handler needs of a connection; notes what is answered."""
+    """The parts of a connection that a handler needs. It records the responses."""
 
     def __init__(self) -> None:
         self.replies: list[Any] = []
@@ -69,12 +70,12 @@ def one_entry_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def turns_until(true: Callable[[], object]) -> int:
-    """How often the loop turns before it is so."""
+    """Count the turns of the loop until the condition holds."""
     for turns in range(100_000):
         if true():
             return turns
         await asyncio.sleep(0)
-    raise AssertionError("waited in vain")
+    raise AssertionError("the condition did not hold in time")
 
 
 def staged() -> Stage:
@@ -82,7 +83,7 @@ def staged() -> Stage:
 
 
 def group_requests(stage: Stage, groups: object) -> GroupRequests:
-    """The handlers of requests about groups; ``groups`` returns the coordinator of each."""
+    """Return the handlers of group requests. ``groups`` returns the coordinator of each group."""
     broker = stage.broker
     takes_part = broker.hanging.takes_part
     return GroupRequests(stage.context, broker.access, broker.slices, groups=cast(Any, groups), takes_part=takes_part)
@@ -123,7 +124,7 @@ def test_each_entry_of_a_request_may_be_a_separate_turn(request_: Request) -> No
     asyncio.run(test())
 
 
-def test_offsets_of_many_partitions_are_looked_at_in_turns() -> None:
+def test_offsets_of_many_partitions_are_examined_in_turns() -> None:
     async def test() -> None:
         stage, connection = staged(), Connection()
         committed: list[int] = []
@@ -155,7 +156,7 @@ def test_all_offsets_of_a_group_are_collected_in_turns() -> None:
         host = SimpleNamespace(groups=groups)
         requests = group_requests(stage, SimpleNamespace(of=lambda _: host))
         requests.fetch_offsets(cast(Any, connection), FetchOffsets(7, "g"), memoryview(b""))
-        groups.load([group_record(keys[-1], None)])  # A change in a later turn is not in the response.
+        groups.load([group_record(keys[-1], None)])  # a change in a later turn is not in the response
         assert await turns_until(lambda: connection.replies) > COUNT / 2
         expected = tuple(sorted(offsets, key=lambda offset: offset.topic))
         assert connection.replies == [FetchOffsetsReply(7, expected)]
@@ -219,7 +220,7 @@ def test_followers_are_served_before_waiting_consumers() -> None:
 
 
 def _nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a consumer fetches has no records for it."""
+    """Return a read without records for any fetch."""
     from sparklog.broker.requests.fetch_read import PartitionRead
     from sparklog.protocol.messages import FetchedPartition
 
@@ -229,8 +230,8 @@ def _nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_fetch, "read_for_consumer", look)
 
 
-def test_a_connection_has_few_fetches_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more, the oldest is answered with what there is."""
+def test_a_connection_has_a_bounded_number_of_waiting_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above it, the oldest fetch gets the records that exist."""
     _nothing_yet(monkeypatch)
 
     async def test() -> None:
@@ -249,7 +250,7 @@ def test_a_connection_has_few_fetches_that_wait(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(test())
 
 
-def test_beyond_the_broker_s_bound_fetches_wait_for_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_brokers_bound_fetches_wait_only_for_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     _nothing_yet(monkeypatch)
     monkeypatch.setattr(fetch, "_MOST_WAITING", 3)
 
@@ -260,12 +261,12 @@ def test_beyond_the_broker_s_bound_fetches_wait_for_time_alone(monkeypatch: pyte
         for one in connections:
             fetches.handle(cast(Any, one), consumer_fetch(1, (wanted("t"),), 60_000), memoryview(b""))
         assert not any(one.replies for one in connections)
-        assert len(fetches._sessionless[("t", 0)]) == 3, "an append looks at no more"
+        assert len(fetches._sessionless[("t", 0)]) == 3, "an append may examine no more fetches"
         await until(lambda: all(one.replies for one in connections[3:]))
         assert not any(one.replies for one in connections[:3])
         fetches.connection_lost(cast(Any, connections[0]))
         fetches.handle(cast(Any, connections[4]), consumer_fetch(2, (wanted("t"),), 60_000), memoryview(b""))
-        assert len(fetches._sessionless[("t", 0)]) == 3, "there is room again"
+        assert len(fetches._sessionless[("t", 0)]) == 3, "there is space again"
         for one in connections:
             fetches.connection_lost(cast(Any, one))
         assert not fetches._sessionless and not fetches._sessionless_count

@@ -1,4 +1,4 @@
-"""Which supervisor a broker obeys, and what it does without one."""
+"""Tests of the supervisor that a broker obeys, and of a broker without one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_end_of_a_superseded_connection_does_not_end_the_lease() -> None:
     assert not subject.held
 
 
-def test_the_orphan_clock_runs_only_while_no_supervisor_holds_the_lease() -> None:
+def test_the_orphan_clock_runs_only_without_a_lease() -> None:
     subject = lease()
     assert subject.check(0) is OrphanStep.NOTHING
     assert subject.check(999) is OrphanStep.NOTHING
@@ -46,7 +46,7 @@ def test_the_orphan_clock_runs_only_while_no_supervisor_holds_the_lease() -> Non
     assert subject.check(7000) is OrphanStep.ASK_RELIEF
 
 
-def test_the_orphan_clock_restarts_while_a_newer_generation_is_submitted() -> None:
+def test_the_orphan_clock_restarts_for_a_newer_generation() -> None:
     subject = lease()
     subject.check(0)
     assert subject.check(1000) is OrphanStep.ASK_RELIEF
@@ -65,7 +65,7 @@ def test_an_orphan_serves_without_limit_unless_one_is_set() -> None:
     assert limited.check(3000) is OrphanStep.STOP
 
 
-def test_a_broker_that_never_had_a_supervisor_is_no_orphan() -> None:
+def test_a_broker_that_never_had_a_supervisor_is_not_an_orphan() -> None:
     subject = lease(supervised=False)
     subject.check(0)
     assert subject.check(10**9) is OrphanStep.NOTHING
@@ -79,16 +79,16 @@ def test_an_orphan_is_left_out_only_by_a_settled_generation() -> None:
     subject, first, second = lease(), LeaseName(1, 2), LeaseName(2, 1)
     subject.check(0)
     assert subject.check(1000) is OrphanStep.ASK_RELIEF
-    assert not subject.left_out(None), "no driver lives: nobody goes without it"
-    assert not subject.left_out(first), "its tasks may still be on their way"
+    assert not subject.left_out(None), "no driver lives, so no orphan may exit"
+    assert not subject.left_out(first), "its tasks may still be starting"
     assert subject.check(1001) is OrphanStep.NOTHING
     assert subject.check(2001) is OrphanStep.ASK_RELIEF
     assert subject.left_out(first)
-    assert not subject.left_out(None), "the driver is gone again"
-    assert not subject.left_out(second), "another generation, another chance"
+    assert not subject.left_out(None), "the driver has exited again"
+    assert not subject.left_out(second), "a new generation may still supervise the broker"
 
 
-def test_a_broker_supervised_by_the_current_generation_is_left_out_at_once() -> None:
+def test_a_broker_of_the_current_generation_is_omitted_at_once() -> None:
     subject, name = lease(), LeaseName(1, 2)
     subject.admit(name)
     subject.released(name)
@@ -110,16 +110,16 @@ def next_step(
     )
 
 
-def test_an_orphan_stops_only_after_a_live_controller_moved_its_leaderships() -> None:
+def test_an_orphan_stops_only_after_its_leaderships_have_moved() -> None:
     assert next_step(controller_lives=False) is OrphanStep.NOTHING
     assert next_step(announced=False) is OrphanStep.ASK_RELIEF
-    assert next_step(counted_on=1) is OrphanStep.NOTHING, "nobody else may be able to lead what it leads"
+    assert next_step(counted_on=1) is OrphanStep.NOTHING, "no other broker may be able to lead its partitions"
     assert next_step(held=True) is OrphanStep.NOTHING
     assert next_step() is OrphanStep.STOP
 
 
 def test_a_dead_driver_stops_no_broker() -> None:
-    """All brokers are orphans then: each that went would take its replicas along, and the last one everything."""
+    """All brokers are orphans then: each one that exits removes its replicas, and the last one removes everything."""
     for counted_on in (0, 1):
         assert next_step(left_out=False, announced=False, counted_on=counted_on) is OrphanStep.NOTHING
         assert next_step(left_out=False, counted_on=counted_on) is OrphanStep.SERVE_ON

@@ -1,4 +1,5 @@
-"""The rate at which moved partitions are copied, without a network: a bucket, and who is held back when."""
+"""Tests of the rate at which moved partitions are copied, without a network: a token bucket, and the throttled
+partitions."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ RATE = 1000
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 3000)), min_size=1, max_size=50))
-def test_a_client_that_waits_out_each_debt_keeps_the_rate(fetches: list[tuple[int, int]]) -> None:
+def test_a_client_that_waits_for_each_debt_keeps_the_rate(fetches: list[tuple[int, int]]) -> None:
     bucket = TokenBucket(RATE, 0.0)
     now_s, taken = 0.0, 0
     for count, idle_ms in fetches:
@@ -32,13 +33,13 @@ def test_a_client_that_waits_out_each_debt_keeps_the_rate(fetches: list[tuple[in
         assert taken <= RATE * (now_s + 0.5) + 1e-6
 
 
-def test_a_busy_copier_gets_all_of_the_rate() -> None:
+def test_a_busy_copy_uses_the_whole_rate() -> None:
     bucket = TokenBucket(RATE, 0.0)
     now_s, taken = 0.0, 0
     while now_s < 10:
         bucket.consume(100, now_s)
         taken += 100
-        now_s += bucket.wait_s(now_s) + 0.01  # and the time until the next bytes are there
+        now_s += bucket.wait_s(now_s) + 0.01  # and the time until the next bytes are available
     assert taken == pytest.approx(RATE * now_s, rel=0.03)
 
 
@@ -69,18 +70,18 @@ def test_only_added_replicas_out_of_sync_are_throttled() -> None:
 
 
 class Skipping(selectors.SelectSelector):
-    """Nothing is waited for: the clock jumps to the end of the wait. A turn of the loop takes 20 microseconds."""
+    """A selector without waits: the clock jumps to the end of each wait. A turn of the loop takes 20 microseconds."""
 
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "nothing is left that could happen"
+        assert timeout is not None, "no event is left"
         self.now_s += max(20e-6, timeout)
         return super().select(0)
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
-    """A loop whose time is that of its timers alone, however slow the machine."""
+    """A loop whose time depends only on its timers, on a machine of any speed."""
 
     def __init__(self) -> None:
         self._clock = Skipping()
@@ -96,7 +97,7 @@ class LoopTimed(BrokerContext):
 
 
 class Subject:
-    """A throttle of broker 2 with a clock of its own."""
+    """A throttle of broker 2 with its own clock."""
 
     def __init__(self, kind: type[BrokerContext] = BrokerContext) -> None:
         self.broker = broker_context(2, kind)
@@ -162,16 +163,16 @@ def test_throttled_partitions_return_one_by_one_or_when_in_sync(tmp_path: Path) 
 
 
 class Copier:
-    """Copies partitions without end, as a fetcher does: asks when it may, and what it asks for comes after a while."""
+    """A continuous copy of partitions as a fetcher does it: it asks the throttle, and the fetched bytes come later."""
 
     def __init__(self, subject: Subject, answer_s: float, batch_bytes: int) -> None:
         self._throttle, self._answer_s, self._batch_bytes = subject.throttle, answer_s, batch_bytes
-        #: (when, how many bytes have come until then)
+        #: (the time, the number of bytes fetched until then)
         self.copied: list[tuple[float, int]] = [(0.0, 0)]
 
     def ask(self, number: int) -> None:
         most = self._throttle.max_bytes(self._throttle.limit(TopicPartition("t", number)), 1 << 30)
-        count = max(1, most // self._batch_bytes) * self._batch_bytes  # whole batches, and one at least
+        count = max(1, most // self._batch_bytes) * self._batch_bytes  # whole batches, and at least one
         asyncio.get_running_loop().call_later(self._answer_s, self._came, number, count)
 
     def _came(self, number: int, count: int) -> None:
@@ -186,7 +187,7 @@ class Copier:
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize("answer_s", [0.0, 0.002, 0.08])
 @pytest.mark.parametrize("batch_bytes", [1000, 150_000, 1_500_000])
-def test_copying_keeps_to_the_limit_and_uses_it_fully(
+def test_a_copy_obeys_the_limit_and_uses_it_fully(
     tmp_path: Path, partitions: int, answer_s: float, batch_bytes: int
 ) -> None:
     limit, seconds = 1_000_000, 60

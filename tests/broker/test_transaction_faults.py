@@ -1,5 +1,8 @@
-"""Transactions on real brokers, where somebody does not know what has happened: a coordinator that was deposed while it
-was stopped, requests that arrive when the next transaction is open, a log that was put back from elsewhere."""
+"""Tests of transactions on real brokers with outdated knowledge.
+
+A coordinator was deposed while it was stopped, requests arrive when the next transaction is open, or a log was restored
+from another cluster.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ from tests.broker.transactions import Client, ask, find_coordinator, last_stable
 
 pytestmark = pytest.mark.integration
 
-#: Of no block that brokers have drawn.
+#: The id is not in a block that a broker has allocated.
 STRANGER = 2**40
 
 
 def test_a_coordinator_deposed_while_paused_admits_nothing(cluster: ProcessCluster) -> None:
-    """Its successor ends the transaction, the leader that was told dies: only the coordinators are left to say that a
-    batch comes too late, and the old one does not know it."""
+    """Its successor ends the transaction, and the leader that had the marker dies. Only the coordinators can refuse
+    the late batch, and the old one does not know of the end."""
     create_topic(cluster, "unknowing", assignment=((0, 1),))
     key = key_at(cluster, 2, "query:unknowing")
     first = Client(cluster, key, "first run", version=1)
@@ -68,8 +71,8 @@ def test_a_coordinator_deposed_while_paused_admits_nothing(cluster: ProcessClust
     question = VerifyTransaction(0, key, first.producer_id, 0, "unknowing", 0)
     try:
         vouched = ask(cluster, 2, question, VerifyTransactionReply)
-        assert vouched.coordinator_epoch == epoch, "it may vouch, as whom it was"
-    except BrokerError as error:  # it has learnt in the meantime
+        assert vouched.coordinator_epoch == epoch, "it may confirm with its old epoch"
+    except BrokerError as error:  # it has learned of its successor meanwhile
         assert error.retriable or error.code is ErrorCode.INVALID_TXN_STATE
     result = first.produce("unknowing", 0, 1, "late-")
     assert result.code == ErrorCode.INVALID_TXN_STATE, result
@@ -84,8 +87,8 @@ def test_a_coordinator_deposed_while_paused_admits_nothing(cluster: ProcessClust
 
 
 def test_a_coordinator_deposed_while_paused_refuses_nothing_permanently(cluster: ProcessCluster) -> None:
-    """Nor is an abort done for it. It never heard of what its successor has open; who asked it asks on. Of some it has
-    coordinated a transaction before."""
+    """It does not perform an abort either. It does not know its successor's open transactions, and clients ask
+    again. It has coordinated earlier transactions of some keys."""
     create_topic(cluster, "unheard", assignment=((0, 1),))
     kinds = ["new add", "new commit", "new abort", "new verify", "old touch", "old abort", "old sink's abort"]
     clients = {kind: Client(cluster, key_at(cluster, 2, kind), version=0 if "sink" in kind else -1) for kind in kinds}
@@ -139,7 +142,7 @@ def test_an_unconfirmed_transaction_is_not_refused_permanently(cluster: ProcessC
         for broker_id in (0, 1):
             cluster.kill(broker_id, signal.SIGSTOP)
         try:
-            code_of(connection, verify, ErrorCode.COORDINATOR_NOT_AVAILABLE)  # its leader does not wait for ever
+            code_of(connection, verify, ErrorCode.COORDINATOR_NOT_AVAILABLE)  # its leader does not wait forever
         finally:
             for broker_id in (0, 1):
                 cluster.kill(broker_id, signal.SIGCONT)
@@ -163,7 +166,7 @@ def test_an_unconfirmed_transaction_is_not_refused_permanently(cluster: ProcessC
         for _ in range(50):
             with pytest.raises(BrokerError, match="nothing is open"):
                 connection.receive()
-        assert 1 <= hosted_end(cluster, coordinator, number) - end < 50, "some go with one write"
+        assert 1 <= hosted_end(cluster, coordinator, number) - end < 50, "some refusals share one write"
 
 
 def test_refusals_do_not_fill_the_coordinators_log(cluster: ProcessCluster) -> None:
@@ -195,7 +198,7 @@ def hosted_end(cluster: ProcessCluster, broker_id: int, number: int) -> int:
 
 
 def coordinating(cluster: ProcessCluster, key: str) -> int:
-    """The partition of the internal topic that the key belongs to."""
+    """Return the partition of the internal topic that the key belongs to."""
     return ask(cluster, 0, FindCoordinator(0, "transaction", key), FindCoordinatorReply).partition
 
 
@@ -220,13 +223,13 @@ def test_late_requests_end_no_other_transaction(cluster: ProcessCluster) -> None
             ask(cluster, client.coordinator(), late, kind)
         assert refused.value.code is ErrorCode.INVALID_TXN_STATE, late
     again = ask(cluster, client.coordinator(), BeginTransaction(0, key, run, -1, 60_000, 1), BeginTransactionReply)
-    assert again.producer_id == ids[1], "a begin that came twice"
+    assert again.producer_id == ids[1], "a repeated begin"
     assert client.end(commit=True).complete
     assert read(cluster, "tardy", isolation=1).values == [b"v0", b"v0"]
 
 
 def test_a_leader_ends_a_transaction_unknown_to_all_coordinators(cluster: ProcessCluster) -> None:
-    """As in a log that was put back from another cluster's; one that is alive is left alone however long it takes."""
+    """Such a log was restored from another cluster's. A live transaction is not ended, however long it takes."""
     create_topic(cluster, "restored", assignment=((0,),))
     create_topic(cluster, "lively", assignment=((0, 1),))
     alive = Client(cluster, "lively-key")
@@ -245,7 +248,7 @@ def test_a_leader_ends_a_transaction_unknown_to_all_coordinators(cluster: Proces
     begun_at = time.monotonic()
     wait_until(lambda: time.monotonic() - begun_at > 2.1, PATIENCE_S, "the live one to be old, too")
     found = ask(cluster, 0, FindHanging(0, 2000), FindHangingReply)
-    assert not found.transactions, "of the live one a coordinator knows"
+    assert not found.transactions, "a coordinator knows the live transaction"
     assert last_stable_offset(cluster, "restored") == 0 == last_stable_offset(cluster, "lively")
     alive.write("restored", 0, 1, "still-alive-")
     assert alive.end(commit=True).complete
@@ -256,7 +259,7 @@ def test_a_leader_ends_a_transaction_unknown_to_all_coordinators(cluster: Proces
 
 
 def append_stranger(cluster: ProcessCluster, broker_id: int, topic: str) -> None:
-    """Into the log of a stopped broker: a batch of a transaction that no coordinator has heard of."""
+    """Write a batch of a transaction that no coordinator knows to the log of a stopped broker."""
     slot = cluster.slots[broker_id]
     directory = LogDirectory.open(
         slot.log_dir, cluster_id=cluster.cluster_id, broker_id=broker_id, port=slot.port,

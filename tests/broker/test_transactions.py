@@ -1,4 +1,5 @@
-"""Transactions on three real brokers, message by message: what a reader of committed records sees, whoever dies."""
+"""Tests of transactions on three real brokers, message by message: the view of a reader of committed records,
+whichever broker dies."""
 
 from __future__ import annotations
 
@@ -57,14 +58,14 @@ ALL = {0, 1, 2}
 
 @pytest.fixture(scope="module")
 def running_cluster() -> Iterator[ProcessCluster]:
-    """Its own, instead of the package's: in an empty one each broker coordinates some transactions."""
+    """Start a separate cluster: in an empty one each broker coordinates some transactions."""
     with ProcessCluster(3, settings=SETTINGS) as cluster:
         yield cluster
 
 
 def key_at(cluster: ProcessCluster, broker_id: int, name: str) -> str:
-    """A key that this broker coordinates, and goes on to, as the first replica, to which leaderships come back.
-    Leaders that went elsewhere when brokers died come back for it."""
+    """Return a key that this broker coordinates, and will: it is the preferred leader. Leaderships that moved when
+    brokers died return first."""
     found: list[str] = []
 
     def is_there(key: str) -> bool:
@@ -90,7 +91,7 @@ def described(cluster: ProcessCluster, key: str) -> TransactionDescription | Non
     return next((one for one in found if one.key == key), None)
 
 
-def test_a_transaction_over_partitions_is_visible_whole_or_not_at_all(cluster: ProcessCluster) -> None:
+def test_a_transaction_is_visible_completely_or_not_at_all(cluster: ProcessCluster) -> None:
     create_topic(cluster, "whole", partitions=3)
     client = Client(cluster, "whole-key")
     for turn, commit in enumerate((True, False, True)):
@@ -110,8 +111,8 @@ def test_a_transaction_over_partitions_is_visible_whole_or_not_at_all(cluster: P
         assert read(cluster, "whole", isolation=1, broker_id=broker_id).values == committed.values
 
 
-def test_leader_and_coordinator_die_and_the_decision_is_carried_out(cluster: ProcessCluster) -> None:
-    """The data's leader dies in mid-transaction, the coordinator's broker between decision and markers."""
+def test_a_decision_survives_the_death_of_leader_and_coordinator(cluster: ProcessCluster) -> None:
+    """The data's leader dies during the transaction, and the coordinator's broker between decision and markers."""
     create_topic(cluster, "kept", assignment=((0, 1, 2),))
     create_topic(cluster, "alone", assignment=((0,),))
     leader(cluster, "kept")
@@ -124,10 +125,10 @@ def test_leader_and_coordinator_die_and_the_decision_is_carried_out(cluster: Pro
     assert client.produce("kept", 0, 2, "after-").code == ErrorCode.NONE
     for broker_id, before in asked.items():
         assert cluster.describe(broker_id).counters.get("verifications.asked", 0) == before, (
-            "an open one needs no leave"
+            "an open transaction needs no verification"
         )
     decided = client.end(commit=True, timeout_ms=300)
-    assert not decided.complete, "a marker cannot have been written: its partition has no leader"
+    assert not decided.complete, "no marker can have been written, because the partition has no leader"
     assert read(cluster, "kept", isolation=1).values == [b"before-0", b"before-1", b"after-0", b"after-1"]
     cluster.kill(1)
     cluster.start_broker(0)
@@ -158,7 +159,7 @@ def test_an_aborted_attempt_appends_nothing_more(cluster: ProcessCluster) -> Non
         assert result.code == ErrorCode.INVALID_TXN_STATE, result
     cluster.kill(0)
     result = dead.send("late", 1, never_seen)
-    assert result.code == ErrorCode.INVALID_TXN_STATE, "a new leader has seen no marker and must ask"
+    assert result.code == ErrorCode.INVALID_TXN_STATE, "a new leader has no marker and must verify"
     cluster.start_broker(0)
     with pytest.raises(BrokerError) as refused:
         dead.end(commit=True)
@@ -171,7 +172,7 @@ def test_an_aborted_attempt_appends_nothing_more(cluster: ProcessCluster) -> Non
     assert (replay.committed, replay.last_version, replay.producer_id) == (True, 7, -1)
 
 
-def test_a_marker_overtakes_the_question_whether_a_batch_is_expected(cluster: ProcessCluster) -> None:
+def test_a_marker_overtakes_the_verification_of_a_batch(cluster: ProcessCluster) -> None:
     create_topic(cluster, "guard", assignment=((0, 1),))
     client = Client(cluster, key_at(cluster, 2, "guarded"))
     client.begin()
@@ -188,13 +189,15 @@ def test_a_marker_overtakes_the_question_whether_a_batch_is_expected(cluster: Pr
                 lambda: cluster.describe(at).counters.get("verifications.asked", 0) > asked, PATIENCE_S, "the question"
             )
             written = ask(cluster, at, WriteMarkers(0, (marker,)), WriteMarkersReply)
-            assert written.results[0].code == ErrorCode.NONE, "there was nothing open"
+            assert written.results[0].code == ErrorCode.NONE, "no transaction was open"
             reply, _ = connection.receive()
         finally:
             cluster.kill(2, signal.SIGCONT)
         assert isinstance(reply, ProduceReply)
-        assert reply.results[0].code == ErrorCode.INVALID_TXN_STATE, "the question was overtaken"
-    assert client.send("guard", 0, batch).code == ErrorCode.INVALID_TXN_STATE, "the coordinator still says yes"
+        assert reply.results[0].code == ErrorCode.INVALID_TXN_STATE, "the marker must overtake the verification"
+    assert client.send("guard", 0, batch).code == ErrorCode.INVALID_TXN_STATE, (
+        "the coordinator still confirms the transaction"
+    )
     assert read(cluster, "guard", isolation=0).values == []
     client.end(commit=False)
 
@@ -221,7 +224,7 @@ def test_batches_wait_for_the_coordinator_in_order_and_time_out(cluster: Process
     assert len(read(cluster, "held", isolation=1).values) == 6
 
 
-def test_a_repeated_marker_is_answered_when_the_first_is_committed(cluster: ProcessCluster) -> None:
+def test_a_repeated_marker_gets_a_response_when_the_first_is_committed(cluster: ProcessCluster) -> None:
     create_topic(cluster, "marked", assignment=((0, 1),))
     client = Client(cluster, key_at(cluster, 2, "marker"))
     client.begin()
@@ -235,11 +238,11 @@ def test_a_repeated_marker_is_answered_when_the_first_is_committed(cluster: Proc
             first = [connection.receive()[0].cid]
         finally:
             cluster.kill(1, signal.SIGCONT)
-        assert first == sent[2:], "a marker is answered that is not committed"
+        assert first == sent[2:], "a marker got a response before it was committed"
         replies = [connection.receive()[0] for _ in range(2)]
     assert all(isinstance(reply, WriteMarkersReply) and reply.results[0].code == 0 for reply in replies)
     seen = read(cluster, "marked", isolation=1)
-    assert (seen.values, len(seen.markers)) == ([], 1), "the second found nothing to write"
+    assert (seen.values, len(seen.markers)) == ([], 1), "the second marker must write nothing"
     client.end(commit=False)
 
 
@@ -265,7 +268,7 @@ def test_abandoned_transactions_time_out_and_operators_end_others(cluster: Proce
     assert refused.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
 
 
-def test_two_hundred_transactional_keys_at_the_same_time(cluster: ProcessCluster) -> None:
+def test_two_hundred_transactional_keys_work_at_the_same_time(cluster: ProcessCluster) -> None:
     create_topic(cluster, "many-keys", partitions=4)
 
     def one(number: int) -> None:
@@ -280,7 +283,7 @@ def test_two_hundred_transactional_keys_at_the_same_time(cluster: ProcessCluster
     assert sorted(values) == sorted(b"%d-0" % number for number in range(0, 200, 2))
 
 
-def test_transactions_live_on_through_a_restart_of_the_cluster(cluster: ProcessCluster) -> None:
+def test_transactions_survive_a_restart_of_the_cluster(cluster: ProcessCluster) -> None:
     create_topic(cluster, "again", config={"segment.bytes": "2000"})
     done, opened = Client(cluster, "query:done", version=3), Client(cluster, "opened")
     for client in (done, opened):
@@ -291,7 +294,7 @@ def test_transactions_live_on_through_a_restart_of_the_cluster(cluster: ProcessC
     cluster.stop_brokers()
     cluster.start_controller()
     cluster.start_brokers()
-    assert last_stable_offset(cluster, "again") == 8, "the one that is open holds it back still"
+    assert last_stable_offset(cluster, "again") == 8, "the open transaction still holds it back"
     assert done.begin().committed
     opened.write("again", 0, 1, "after-")
     assert opened.end(commit=False).complete
@@ -303,7 +306,7 @@ def test_transactions_live_on_through_a_restart_of_the_cluster(cluster: ProcessC
 
 
 def _check_files(cluster: ProcessCluster, topic: str, rows: int) -> None:
-    """Sealed segments are Arrow files, markers in them or not, and show as many rows as were written."""
+    """Sealed segments are Arrow files, with or without markers, and have as many rows as were written."""
     directory = Path(replica(cluster, leader(cluster, topic), topic).directory)
 
     def sealed() -> Sequence[Path]:
@@ -318,7 +321,7 @@ def _check_files(cluster: ProcessCluster, topic: str, rows: int) -> None:
             batches = [file.get_batch(number) for number in range(file.num_record_batches)]
         found_rows += sum(batch.num_rows for batch in batches)
         with_markers += any(batch.num_rows == 0 for batch in batches)
-    assert with_markers, "no marker in a sealed segment"
+    assert with_markers, "a sealed segment must have a marker"
     assert found_rows <= rows
 
 
@@ -333,7 +336,7 @@ def test_requests_that_contradict_a_transaction_are_refused(cluster: ProcessClus
     first, again = client.send("strict", 0, batch), client.send("strict", 0, batch)
     assert (first.code, first.base_offset, again.code, again.base_offset) == (0, 0, 0, 0), "a retry is a duplicate"
     with cluster.connect(leader(cluster, "strict")) as connection:
-        assert produce(connection, "strict", batch).code == ErrorCode.INVALID_RECORD, "outside a transaction"
+        assert produce(connection, "strict", batch).code == ErrorCode.INVALID_RECORD, "a batch outside a transaction"
         plain = encoded(1, producer=(client.producer_id, 0, 1))
         assert produce(connection, "strict", plain).code == ErrorCode.INVALID_TXN_STATE
         stranger = encoded(1, producer=(new_producer_id(cluster), 0, 0))

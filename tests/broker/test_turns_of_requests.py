@@ -1,7 +1,8 @@
-"""A request with as many entries as it may have takes no turn of the loop for long, from its header to its reply.
+"""Tests that a request with the maximum number of entries takes no long turn of the loop, from its header to its
+response.
 
-What is measured is the processor time of this thread, without the garbage collector, which examines mostly what other
-tests have left. The bound of 0.1 s is several times what a turn takes, and less than what ten times as many entries do.
+They measure the processor time of this thread, without the garbage collector, which mostly examines objects of other
+tests. The bound of 0.1 s is several times the longest turn, and less than the time of ten times as many entries.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def without_collections() -> Iterator[None]:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Notes what its longest turn takes of this thread's time."""
+    """A loop that measures its longest turn in this thread's processor time."""
 
     longest_s = 0.0
 
@@ -89,7 +90,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Answered(Connection):
-    """A connection that encodes what it answers, as the server's does."""
+    """A connection that encodes its responses, as the server's does."""
 
     def reply(self, message: Reply, body: Any = (), body_bytes: int = -1) -> None:
         encode_reply(message)
@@ -139,7 +140,7 @@ WIDEST: dict[str, list[Any]] = {
 @pytest.mark.alone
 @pytest.mark.parametrize("tag", WIDEST)
 def test_no_header_takes_long_to_decode(tag: str) -> None:
-    """Whatever it holds: as many of the smallest entries as its bounds let through."""
+    """The header may have any content: as many of the smallest entries as its bounds allow."""
     header = msgspec.msgpack.encode([tag.split(maxsplit=1)[0], 7, *WIDEST[tag]])
     assert len(header) <= MAX_HEADER_BYTES
     found = []
@@ -163,7 +164,7 @@ def refusal(request: Request) -> BrokerError:
     return asyncio.run(test())
 
 
-def test_a_consumer_s_fetch_of_too_many_partitions_is_refused() -> None:
+def test_a_consumers_fetch_of_too_many_partitions_is_refused() -> None:
     wanted = (FetchPartition("t", 0, "", -1, 0, 1),) * (MAX_ENTRIES + 1)
     forgotten = (("t", 0),) * (MAX_ENTRIES + 1)
     for request in (
@@ -174,7 +175,7 @@ def test_a_consumer_s_fetch_of_too_many_partitions_is_refused() -> None:
         assert error.code is ErrorCode.INVALID_REQUEST and str(MAX_ENTRIES) in error.detail
 
 
-def test_a_client_s_commit_of_too_many_offsets_is_refused() -> None:
+def test_a_clients_commit_of_too_many_offsets_is_refused() -> None:
     error = refusal(CommitOffsets(7, "g", (GroupOffset("t", 0, 0),) * (MAX_ENTRIES + 1)))
     assert error.code is ErrorCode.INVALID_REQUEST and str(MAX_ENTRIES) in error.detail
 
@@ -183,7 +184,7 @@ def test_a_client_s_commit_of_too_many_offsets_is_refused() -> None:
 
 
 def longest_step_s(core: Any, events: list[Any]) -> float:
-    """Return the processor time of the longest step of a coordinator, with the batches of what it appends."""
+    """Return the processor time of a coordinator's longest step, including the batches of its appends."""
     core.start(0)
     longest_s = 0.0
     while events:
@@ -249,7 +250,7 @@ def test_no_step_takes_long_when_a_large_sink_commits(tasks: int, partitions: in
 
 
 @pytest.mark.alone
-def test_no_step_takes_long_when_many_tasks_of_a_large_sink_register() -> None:
+def test_no_step_takes_long_when_many_tasks_of_a_sink_register() -> None:
     core = sink(50_000, partitions=1, of=1000)
     tasks = range(50_000, 55_000)
     events = [AddRequested(task, "k", "r", task, 0, (Place("t", 0, "i" * 32),), version=2) for task in tasks]

@@ -1,4 +1,4 @@
-"""Which way clients, followers and the controller talk to brokers of their host, by the kernel's list of sockets."""
+"""Tests of the sockets between clients, followers, the controller and brokers of one host, from the kernel's list."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.broker.topics import create_topic, leader
 
 pytestmark = pytest.mark.integration
 
-#: proc(5): the state of a TCP connection that is open both ways.
+#: proc(5): the state of a TCP connection that is open in both directions.
 _ESTABLISHED = "01"
 
 
 def by_tcp(cluster: ProcessCluster) -> set[str]:
-    """Addresses of brokers' ends of open TCP connections, as /proc/net/tcp writes them."""
+    """Return the brokers' ends of open TCP connections, as /proc/net/tcp writes them."""
     ports = {f"{slot.port:04X}" for slot in cluster.slots.values()}
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return {row[1] for row in rows if row[3] == _ESTABLISHED and row[1].rpartition(":")[2] in ports}
@@ -33,7 +33,7 @@ def test_all_clients_of_a_host_use_unix_sockets(cluster: ProcessCluster) -> None
     create_topic(cluster, "nearby", assignment=((0, 1, 2),))
     with Producer(cluster.bootstrap, acks="all") as producer:
         write(cluster, producer, "nearby")
-        # Each began by TCP, and closes that once it is over; what is asked now and then may just begin.
+        # Each connection begins with TCP, which it closes after the switch. A new one may just have begun.
         wait_until(lambda: not by_tcp(cluster), 30, "the end of TCP connections")
 
 

@@ -1,5 +1,8 @@
-"""A cluster with a broker that can prove nothing, as one of release 0.1.0 that a new driver has adopted: it takes part,
-a stranger gets no further than its name, and both are over once it has registered with a proof."""
+"""Tests of a cluster with a broker that cannot authenticate, as one of release 0.1.0 that a new driver has adopted.
+
+The broker takes part, and a stranger gets no further than its name. Both end when the broker has registered with a
+proof.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ NOT_AUTHORIZED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 @pytest.fixture
 def mixed() -> Iterator[ProcessCluster]:
-    """All brokers are old at first, as a new driver finds them; two have been started again since."""
+    """Return a cluster in which all brokers were old at first, as a new driver finds them, and two have been
+    restarted."""
     cluster = ProcessCluster(3)
     for slot in cluster.slots.values():
         slot.has_secret = False
@@ -49,7 +53,7 @@ def mixed() -> Iterator[ProcessCluster]:
 
 
 def code_of(cluster: ProcessCluster, broker_id: int, request: Fetch | ControlUpdate | WriteMarkers) -> int:
-    """What a stranger's request comes to."""
+    """Return the result of a stranger's request."""
     with cluster.connect(broker_id) as connection:
         try:
             reply, _ = connection.request(request)
@@ -74,7 +78,7 @@ def marker(topic: str, epoch: int) -> WriteMarkers:
     return WriteMarkers(0, (TransactionMarker(topic, 0, (), ((10**12, 0),), "", 0, epoch),))
 
 
-def test_a_broker_without_proofs_takes_part_until_it_registers_with_them(mixed: ProcessCluster) -> None:
+def test_a_broker_without_proofs_takes_part_until_it_has_them(mixed: ProcessCluster) -> None:
     for name, assignment in (("led", ((0, 1, OLD),)), ("leads", ((OLD, 0, 1),))):
         create_topic(mixed, name, assignment=assignment)
         wait_isr(mixed, name, {0, 1, 2})
@@ -88,7 +92,7 @@ def test_a_broker_without_proofs_takes_part_until_it_registers_with_them(mixed: 
     assert client.end(commit=True).complete, "with a coordinator, a leader and a group of either kind"
     assert read(mixed, "leads", isolation=1).values[-1:] == [b"kept-0"]
 
-    # A stranger gets no further than that broker's own name, and brings no number that the controller has not told of.
+    # A stranger gets no further than that broker's own name, and brings no number that the controller has not sent.
     assert code_of(mixed, 0, follower_fetch(mixed, "led", 1)) == NOT_AUTHORIZED
     assert code_of(mixed, 0, follower_fetch(mixed, "led", OLD, incarnation=2**31 - 1)) == ErrorCode.STALE_BROKER_EPOCH
     assert code_of(mixed, 0, marker("led", 2**31 - 1)) == ErrorCode.NOT_COORDINATOR
@@ -114,7 +118,7 @@ def test_a_broker_without_proofs_takes_part_until_it_registers_with_them(mixed: 
     client.write("led", 0, 1, "later-")
     assert client.end(commit=True).complete
 
-    # Never again: under the next controller as well, a registration without a proof is none.
+    # This is final: under the next controller as well, a registration without a proof does not count.
     mixed.stop_controller()
     mixed.start_controller()
     mixed.slots[OLD].has_secret = False
@@ -137,7 +141,7 @@ def test_a_broker_without_proofs_takes_part_until_it_registers_with_them(mixed: 
 
 
 def test_an_offline_broker_keeps_the_period_without_proofs_open(mixed: ProcessCluster) -> None:
-    """It hosts replicas and may come back as it was: it is waited for, unless its end was seen."""
+    """It hosts replicas and may return without a secret: the period lasts until it returns, unless its end was seen."""
     create_topic(mixed, "kept", assignment=((0, 1, OLD),))
     wait_isr(mixed, "kept", {0, 1, 2})
     mixed.stop_controller()

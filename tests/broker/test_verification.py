@@ -1,4 +1,4 @@
-"""Whom a leader believes about the first batch of a transaction, and what it does when nothing can be learnt."""
+"""Tests of a leader's verification of the first batch of a transaction, and of coordinators that do not respond."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRODUCER = 77
 
 
 class Asked:
-    """One transactional batch at the leader, and what became of it."""
+    """One transactional batch at the leader, and its outcome."""
 
     def __init__(self, stage: Stage, *, timeout_ms: int = 20_000) -> None:
         self.appended = 0
@@ -55,7 +55,7 @@ def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def coordinator(*said: Vouched | Exception, asked: list[Request] | None = None) -> Any:
-    """A broker that answers one after the other; the last one again and again."""
+    """Return a broker that gives one response after the other, and repeats the last one."""
     answers = list(said)
 
     async def ask(broker_id: int, message: Request) -> Reply:
@@ -70,7 +70,7 @@ def coordinator(*said: Vouched | Exception, asked: list[Request] | None = None) 
     return ask
 
 
-def test_a_coordinator_of_the_known_or_a_later_epoch_is_believed() -> None:
+def test_a_coordinator_of_the_known_or_a_later_epoch_is_trusted() -> None:
     async def story() -> None:
         for epoch in (5, 6):
             asked: list[Request] = []
@@ -84,8 +84,9 @@ def test_a_coordinator_of_the_known_or_a_later_epoch_is_believed() -> None:
 
 
 @pytest.mark.parametrize("heard", ["from the controller", "from a marker", "from an answer"])
-def test_a_deposed_coordinator_is_not_believed(heard: str) -> None:
-    """It does not know that it is deposed, and vouches still: the leader knows of the next epoch, and asks again."""
+def test_a_deposed_coordinator_is_not_trusted(heard: str) -> None:
+    """The coordinator does not know that it is deposed, and still confirms. The leader knows the next epoch, and
+    asks again."""
 
     async def story() -> None:
         stage = Stage(coordinator(Vouched(0, 5), Vouched(0, 5), Vouched(0, 6)))
@@ -98,7 +99,7 @@ def test_a_deposed_coordinator_is_not_believed(heard: str) -> None:
             stage.broker.coordinator_epochs.record(0, 6)
         batch = Asked(stage)
         await until(lambda: stage.context.counters["verifications.retried"])
-        assert not batch.over, "a deposed coordinator was believed"
+        assert not batch.over, "a deposed coordinator was trusted"
         await until(lambda: batch.over)
         assert batch.appended == 1
         assert stage.context.counters["verifications.retried"] == 2
@@ -119,7 +120,7 @@ def test_the_wait_for_a_deposed_coordinator_is_bounded() -> None:
 
 @pytest.mark.parametrize("change", ["next epoch", "follower", "gone"])
 def test_a_verification_counts_only_in_its_own_epoch(change: str) -> None:
-    """The marker may have gone to whoever led in between, and this broker would append behind it."""
+    """The marker may have gone to the leader in between, and this broker would append after it."""
 
     async def story() -> None:
         answered = asyncio.Event()
@@ -146,7 +147,7 @@ def test_a_verification_counts_only_in_its_own_epoch(change: str) -> None:
     play(story)
 
 
-def test_an_unexpected_error_is_reported_and_the_next_batch_verified_again() -> None:
+def test_an_unexpected_error_is_reported_and_the_next_batch_verified() -> None:
     async def story() -> None:
         stage = Stage(coordinator(RuntimeError("a bug"), Vouched(0, 5)))
         first, behind = Asked(stage), Asked(stage)
@@ -161,7 +162,7 @@ def test_an_unexpected_error_is_reported_and_the_next_batch_verified_again() -> 
     play(story)
 
 
-def test_a_refusal_is_final_and_an_absent_broker_is_retried() -> None:
+def test_a_refusal_is_final_and_a_missing_broker_is_retried() -> None:
     async def story() -> None:
         refused = Asked(Stage(coordinator(BrokerError(ErrorCode.INVALID_TXN_STATE, "never heard of it"))))
         away = BrokerError(ErrorCode.NETWORK_EXCEPTION, "away")

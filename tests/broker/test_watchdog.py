@@ -1,4 +1,4 @@
-"""The watchdog in a process of its own, for it ends the process."""
+"""Tests of the watchdog in a separate process, because it ends the process."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def run(body: str) -> int:
     ],
     ids=["a stalled loop ends the process", "an idle loop does not", "a busy loop that turns does not"],
 )
-def test_watchdog(body: str, expected: int) -> None:
+def test_the_watchdog_ends_only_a_stalled_process(body: str, expected: int) -> None:
     assert run(body) == expected

@@ -1,4 +1,4 @@
-"""Topics on a ``ProcessCluster``: created, looked at, written to through leader changes."""
+"""Topics on a ``ProcessCluster``: created, described, and written to across changes of leaders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sparklog.record.header import BatchHeader
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import produce
 
-#: Long: of what comes for certain, only how busy the machine is decides when.
+#: A long time: only the load of the machine decides when these events happen.
 PATIENCE_S = 60.0
 
 
@@ -36,7 +36,7 @@ def create_topic(
     assignment: tuple[tuple[int, ...], ...] = (),
     config: Mapping[str, str] | None = None,
 ) -> str:
-    """Create a topic, wait until every broker knows its leaders; the topic id."""
+    """Create a topic, and wait until every broker knows its leaders. Return the topic id."""
     with cluster.connect(next(iter(running(cluster)))) as connection:
         request = CreateTopic(0, name, partitions, replicas, 10_000, config=dict(config or {}), assignment=assignment)
         reply, _ = connection.request(request)
@@ -55,12 +55,13 @@ def _topic_id(cluster: ProcessCluster, broker_id: int, name: str) -> str:
 
 
 def running(cluster: ProcessCluster) -> list[int]:
-    """Brokers that can answer."""
+    """Return the brokers that can respond."""
     return [slot.broker_id for slot in cluster.slots.values() if slot.running and not slot.paused]
 
 
 def partition(cluster: ProcessCluster, name: str, number: int = 0) -> PartitionMetadata:
-    """The partition as the running broker with the newest epoch knows it; one that has just started knows none yet."""
+    """Return the partition from the running broker with the newest epoch. A broker that has just started knows none
+    yet."""
     known: list[PartitionMetadata] = []
 
     def found() -> bool:
@@ -73,7 +74,7 @@ def partition(cluster: ProcessCluster, name: str, number: int = 0) -> PartitionM
 
 
 def _partitions(cluster: ProcessCluster, broker_id: int, name: str) -> tuple[PartitionMetadata, ...]:
-    """Empty where the broker has just gone."""
+    """Return the description, or an empty one if the broker has just exited."""
     try:
         return cluster.metadata(broker_id, name).topics[0].partitions
     except BrokerError as error:
@@ -83,7 +84,7 @@ def _partitions(cluster: ProcessCluster, broker_id: int, name: str) -> tuple[Par
 
 
 def leader(cluster: ProcessCluster, name: str, number: int = 0) -> int:
-    """The leader, once there is a live one."""
+    """Return the leader, once there is a live one."""
 
     def lives() -> bool:
         return partition(cluster, name, number).leader in running(cluster)
@@ -93,7 +94,7 @@ def leader(cluster: ProcessCluster, name: str, number: int = 0) -> int:
 
 
 def hosted(cluster: ProcessCluster, broker_id: int, name: str, number: int = 0) -> ReplicaDescription | None:
-    """None while the broker has not been told of the partition."""
+    """Return the hosted replica, or None while the broker has no update of the partition."""
     for found in cluster.describe(broker_id).replicas:
         if (found.topic, found.partition) == (name, number):
             return found
@@ -113,7 +114,7 @@ def wait_isr(cluster: ProcessCluster, name: str, expected: set[int], number: int
 
 
 def wait_equal(cluster: ProcessCluster, name: str, end: int, number: int = 0) -> None:
-    """Until every running replica has the log up to ``end`` and knows it to be committed."""
+    """Wait until every running replica has the log up to ``end`` and knows that it is committed."""
 
     def equal() -> bool:
         found = [hosted(cluster, broker_id, name, number) for broker_id in running(cluster)]
@@ -130,7 +131,7 @@ def new_producer_id(cluster: ProcessCluster) -> int:
 
 
 class Writer:
-    """Sends batches with acks=all to whoever leads, and again until they are acknowledged."""
+    """A writer that sends batches with acks=all to the present leader, and again until they are acknowledged."""
 
     def __init__(self, cluster: ProcessCluster, topic: str, number: int = 0) -> None:
         self._cluster = cluster
@@ -140,7 +141,7 @@ class Writer:
         self.retries = 0
 
     def write(self, batch: tuple[BatchHeader, bytes | pa.Buffer], *, timeout_s: float = PATIENCE_S) -> int:
-        """The base offset. Raises BrokerError for an error that no retry can heal."""
+        """Return the base offset. Raises BrokerError for an error that no retry can fix."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -171,6 +172,6 @@ class Writer:
 
 
 def segment_digests(cluster: ProcessCluster, broker_id: int, name: str, number: int = 0) -> dict[str, str]:
-    """SHA-256 of every segment but the last, by file name."""
+    """Return the SHA-256 of every segment except the last, by file name."""
     directory = Path(replica(cluster, broker_id, name, number).directory)
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.glob("*.arrow"))[:-1]}

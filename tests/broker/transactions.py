@@ -1,4 +1,4 @@
-"""Transactions over the wire, message by message, and what readers of either isolation see of them."""
+"""Transactions over the wire, message by message, and the views of readers of both isolation levels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _R = TypeVar("_R", bound=Reply)
 
 
 def ask(cluster: ProcessCluster, broker_id: int, request: Request, kind: type[_R]) -> _R:
-    """The broker's answer. What only brokers may ask is asked as another broker."""
+    """Return the broker's response. Requests that only brokers may send are sent as another broker."""
     other = Identity(Sender.BROKER, 1 if broker_id != 1 else 2, 1)
     with cluster.connect(broker_id, identity=other if sender_of(request) is Sender.BROKER else None) as connection:
         reply, _ = connection.request(request)
@@ -55,13 +55,13 @@ def ask(cluster: ProcessCluster, broker_id: int, request: Request, kind: type[_R
 
 
 def find_coordinator(cluster: ProcessCluster, kind: str, key: str) -> int:
-    """The broker that coordinates it, once there is one."""
+    """Return the broker that coordinates the key, once there is one."""
     found = retried(cluster, lambda: running(cluster)[0], FindCoordinator(0, kind, key), FindCoordinatorReply)
     return found.broker.broker_id
 
 
 def retried(cluster: ProcessCluster, where: Callable[[], int], request: Request, kind: type[_R]) -> _R:
-    """Ask the broker that ``where()`` names until it gives an answer that is not retriable."""
+    """Ask the broker that ``where()`` returns until its response is not retriable."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         answer = _answer(cluster, where, request, kind)
@@ -80,7 +80,7 @@ def _answer(cluster: ProcessCluster, where: Callable[[], int], request: Request,
 
 
 class Client:
-    """One run of one key: begins, registers, produces, ends."""
+    """One run of one key: it begins, registers, produces, ends."""
 
     def __init__(self, cluster: ProcessCluster, key: str, run_id: str = "run", version: int = -1) -> None:
         self._cluster = cluster
@@ -94,14 +94,14 @@ class Client:
 
     @property
     def turn(self) -> int:
-        """Which transaction of the run this is; of a sink 0."""
+        """Return the transaction's number in the run; 0 for a sink."""
         return max(self._turn, 0)
 
     def coordinator(self) -> int:
         return find_coordinator(self._cluster, "transaction", self.key)
 
     def ask(self, request: Request, kind: type[_R]) -> _R:
-        """Of the coordinator as known, and where that is not the one any more of whoever is."""
+        """Ask the cached coordinator, or the present one if that has changed."""
         if self._coordinator in running(self._cluster):
             found = _answer(self._cluster, lambda: self._coordinator, request, kind)
             if not isinstance(found, BrokerError):
@@ -124,7 +124,7 @@ class Client:
         self.ask(AddToTransaction(0, self.key, self.run_id, self.producer_id, 0, *named), Ack)
 
     def batch(self, topic: str, partition: int, count: int, prefix: str) -> EncodedBatch:
-        """The producer's next batch for the partition."""
+        """Return the producer's next batch for the partition."""
         sequence = self._sequences.get((topic, partition), 0)
         self._sequences[topic, partition] = sequence + count
         return encode_batch(
@@ -152,7 +152,7 @@ class Client:
         return reply.results[0]
 
     def produce(self, topic: str, partition: int, count: int, prefix: str) -> ProduceResult:
-        """Produce until it is acknowledged, or refused for good."""
+        """Produce until the batch is acknowledged, or permanently refused."""
         batch = self.batch(topic, partition, count, prefix)
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -166,7 +166,7 @@ class Client:
             time.sleep(0.02)
 
     def write(self, topic: str, partition: int, count: int, prefix: str) -> None:
-        """Register, then produce."""
+        """Register the partition, then produce."""
         self.add((topic, partition))
         result = self.produce(topic, partition, count, prefix)
         assert result.code == ErrorCode.NONE, result
@@ -180,7 +180,7 @@ class Client:
 
 
 class Seen:
-    """What one reader got: values by offset, markers, and the last answer."""
+    """The result of one read: values by offset, markers, and the last response."""
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
@@ -190,7 +190,8 @@ class Seen:
 
 def read(cluster: ProcessCluster, topic: str, partition: int = 0, *, isolation: int, broker_id: int | None = None,
          ) -> Seen:  # fmt: skip
-    """All that a reader from the beginning sees, aborted batches left out by header as clients do."""
+    """Return all records that a reader from the beginning sees, without aborted batches, which clients skip by their
+    headers."""
     seen = Seen()
     at = leader(cluster, topic, partition) if broker_id is None else broker_id
     offset = 0
@@ -226,7 +227,7 @@ def _take(seen: Seen, fetched: FetchedPartition, body: memoryview) -> int:
 
 
 def last_stable_offset(cluster: ProcessCluster, topic: str, partition: int = 0) -> int:
-    """As the leader has it; -1 while there is none."""
+    """Return the leader's value, or -1 while there is no leader."""
     at = leader(cluster, topic, partition)
     with cluster.connect(at) as connection:
         wanted = FetchPartition(topic, partition, "", -1, 0, 1)
