@@ -37,7 +37,7 @@ LIMITS: dict[str, int] = {
     "sparklog/broker": 4,
     "sparklog/demo": 1,
     "sparklog/testing": 5,
-    "tests": 199,
+    "tests": 8,
 }
 
 #: They name the words on purpose.
