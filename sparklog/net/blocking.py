@@ -51,6 +51,9 @@ class BlockingConnection:
         self._end = ClientEnd(max_frame_bytes)
         self._received: deque[ReceivedReply] = deque()
         self.closed = False
+        #: True if the connection was closed because the broker did not send its reply in time.
+        self.timed_out = False
+        self._timeout_s = timeout_s
         try:
             self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
         except (OSError, UnicodeError) as error:  # UnicodeError means that no host can have this name.
@@ -105,12 +108,26 @@ class BlockingConnection:
             self._received.clear()
             self.closed = False
 
-    def request(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[Reply, memoryview]:
+    def request(
+        self, message: Request, body: Sequence[Buffer] = (), *, at_most_s: float | None = None
+    ) -> tuple[Reply, memoryview]:
         """Send one request and wait for its reply; no other may be in flight.
+
+        ``at_most_s`` limits each wait for bytes of this reply, in addition to the connection's own limit.
 
         Raises:
           BrokerError: the broker's error, or NETWORK_EXCEPTION.
         """
+        if at_most_s is None or at_most_s >= self._timeout_s or self.closed:
+            return self._request(message, body)
+        self._socket.settimeout(at_most_s)
+        try:
+            return self._request(message, body)
+        finally:
+            if not self.closed:
+                self._socket.settimeout(self._timeout_s)
+
+    def _request(self, message: Request, body: Sequence[Buffer]) -> tuple[Reply, memoryview]:
         cid = self.send(message, body)
         while True:
             received = self._next()
@@ -174,5 +191,6 @@ class BlockingConnection:
 
     def _fail(self, error: Exception) -> BrokerError:
         self.close()
-        reason = "no response in time" if isinstance(error, TimeoutError) else str(error)
+        self.timed_out = isinstance(error, TimeoutError)
+        reason = "no response in time" if self.timed_out else str(error)
         return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {reason}")

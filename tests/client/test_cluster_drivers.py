@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,11 +12,20 @@ import pytest
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.bootstrap import Address
 from sparklog.client.cluster.loop_cluster import LoopCluster
-from sparklog.client.cluster.routing_core import Ask, Connect, Disconnect, ListOpen, Prepare, RoutingCore, Steps
+from sparklog.client.cluster.routing_core import (
+    Ask,
+    Connect,
+    Disconnect,
+    ListOpen,
+    NoResponse,
+    Prepare,
+    RoutingCore,
+    Steps,
+)
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import Ack, FindCoordinator, Metadata, MetadataReply
 from tests.client.fake_cluster import FakeCluster
-from tests.client.producing import hang_up
+from tests.client.producing import hang_up, say_nothing
 
 
 class Driver:
@@ -37,6 +47,7 @@ def driver(request: pytest.FixtureRequest, fake: FakeCluster) -> Iterator[Driver
     yield Driver(link.core, lambda steps: loop.run_until_complete(link.run(steps)))
     link.close()
     loop.run_until_complete(link.closed())
+    loop.run_until_complete(asyncio.sleep(0))  # sockets are closed in the next turn
     loop.close()
 
 
@@ -90,3 +101,20 @@ def test_a_failed_attempt_is_followed_by_the_next_broker(driver: Driver, fake: F
     with pytest.raises(BrokerError, match="responded to Metadata with MetadataReply"):
         driver.run(driver.core.ask_any(Metadata(0, ()), Ack))
     driver.run(driver.core.refresh(()))
+
+
+def test_a_silent_broker_is_replaced(driver: Driver, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparklog.client.cluster.routing_core.PATIENCE_S", 0.2)
+
+    def steps() -> Steps[None]:
+        yield Connect(address(fake, 0))
+        with pytest.raises(NoResponse, match=r"no response within 0\.2 s"):
+            yield from driver.core.ask_any(Metadata(0, ()), MetadataReply)
+        replies = []
+        for _ in range(2):
+            with contextlib.suppress(NoResponse):
+                replies.append((yield from driver.core.ask_any(Metadata(0, ()), MetadataReply)))
+        assert replies
+
+    fake.fault(0, say_nothing)
+    driver.run(steps())

@@ -212,6 +212,36 @@ def test_brokers_that_know_no_broker_are_not_enough() -> None:
     assert script.effects == [ListOpen(), Connect(Address("a", 1))]
 
 
+def test_the_only_connected_broker_is_left_if_it_is_silent() -> None:
+    core = new_core()
+    script = Script(core)
+    script.error(core.ask_any(InitProducerId(0), Ack))
+    script.replies = {1: Ack(0)}
+    script.run(core.ask_any(InitProducerId(0), Ack))
+    assert script.effects == [ListOpen(), Connect(Address("b", 2)), Ask(1, InitProducerId(0), 2.0)]
+
+
+def test_the_address_of_a_silent_broker_is_tried_last() -> None:
+    core = new_core("host1:9092", brokers=3)
+    script = Script(core, connected=[1])
+    script.error(core.ask_any(InitProducerId(0), Ack))
+    script.connected = {}
+    script.down = {0, 1, 2}
+    script.error(core.any_broker())
+    assert [effect.address.host for effect in script.effects if isinstance(effect, Connect)] == [
+        "host2",
+        "host0",
+        "host1",
+    ]
+
+
+def test_a_long_request_has_the_request_timeout() -> None:
+    core = new_core(brokers=1)
+    script = Script(core, connected=[0])
+    script.error(core.ask_any(InitProducerId(0), Ack, is_long=True))
+    assert script.effects == [ListOpen(), Ask(0, InitProducerId(0), 10.0)]
+
+
 def test_repeated_failures_connect_to_another_broker() -> None:
     core = new_core(brokers=3)
     script = Script(core, connected=[0])

@@ -24,6 +24,7 @@ from sparklog.client.cluster.routing_core import (
     Disconnect,
     Effect,
     ListOpen,
+    NoResponse,
     Prepare,
     RoutingCore,
     Steps,
@@ -137,8 +138,14 @@ class BlockingCluster:
             case Prepare(broker_id):
                 with contextlib.suppress(BrokerError):
                     self.connection(broker_id)
-            case Ask(broker_id, request):
-                return (over or self.connection(broker_id)).request(request)[0]
+            case Ask(broker_id, request, patience_s):
+                connection = over or self.connection(broker_id)
+                try:
+                    return connection.request(request, at_most_s=patience_s)[0]
+                except BrokerError:
+                    if connection.timed_out:
+                        raise NoResponse(connection.address, min(patience_s, self.request_timeout_s)) from None
+                    raise
             case Disconnect(broker_id):
                 (over or self._connections[broker_id]).close()
             case _:
@@ -146,8 +153,8 @@ class BlockingCluster:
         return None
 
     def ask_any(self, request: Request, expected: type[R]) -> R:
-        """Ask any reachable broker, once."""
-        return self.run(self.core.ask_any(request, expected))
+        """Ask any reachable broker, once. It may use the whole request timeout."""
+        return self.run(self.core.ask_any(request, expected, is_long=True))
 
     def ask_broker(self, broker_id: int, request: Request, expected: type[R]) -> R:
         """Ask one broker, once."""

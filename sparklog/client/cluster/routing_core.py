@@ -39,7 +39,7 @@ METADATA_BACKOFF = Backoff(max_ms=200.0)
 
 
 class NoResponse(BrokerError):
-    """A request without a response in time, on a connection that is still open. The code is NETWORK_EXCEPTION."""
+    """A request without a response in time. The code is NETWORK_EXCEPTION."""
 
     def __init__(self, address: str, waited_s: float) -> None:
         super().__init__(ErrorCode.NETWORK_EXCEPTION, f"{address}: no response within {waited_s:g} s")
@@ -69,10 +69,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send a request to a broker. Event: the reply, or BrokerError; NoResponse after ``patience_s``.
-
-    A driver whose connections limit each wait themselves may ignore ``patience_s``.
-    """
+    """Send a request to a broker. Event: the reply, or BrokerError; NoResponse after ``patience_s``."""
 
     broker_id: int
     request: Request
@@ -164,17 +161,20 @@ class RoutingCore:
         self._turn += self._turn_is_due
         self._turn_is_due = False
         silent_s: Mapping[int, float] = yield ListOpen()
-        if self._useless >= ASK_OTHERS_AFTER or (silent_s and silent_s.keys() <= self._doubted):
+        is_any_trusted = not silent_s.keys() <= self._doubted
+        if self._useless >= ASK_OTHERS_AFTER or (silent_s and not is_any_trusted):
             others = sorted(self.metadata.brokers.keys() - silent_s.keys())
             if others:
                 yield Prepare(others[self._turn % len(others)])
                 silent_s = yield ListOpen()
         # If the brokers asked so far knew no broker, others may know some.
-        if silent_s and (self.metadata.brokers or not self.metadata.version):
+        if silent_s and (self.metadata.brokers or (is_any_trusted and not self.metadata.version)):
             return self._choose(silent_s)
-        known = [Address(broker.host, broker.port) for broker in self.metadata.brokers.values()]
+        brokers = self._rotated(self.metadata.brokers.values())
+        brokers.sort(key=lambda broker: broker.broker_id in self._doubted)
+        known = [Address(broker.host, broker.port) for broker in brokers]
         failures = []
-        for address in dict.fromkeys([*self._rotated(known), *self._rotated(self.bootstrap)]):
+        for address in dict.fromkeys([*known, *self._rotated(self.bootstrap)]):
             try:
                 connected: int = yield Connect(address)
             except BrokerError as error:  # noqa: PERF203 - the next address is tried
@@ -192,10 +192,10 @@ class RoutingCore:
         fit = [broker_id for broker_id in fit if silent_s[broker_id] < SUSPICIOUS_S] or fit
         return fit[self._turn % len(fit)]
 
-    def _rotated(self, addresses: Iterable[Address]) -> list[Address]:
-        items = list(addresses)
-        first = self._turn % len(items) if items else 0
-        return items[first:] + items[:first]
+    def _rotated(self, items: Iterable[T]) -> list[T]:
+        listed = list(items)
+        first = self._turn % len(listed) if listed else 0
+        return listed[first:] + listed[:first]
 
     def reach(self, broker: BrokerEndpoint) -> Steps[None]:
         """Connect to a broker unless it is connected.
@@ -218,9 +218,17 @@ class RoutingCore:
             f"broker {broker_id} responded to {type(request).__name__} with {type(reply).__name__}",
         )
 
-    def ask_any(self, request: Request, expected: type[R], *, longest_s: float = math.inf) -> Steps[R]:
-        """Ask any broker once. ``longest_s`` limits a request for which the broker may wait. Raises BrokerError."""
+    def ask_any(
+        self, request: Request, expected: type[R], *, is_long: bool = False, longest_s: float = math.inf
+    ) -> Steps[R]:
+        """Ask any broker once. Raises BrokerError.
+
+        ``is_long``: another broker would take as long, because the controller carries out the request. ``longest_s``
+        limits a request for which the broker may wait.
+        """
         broker_id = yield from self.any_broker()
+        if is_long:
+            return (yield from self.ask(broker_id, request, expected, patience_s=self._request_timeout_s))
         return (yield from self._ask_replaceable(broker_id, request, expected, longest_s=longest_s))
 
     def _ask_replaceable(
