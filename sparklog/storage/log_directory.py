@@ -32,18 +32,16 @@ from sparklog.storage.directory_meta import DirectoryMeta, lock_for_broker, read
 from sparklog.storage.directory_trust import DirectoryTrust, begin_running, read_boot_id
 from sparklog.storage.disk import Disk, RealDisk
 from sparklog.storage.file_removal import FileRemoval
-from sparklog.storage.formats import NewerFormatError
 from sparklog.storage.log import Log
 from sparklog.storage.log_context import LogContext
+from sparklog.storage.log_loader import LogLoader
 from sparklog.storage.open_files import OpenFiles
 from sparklog.storage.partition_file import (
     PartitionFile,
     directory_name,
-    parse_directory_name,
     read_partition_file,
 )
 from sparklog.storage.producer_count import ProducerCount
-from sparklog.storage.segment import DATA_SUFFIX
 from sparklog.storage.set_aside import MARK_FILE, SET_ASIDE, SetAside, SetAsideMark
 from sparklog.storage.topic_notes import read_topic_notes, write_topic_notes
 
@@ -189,10 +187,8 @@ class LogDirectory:
 
         Logs have the default topic settings until the controller sends others (``Log.config``).
 
-        ``load`` sets a partition directory without a readable partition.json aside. If the checkpoint says that the log
-        was fsynced, ``load`` writes the file again instead: the topic id is in the checkpoint and the schemas are in
-        the segments. ``doubted`` receives each log that the checkpoint names and whose directory is missing, is set
-        aside, or holds the log of another partition or topic.
+        ``doubted`` receives each log that the checkpoint names and whose directory is missing, is set aside
+        (``LogLoader``), or holds the log of another partition or topic.
 
         Raises:
             NewerFormatError: a newer release wrote a file or batch.
@@ -208,9 +204,10 @@ class LogDirectory:
                 logger.error("%s: the checkpoint is missing or damaged: every log is in doubt", self.path)
                 trust.doubt_all()
             lost = False
-            for name in self._disk.names(self.path):
-                if parse_directory_name(name) is not None:
-                    lost |= self._load_one(name, checkpoints)
+            loader = LogLoader(self._disk, self.path, trust=trust, kept_aside=self.kept_aside, new_log=self._new_log)
+            for log, is_shorter in loader.load(checkpoints):
+                self._logs[log.tp] = log
+                lost |= is_shorter
             self.missing = {tp: entry.topic_id for tp, entry in checkpoints.items() if self._is_missing(entry)}
             trust.doubt(self.missing)
             unnamed = {tp for tp, log in self._logs.items() if not _named_in(checkpoints, log)}
@@ -241,55 +238,6 @@ class LogDirectory:
     def _is_missing(self, entry: PartitionCheckpoint) -> bool:
         log = self._logs.get(TopicPartition(entry.topic, entry.partition))
         return log is None or log.topic_id != entry.topic_id
-
-    def _load_one(self, name: str, checkpoints: dict[TopicPartition, PartitionCheckpoint]) -> bool:
-        """Open one log. Return whether the log has lost some of its records."""
-        restored = False
-        expected = parse_directory_name(name)
-        try:
-            content = read_partition_file(self._disk, self.path / name)
-        except NewerFormatError:
-            raise
-        except NotADirectoryError as failure:
-            self._set_aside(name, str(failure))
-            return False
-        except (StorageError, FileNotFoundError) as failure:
-            entry = checkpoints.get(expected) if expected is not None else None
-            if expected is not None and (entry is not None or self._may_have_counted(name)):
-                self.trust.doubt({expected: entry.topic_id if entry is not None else ""})
-            if entry is None or entry.recovery_point <= 0:
-                self._set_aside(name, str(failure))
-                return False
-            logger.error("%s: %s; writing it again with topic id %s", self.path / name, failure, entry.topic_id)
-            content, restored = PartitionFile(entry.topic, entry.partition, entry.topic_id, ()), True
-        tp = TopicPartition(content.topic, content.partition)
-        if directory_name(tp) != name:
-            if expected is not None and self._may_have_counted(name):
-                self.trust.doubt({expected: ""})
-            self._set_aside(name, f"partition.json names {tp}")
-            return False
-        log = self._new_log(content)
-        checkpoint = checkpoints.get(tp)
-        if checkpoint is not None and checkpoint.topic_id != content.topic_id:
-            checkpoint = None
-        log.recover(checkpoint, clean=self.trust.clean, trusted=self.trust.trusted)
-        if restored:
-            log.restore_partition_file()
-        self._logs[tp] = log
-        claimed = max(checkpoint.high_watermark, checkpoint.recovery_point) if checkpoint is not None else 0
-        if log.findings or log.log_end_offset < claimed:
-            self.trust.doubt_all()
-            return True
-        return restored
-
-    def _may_have_counted(self, name: str) -> bool:
-        """Return whether a log that no checkpoint names may have held acknowledged records.
-
-        That is so only if the log has records and an earlier release, which did not name logs first, wrote here last.
-        """
-        if self.trust.names_complete:
-            return False
-        return any(file.endswith(DATA_SUFFIX) for file in self._disk.names(self.path / name))
 
     def _checkpoint_truncations(self) -> None:
         """Write a checkpoint after a truncation.
@@ -592,14 +540,6 @@ class LogDirectory:
                 log.close()
         self._removal.close()
         self._disk.close(self._lock)
-
-    # --- inside -------------------------------------------------------------------------------------------------
-
-    def _set_aside(self, name: str, reason: str) -> None:
-        named = parse_directory_name(name) or TopicPartition(name, -1)
-        mark = SetAsideMark(*named, "", reason, time.time_ns() // 1_000_000)
-        target = self.kept_aside.add(name, mark, now_ns=time.time_ns())
-        logger.error("%s: set aside as %s/%s: %s", self.path / name, SET_ASIDE, target, reason)
 
 
 def _named_in(checkpoints: Mapping[TopicPartition, PartitionCheckpoint], log: Log) -> bool:

@@ -106,6 +106,12 @@ class SetAside:
             self._intact.setdefault((mark.topic, mark.partition, mark.topic_id), []).append(target)
         return target
 
+    def add_unreadable(self, name: str, reason: str, *, now_ns: int) -> None:
+        """Move the entry ``name`` of the log directory here, because it cannot be opened as a log. Raises OSError."""
+        named = parse_directory_name(name) or TopicPartition(name, -1)
+        target = self.add(name, SetAsideMark(*named, "", reason, now_ns // 1_000_000), now_ns=now_ns)
+        logger.error("%s: set aside as %s/%s: %s", self._log_dir / name, SET_ASIDE, target, reason)
+
     def sync(self) -> None:
         """Make the added entries durable. Any thread may call this. Raises OSError."""
         added, self._unsynced = self._unsynced, []
