@@ -20,8 +20,8 @@ from sparklog.coordinator.log_records import Record
 TICK_MS = 500
 #: The interval of the checks for idle entries.
 EXPIRY_CHECK_MS = 60_000
-#: The number of entries that one append of a rewrite contains.
-REWRITE_AT_ONCE = 200
+#: The most entries in one append of a rewrite, and the most records.
+REWRITE_AT_ONCE, RECORDS_AT_ONCE = 200, 10_000
 
 Draft = TypeVar("Draft")
 
@@ -35,12 +35,15 @@ class Entry(Protocol[Draft]):
     key: str
     draft: Draft | None
 
-    def all_records(self) -> list[Record]:
-        """Return the durable records of the entry, for a rewrite."""
+    def record_keys(self) -> list[Any]:
+        """Return the keys of the entry's durable records, for a rewrite."""
+
+    def records_of(self, keys: Iterable[Any]) -> list[Record]:
+        """Return the durable records with these keys, without those that are removed by now."""
 
     @property
     def record_count(self) -> int:
-        """Return the number of records that ``all_records`` returns."""
+        """Return the number of durable records."""
 
 
 _Entry = TypeVar("_Entry", bound=Entry[Any])
@@ -57,8 +60,9 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
         self._effects: list[Effect] = []
         self._append = 0
         self._appends: dict[int, list[_Entry]] = {}
-        #: The keys that a rewrite has yet to write, and its appends in flight; None: no rewrite is in progress.
-        self._rewrite: dict[str, None] | None = None
+        #: The entries that a rewrite has yet to write, each with the keys of its remaining records (None: all of them),
+        #: and the appends in flight. None: no rewrite is in progress.
+        self._rewrite: dict[str, list[Any] | None] | None = None
         self._rewriting: set[int] = set()
         self._next_expiry_ms = 0
         self._next_tick_ms = 0
@@ -192,22 +196,36 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
     # --- bounded log -----------------------------------------------------------------------------------------------
 
     def _rewrite_more(self) -> None:
-        """Write entries without a draft again, at most one append's share; the others follow later."""
+        """Write entries without a draft again, at most one append's share; the others follow later.
+
+        A large entry takes several appends. Other changes of it may come between them: they are in the log as well.
+        """
         if self._rewrite is None:
             return
         ready: list[_Entry] = []
-        for key in list(self._rewrite):
+        gone: list[str] = []
+        count = 0
+        for key, keys in self._rewrite.items():
             entry = self._entries.get(key)
             if entry is None:
-                del self._rewrite[key]
-            elif entry.draft is None and len(ready) < REWRITE_AT_ONCE:
+                gone.append(key)
+            elif entry.draft is None:
                 ready.append(entry)
+                count += entry.record_count if keys is None else len(keys)
+            if len(ready) == REWRITE_AT_ONCE or count >= RECORDS_AT_ONCE:
+                break
+        for key in gone:
+            del self._rewrite[key]
         if ready:
             records: list[Record] = []
             for entry in ready:
-                del self._rewrite[entry.key]
+                keys = self._rewrite.pop(entry.key)
+                left = entry.record_keys() if keys is None else keys
+                share = max(RECORDS_AT_ONCE - len(records), 1)
+                if len(left) > share:
+                    self._rewrite[entry.key] = left[share:]
                 entry.draft = self._unchanged(entry)
-                records += entry.all_records()
+                records += entry.records_of(left[:share])
             self._rewriting.add(self._order(ready, records))
         elif not self._rewrite and not self._rewriting:
             self._rewrite = None

@@ -132,8 +132,11 @@ class _Group:
     def record_count(self) -> int:
         return len(self.state)
 
-    def all_records(self) -> list[Record]:
-        return [group_record(key, value) for key, value in self.state.items()]
+    def record_keys(self) -> list[GroupKey]:
+        return list(self.state)
+
+    def records_of(self, keys: Iterable[GroupKey]) -> list[Record]:
+        return [group_record(key, self.state[key]) for key in keys if key in self.state]
 
 
 class Groups(CoordinatorCore[_Group, _Draft]):

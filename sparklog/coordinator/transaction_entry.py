@@ -6,6 +6,7 @@ Mutable, owned by one ``Transactions``; nothing is decided here.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sparklog.coordinator.effects import Answer
@@ -85,10 +86,18 @@ class Entry:
         """Return whether the entry needs no periodic check."""
         return self.transaction.state != OPEN and not (self.ending or self.waiting or self.begins or self.draft)
 
-    def all_records(self) -> list[Record]:
+    def record_keys(self) -> list[int | None]:
+        """Return None for the transaction, and the ids of the participants."""
+        return [None, *self.participants]
+
+    def records_of(self, keys: Iterable[int | None]) -> list[Record]:
+        """Return the records with these keys, as ``record_keys`` returns them, without removed participants."""
         return [
-            transaction_record(self.key, self.transaction),
-            *(participant_record(self.key, found, value) for found, value in self.participants.items()),
+            transaction_record(self.key, self.transaction)
+            if found is None
+            else participant_record(self.key, found, self.participants[found])
+            for found in keys
+            if found is None or found in self.participants
         ]
 
     @property

@@ -18,9 +18,17 @@ import pytest
 
 from sparklog.broker.transactions.coordinator_runtime import _encoded
 from sparklog.coordinator.effects import Append, SendMarkers
-from sparklog.coordinator.events import AddRequested, Appended, BeginRequested, EndRequested, MarkersWritten
+from sparklog.coordinator.events import (
+    AddRequested,
+    Appended,
+    BeginRequested,
+    EndRequested,
+    MarkersWritten,
+    RewriteRequested,
+)
 from sparklog.coordinator.group_events import CommitRequested
 from sparklog.coordinator.group_offsets import Groups
+from sparklog.coordinator.group_records import CommittedOffset, OffsetKey, group_record
 from sparklog.coordinator.records import (
     OPEN,
     Participant,
@@ -226,6 +234,15 @@ def test_no_step_of_a_transactions_coordinator_takes_long() -> None:
         AddRequested(3, "k", "r", 1, 0, (), "g", offsets, -1, 0),
     ]
     assert min(longest_step_s(Transactions(), list(events)) for _ in range(3)) < LIMIT_S
+
+
+@pytest.mark.alone
+def test_no_step_takes_long_when_a_large_group_is_rewritten() -> None:
+    groups = Groups()
+    offsets = (GroupOffset("t", number, 5, "i" * 32) for number in range(100_000))
+    keyed = ((OffsetKey(1, "g", offset.topic, offset.partition), CommittedOffset(1, offset, 1)) for offset in offsets)
+    groups.load(group_record(*found) for found in keyed)
+    assert longest_step_s(groups, [RewriteRequested()]) < LIMIT_S
 
 
 def sink(tasks: int, *, partitions: int, of: int) -> Transactions:

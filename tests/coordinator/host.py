@@ -171,8 +171,10 @@ class Host:
         return self.tickets
 
     def rewrite(self) -> None:
-        self.rewrite_from = len(self.log)
-        self.step(RewriteRequested())
+        """Begin a rewrite, unless one is in progress."""
+        if self.core._rewrite is None:
+            self.rewrite_from = len(self.log)
+            self.step(RewriteRequested())
 
     # --- responses ---
 

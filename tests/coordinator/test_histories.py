@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from sparklog.coordinator import transaction_end
+from sparklog.coordinator import core, transaction_end
 from sparklog.coordinator.effects import Begun, Done, Ended
 from sparklog.coordinator.events import MarkersWritten
 from sparklog.coordinator.records import Place
@@ -177,6 +177,7 @@ class History:
 def test_every_producer_id_meets_one_fate(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if block % 2:
         monkeypatch.setattr(transaction_end, "PARTICIPANTS_AT_ONCE", 1 + block // 2 % 2)
+        monkeypatch.setattr(core, "RECORDS_AT_ONCE", 1 + block // 4)
     for seed in range(block * 50, block * 50 + 50):
         history = History(seed)
         history.play()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.coordinator import transaction_end, transactions
+from sparklog.coordinator import core, transaction_end, transactions
 from sparklog.coordinator.effects import Begun, Ended, Refused, SendMarkers
 from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
 from sparklog.coordinator.records import FENCED_KEPT, Place
@@ -673,3 +673,41 @@ def test_an_abort_whose_response_was_lost_is_repeated(host: Host) -> None:
         end = host.end("k", "r1", 4, commit=False)
         host.settle()
         assert host.answers[end] == Ended(True)
+
+
+def test_a_large_entry_is_rewritten_in_parts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "RECORDS_AT_ONCE", 2)
+    producers = [opened(host, version=2), *(host.producer(host.begin("k", "r1", 2)) for _ in range(4))]
+    for producer in producers:
+        host.add("k", "r1", producer, A0)
+    host.settle()
+    host.rewrite()
+    between = host.add("k", "r1", producers[0], ("b", 0))
+    sizes = []
+    while host.appends:
+        sizes.append(len(host.appends[0].records))
+        host.commit_one()
+    assert host.code(between) == "Done"
+    assert max(sizes) == 2 and sum(sizes) == 1 + 5 + 1
+    assert host.log_start == host.rewrite_from > 0
+    before = host.core._entries["k"]
+    host.crash()
+    after = host.core._entries["k"]
+    assert (after.transaction, after.participants) == (before.transaction, before.participants)
+
+
+def test_a_refused_part_of_a_rewrite_is_written_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "RECORDS_AT_ONCE", 2)
+    for producer in [opened(host, version=2), *(host.producer(host.begin("k", "r1", 2)) for _ in range(4))]:
+        host.add("k", "r1", producer, A0)
+    host.settle()
+    host.rewrite()
+    host.commit_one()
+    host.refuse_one()
+    assert not host.log_start
+    host.tick(500)
+    host.settle()
+    assert host.log_start == host.rewrite_from > 0
+    before = host.core._entries["k"]
+    host.crash()
+    assert host.core._entries["k"].participants == before.participants
