@@ -1,5 +1,5 @@
 """``sparklog topics``: create, list, describe, alter, delete. ``moves`` has the commands for replicas and leaders,
-``locate`` and ``restore`` those for archives."""
+``topic_archives`` those for archives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 
 from sparklog.cli.config import Unset, alter_topic
 from sparklog.cli.files import schema_of_file
-from sparklog.cli.locate import locate
 from sparklog.cli.moves import add_partitions, elect_leaders, reassign
 from sparklog.cli.options import (
     AsJson,
@@ -26,7 +25,7 @@ from sparklog.cli.options import (
     topic_names,
 )
 from sparklog.cli.output import done, note, on_terminal, print_json, print_line, print_table
-from sparklog.cli.restore import restore
+from sparklog.cli.topic_archives import locate, restore
 from sparklog.cli.topic_output import (
     AtMinIsr,
     PartitionFilter,

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparklog.cli.files import Format, _flat_objects, open_input
+from sparklog.cli.files import Format, open_input
 from sparklog.cli.format_values import _stored, json_values
+from sparklog.cli.json_documents import flat_objects
 from sparklog.cli.parse_values import _from_cells, from_csv, from_json, parse_json
 from sparklog.record.exact_values import ValueRefusedError
 from tests.cli.in_process import Cli
@@ -381,12 +382,12 @@ def test_json_that_does_not_fit_is_refused(value: Any, kind: pa.DataType) -> Non
 @settings(suppress_health_check=list(HealthCheck))
 def test_blocks_parsed_together_equal_line_by_line_parsing(rows: list[dict[str, Any]], more: str) -> None:
     block = ("\n".join(map(json.dumps, rows)) + more).encode()
-    at_once = _flat_objects(block)
+    at_once = flat_objects(block)
     if at_once is not None:
         lines = [parse_json(line) for line in block.decode().removesuffix("\n").split("\n")]
         assert repr(at_once) == repr(lines)
 
 
 def test_a_block_of_plain_objects_is_parsed_together() -> None:
-    assert _flat_objects(b'{"a":1,"b":"x:"}\n{"b":null,"c":1.50}\n') is not None
-    assert _flat_objects(b'{"a":1,"a":2}\n') is None
+    assert flat_objects(b'{"a":1,"b":"x:"}\n{"b":null,"c":1.50}\n') is not None
+    assert flat_objects(b'{"a":1,"a":2}\n') is None

@@ -1,4 +1,4 @@
-"""``sparklog topics restore``: recreate a deleted topic from its Delta table."""
+"""``sparklog topics locate`` and ``restore``: commands for the archives of topics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_admin, pairs, servers
-from sparklog.cli.output import note, print_json, print_line
+from sparklog.cli.output import note, print_json, print_line, print_table
 from sparklog.cli.topic_output import cluster_default
 from sparklog.errors import ConfigError
 
@@ -17,6 +17,35 @@ if TYPE_CHECKING:
     from sparklog.delta.restore import Restored
 
 _KNOWN_SINCE_US = -(2**62)
+
+
+def locate(
+    name: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    moment: Annotated[str, typer.Argument(metavar="TIME", help="ISO 8601 with a time zone.", show_default=False)],
+    *,
+    history: Annotated[
+        str, typer.Option(metavar="PATH", help="The topic's Delta table, or the directory of all archives.")
+    ],
+    bootstrap: Bootstrap = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the first record at or after a time in each partition: in the archive, in the log, or ahead, at the log end
+    offset, if no such record exists yet.
+
+    Example: sparklog topics locate flights 2024-05-01T00:00:00Z --history /data/archive
+    """
+    try:
+        from sparklog.spark.read_history import find_moment
+    except ImportError as missing:
+        raise ConfigError(f"{missing.name} is not installed here: pip install 'sparklog[delta]'") from None
+
+    found = find_moment(servers(bootstrap), name, moment, history=history)
+    rows = [(partition, *place) for partition, place in sorted(found.items())]
+    columns = ("partition", "store", "offset", "version")
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows, numeric=("partition", "offset", "version"))
 
 
 def restore(
